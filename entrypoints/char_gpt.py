@@ -5,9 +5,10 @@
     srun --ntasks 16 python char_gpt.py                              a Slurm allocation
     Estimator(entry_point="char_gpt.py", source_dir="entrypoints", distribution="torchrun", ...).fit({"training": ...})
 
-The channel ``training`` holds text files (``.txt``, ``.md``). Without one it is Python's own language reference, as the
-package ``pydoc_data`` of the standard library has it. A document is cut into pieces of at most ``block`` letters; the
-last piece of each is shorter, so that batches have unequal numbers of letters, and the losses are weighed by them.
+The channel ``training`` holds text files (``.txt``, ``.md``). Without the channel, the script trains on Python's own
+language reference, from the package ``pydoc_data`` of the standard library. A document is cut into pieces of at most
+``block`` letters. The last piece of each is shorter, so batches differ in their numbers of letters, which weigh the
+losses.
 """
 
 import logging
@@ -27,7 +28,7 @@ import smddp
 
 logger = logging.getLogger(__name__)
 
-NO_TARGET = -100  # what cross_entropy leaves out
+NO_TARGET = -100  # cross_entropy's default ignore_index
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Config:
 
 
 def main(config: Config, job: smddp.Job) -> None:
-    """Trains one rank's share."""
+    """Train one rank's share."""
     torch.manual_seed(config.seed)
     documents = read_documents(job.channels.get("training"))
     letters = sorted(set("".join(documents)))
@@ -94,7 +95,7 @@ def main(config: Config, job: smddp.Job) -> None:
 
 @torch.no_grad()
 def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
-    """Return the mean loss of a letter, over all that was held out."""
+    """Return the mean loss of a letter over all held-out documents."""
     trainer.model.eval()
     total = count = 0.0
     for inputs, targets in trainer.batches(loader):
@@ -108,7 +109,7 @@ def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) 
 
 @torch.no_grad()
 def sample(model: nn.Module, letters: list[str], count: int, device: torch.device) -> str:
-    """So many letters, each drawn from what the model gives after those before it."""
+    """Return ``count`` letters, each drawn from the model's prediction after the letters before it."""
     model.eval()
     drawn = torch.zeros(1, 1, dtype=torch.long, device=device)
     for _ in range(count):
@@ -118,7 +119,7 @@ def sample(model: nn.Module, letters: list[str], count: int, device: torch.devic
 
 
 class GPT(nn.Module):
-    """A transformer that sees what came before: letters of (N, T) in, logits of (N, T, letters) out."""
+    """A transformer with causal attention: letters of (N, T) in, logits of (N, T, letters) out."""
 
     def __init__(self, config: Config, letters: int) -> None:
         super().__init__()
@@ -131,21 +132,21 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         for name, weight in self.named_parameters():
-            if weight.dim() > 1:  # as GPT-2: what adds to the residual stream starts smaller, the deeper the model is
+            if weight.dim() > 1:  # as GPT-2: layers that add to the residual stream start smaller in a deeper model
                 into_stream = name.endswith(("project.weight", "mlp.2.weight"))
                 nn.init.normal_(weight, std=0.02 / (math.sqrt(2 * config.layers) if into_stream else 1))
 
     def forward(self, letters: Tensor) -> Tensor:
-        """Predicts the next letter at each place."""
+        """Predict the next letter at each position."""
         x = self.letters(letters) + self.places.weight[: letters.shape[1]]
         for block in self.blocks:
             again = self.checkpoint_activations and self.training
             x = checkpoint(block, x, use_reentrant=False) if again else block(x)
-        return self.norm(x) @ self.letters.weight.T  # one matrix reads and writes letters
+        return self.norm(x) @ self.letters.weight.T  # tied: one matrix embeds and predicts letters
 
 
 class Block(nn.Module):
-    """Attention, then a small network for each place; both add to what they are given."""
+    """Attention, then an MLP for each position; both add to their input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class Block(nn.Module):
 
 
 class Pieces(Dataset[Tensor]):
-    """The documents as numbers, in pieces of at most ``block`` letters and the one that follows."""
+    """The documents as numbers, in pieces of at most ``block`` letters plus the next letter as the last target."""
 
     def __init__(self, documents: list[str], letters: list[str], block: int) -> None:
         number = {letter: place for place, letter in enumerate(letters)}
@@ -186,7 +187,7 @@ class Pieces(Dataset[Tensor]):
 
 
 def pad(pieces: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of (N, T), where T is the longest; padding is no target."""
+    """Return inputs and targets of (N, T), where T is the longest piece; padding has NO_TARGET."""
     inputs = pad_sequence([piece[:-1] for piece in pieces], batch_first=True)
     targets = pad_sequence([piece[1:] for piece in pieces], batch_first=True, padding_value=NO_TARGET)
     return inputs, targets

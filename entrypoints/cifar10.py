@@ -1,4 +1,4 @@
-"""CIFAR-10 as the well-known article on distributed training has it, with its command line, and right today.
+"""Trains on CIFAR-10 as a well-known article on distributed training does, with its command line and corrections.
 
     python cifar10.py --epochs 5                                     one process
     python cifar10.py --nodes 1 --gpus 2 --epochs 5                  two, started by this file
@@ -10,10 +10,13 @@
 The channel ``training``, or else ``./data``, holds ``cifar-10-batches-py/``, the unpacked archive of CIFAR-10's Python
 version. Nothing is downloaded.
 
-What differs from the article, and why: the learning rate (1e-4 without momentum there); the order of an epoch
-(without ``set_epoch`` all had the same); the test set, of which each image is counted once (the article draws it by the
-sampler of the training set, and never tests); the batch size, which is that of all processes together; and Apex, whose
-levels O0 to O3 are names of precisions.
+Differences from the article:
+
+- The learning rate is higher (the article has 1e-4, without momentum).
+- Each epoch has its own order (without ``set_epoch`` all epochs had the same).
+- Each test image counts once (the article uses the training set's sampler for the test set, and never tests).
+- The batch size is the total of all processes.
+- Apex's levels O0 to O3 are names of precisions.
 """
 
 import argparse
@@ -44,7 +47,7 @@ class Config:
 
 
 class Net(nn.Module):
-    """The article's: images of (N, 3, 32, 32) in, logits of (N, 10) out."""
+    """The article's network: images of (N, 3, 32, 32) in, logits of (N, 10) out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +58,7 @@ class Net(nn.Module):
         self.fc3 = nn.Linear(84, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Classifies."""
+        """Classify images."""
         x = max_pool2d(relu(self.conv1(x)), 2)
         x = max_pool2d(relu(self.conv2(x)), 2)
         x = x.flatten(1)
@@ -63,7 +66,7 @@ class Net(nn.Module):
 
 
 def main(config: Config, job: smddp.Job) -> None:
-    """Trains one rank's share."""
+    """Train one rank's share."""
     torch.manual_seed(config.seed)
     train, test = datasets(job.channels.get("training", Path("data")))
     model = Net()
@@ -80,7 +83,7 @@ def main(config: Config, job: smddp.Job) -> None:
 
 @torch.no_grad()
 def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
-    """Return the share of test images that are classified right."""
+    """Return the share of test images that are classified correctly."""
     trainer.model.eval()
     right = count = 0
     for images, labels in trainer.batches(loader):
@@ -92,7 +95,7 @@ def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) 
 
 
 def datasets(directory: Path) -> tuple["torch.utils.data.Dataset[tuple[Tensor, int]]", ...]:
-    """Return the training images, cropped and flipped at random, and the test images."""
+    """Return the training images, randomly cropped and flipped, and the test images."""
     from torchvision import transforms
     from torchvision.datasets import CIFAR10
 
@@ -110,13 +113,13 @@ def datasets(directory: Path) -> tuple["torch.utils.data.Dataset[tuple[Tensor, i
 
 
 def start_ranks(arguments: list[str]) -> int | None:
-    """Start the processes that the article's options ask for; None if this process is a rank already."""
+    """Start the processes of the article's options, and return their exit code; None if this process is a rank."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-n", "--nodes", type=int, default=1)
     parser.add_argument("-g", "--gpus", type=int, default=1)
     parser.add_argument("-nr", "--nr", type=int, default=0)
     article, rest = parser.parse_known_args(arguments)
-    sys.argv[1:] = rest  # smddp.run reads what is left
+    sys.argv[1:] = rest  # smddp.run reads the remaining options
     if smddp.Cluster.detect().launcher != "single" or article.nodes * article.gpus == 1:
         return None
     from smddp.launch.local import run_local

@@ -1,4 +1,4 @@
-"""The demos of PyTorch's DDP tutorial: a toy model replicated, checkpointed, and laid over two devices.
+"""The demos of PyTorch's DDP tutorial: a toy model replicated, checkpointed, and split over two devices.
 
     python ddp_tutorial.py                                           one process
     smddp run --processes-per-node 2 ddp_tutorial.py                 two on this machine
@@ -7,9 +7,9 @@
     srun --ntasks 2 python ddp_tutorial.py --demo basic
     Estimator(entry_point="ddp_tutorial.py", source_dir="entrypoints", distribution="torchrun", ...)
 
-Nothing here is smddp's own but what surrounds the demo: ``smddp.run`` reads ``--demo`` from the command line or from a
-job's hyperparameters, and joins the ranks of whichever launcher started this file. On GPUs ``model_parallel`` takes two
-of them a rank (SMDDP_GPUS_PER_RANK=2); without GPUs both halves lie on the CPU.
+The demos are plain PyTorch, apart from the Checkpointer. ``smddp.run`` reads ``--demo`` from the command line or from a
+job's hyperparameters, and joins the ranks of any launcher. On GPUs ``model_parallel`` needs two of them for each rank
+(SMDDP_GPUS_PER_RANK=2); without GPUs both halves are on the CPU.
 """
 
 import logging
@@ -46,7 +46,7 @@ def main(config: Config, job: smddp.Job) -> None:
 
 
 class ToyModel(nn.Module):
-    """Two layers, on one device or with a half on each of two."""
+    """Two layers, on one device or one on each of two devices."""
 
     def __init__(self, first: torch.device, second: torch.device) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ToyModel(nn.Module):
 
 
 def basic(config: Config, job: smddp.Job) -> tuple[float, float]:
-    """DDP averages the gradients: every rank takes the same step, on its own part of the data."""
+    """Train with DDP, which averages the gradients: every rank takes the same step, on its own part of the data."""
     device = own_device()
     model = ToyModel(device, device)
     replica = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
@@ -73,16 +73,17 @@ def basic(config: Config, job: smddp.Job) -> tuple[float, float]:
 
 
 def checkpoint(config: Config, job: smddp.Job) -> tuple[float, float]:
-    """Save half way, lose everything, and go on from there.
+    """Save half way, clear the weights, and continue from the checkpoint.
 
-    The tutorial has rank 0 write a temporary file that all read after a barrier. With a Checkpointer the ranks share
-    the writing, every byte is checked on the way back, and all or nothing is committed, in a directory or in S3.
+    In the tutorial rank 0 writes a temporary file that all ranks read after a barrier. With a Checkpointer the ranks
+    share the writing, every byte is verified on loading, and a checkpoint is committed completely or not at all, in a
+    directory or in S3.
     """
     device = own_device()
     model = ToyModel(device, device)
     replica = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     with smddp.Checkpointer(job.part("tutorial").checkpoint_location, {"model": model}) as checkpointer:
-        found = checkpointer.load()  # of an earlier run in this directory
+        found = checkpointer.load()  # a checkpoint of an earlier run in this directory, or None
         steps = config.steps + (found.step if found else 0)
         first, _ = train(replica, device, config, job)
         learned = [weight.detach().clone() for weight in model.parameters()]
@@ -97,7 +98,7 @@ def checkpoint(config: Config, job: smddp.Job) -> tuple[float, float]:
 
 
 def model_parallel(config: Config, job: smddp.Job) -> tuple[float, float]:
-    """Train a model that is too large for one device: DDP gets no ``device_ids``; the model places the input."""
+    """Train a model on two devices: DDP gets no ``device_ids``, and the model moves its input."""
     first = own_device()
     second = first
     if first.type == "cuda":
@@ -108,7 +109,7 @@ def model_parallel(config: Config, job: smddp.Job) -> tuple[float, float]:
 
 
 def train(model: nn.Module, device: torch.device, config: Config, job: smddp.Job) -> tuple[float, float]:
-    """Take some steps on the rank's own noise, towards a fixed layer's labels; return the first and the last loss."""
+    """Train on the rank's own noise with a fixed layer's outputs as targets; return the first and the last loss."""
     torch.manual_seed(1)
     teacher = nn.Linear(10, 5).to(device)
     torch.manual_seed(100 + job.cluster.rank)
@@ -125,10 +126,10 @@ def train(model: nn.Module, device: torch.device, config: Config, job: smddp.Job
 
 
 def own_device() -> torch.device:
-    """Return the GPU that this rank was given when it joined, or the CPU."""
+    """Return the GPU that this rank got when it joined, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)  # the model's weights; DDP takes rank 0's in any case
+    torch.manual_seed(0)  # for the model's weights; DDP broadcasts rank 0's anyway
     smddp.run(main)

@@ -35,10 +35,10 @@ EXPECTED = {
 class Config:
     """The hyperparameters."""
 
-    dataset: Literal["auto", "digits", "fashion-mnist", "cifar10"] = "auto"  # auto: what the channel holds
+    dataset: Literal["auto", "digits", "fashion-mnist", "cifar10"] = "auto"  # auto: the one in the channel
     model: str = "small_cnn"  # or one of torchvision's: resnet18, resnet34, resnet50, ...
     epochs: int = 5
-    batch_size: int = 64  # over all processes: the same training on one as on many
+    batch_size: int = 64  # over all processes, so that their number does not change the training
     lr: float = 0.02
     weight_decay: float = 5e-4
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"] = "auto"
@@ -50,8 +50,8 @@ class Config:
 
 
 def main(config: Config, job: smddp.Job) -> None:
-    """Trains one rank's share."""
-    # Each rank draws its own random numbers; all start from rank 0's weights nevertheless.
+    """Train one rank's share."""
+    # Each rank draws its own random numbers, but all start from rank 0's weights.
     torch.manual_seed(config.seed + job.cluster.rank)
     train, test = datasets(config, job.channels["training"])
     model = build(config.model, train.images.shape[1])
@@ -79,7 +79,7 @@ def main(config: Config, job: smddp.Job) -> None:
     loader = trainer.loader(
         train,
         batch_size=config.batch_size,
-        fingerprint=smddp.fingerprint(train.images, train.labels),  # other data on a resume would be an error
+        fingerprint=smddp.fingerprint(train.images, train.labels),  # a resume with other data is an error
         collate_fn=as_it_is,
     )
     test_loader = trainer.evaluation_loader(test, batch_size=256, collate_fn=as_it_is)
@@ -94,7 +94,7 @@ def main(config: Config, job: smddp.Job) -> None:
 
 @torch.no_grad()
 def evaluate(trainer: smddp.Trainer, loader: DataLoader[Any]) -> float:
-    """Return the share of images that are classified right; each is counted once, whatever the number of processes."""
+    """Return the share of images that are classified correctly; each image counts once, on any number of processes."""
     trainer.model.eval()
     correct = seen = 0
     for images, labels in trainer.batches(loader):
@@ -106,7 +106,7 @@ def evaluate(trainer: smddp.Trainer, loader: DataLoader[Any]) -> float:
 
 
 def build(name: str, channels: int) -> nn.Module:
-    """Return the small CNN, or a model of torchvision by its name, for images of 1 or 3 channels and 10 classes."""
+    """Return the small CNN, or a torchvision model by name, for images of 1 or 3 channels and 10 classes."""
     if name == "small_cnn":
         return nn.Sequential(
             *(nn.Conv2d(channels, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
@@ -114,19 +114,19 @@ def build(name: str, channels: int) -> nn.Module:
             *(nn.Conv2d(64, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU()),
             *(nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(512, 10)),
         )
-    from torchvision import models  # takes seconds: only for those who want it
+    from torchvision import models  # here, because it takes seconds
 
     if name not in models.list_models(models):
         resnets = ", ".join(models.list_models(models, include="resnet*"))
         raise ValueError(f"model={name!r} is not known; use small_cnn or a model of torchvision, such as {resnets}")
     model = models.get_model(name, num_classes=10)
-    if channels == 1:  # these want colour: show them grey three times
+    if channels == 1:  # torchvision's models need 3 channels
         return nn.Sequential(nn.Conv2d(1, 3, 1, bias=False), model)
     return model
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
-    """Images in memory, given out a batch at a time: one index operation, where a sample at a time would be many."""
+    """Images in memory, fetched a batch at a time by one index operation."""
 
     def __init__(self, images: Tensor, labels: Tensor, largest: int) -> None:
         self.images = images  # uint8, N x C x H x W
@@ -141,12 +141,12 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 
 
 def as_it_is(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the collate function of a dataset whose batches are batches already."""
+    """Return the batch unchanged: the dataset fetches whole batches."""
     return batch
 
 
 def datasets(config: Config, channel: Path) -> tuple[Images, Images]:
-    """Return the training and the test images that the channel holds."""
+    """Return the training and the test images in the channel."""
     name = config.dataset
     present = [known for known, file in EXPECTED.items() if (channel / file).exists()]
     if name == "auto" and len(present) == 1:
@@ -160,12 +160,12 @@ def datasets(config: Config, channel: Path) -> tuple[Images, Images]:
 
 
 def read_digits(channel: Path, split: str) -> Images:
-    """UCI's digits, 1797 images of 8 x 8 as scikit-learn has them, from ``digits.npz``."""
+    """Read UCI's digits, 1797 images of 8 x 8 as in scikit-learn, from ``digits.npz``."""
     path = channel / "digits.npz"
     try:
         with np.load(path, allow_pickle=False) as arrays:
             images, labels = torch.from_numpy(arrays[f"{split}_images"]), torch.from_numpy(arrays[f"{split}_labels"])
-    except Exception as error:  # a damaged zip shows in many ways
+    except Exception as error:  # a damaged zip raises many kinds of errors
         raise ValueError(f"{path} has no readable {split}_images and {split}_labels: {error}") from error
     if images.dtype != torch.uint8 or images.shape[1:] != (8, 8) or labels.shape != images.shape[:1]:
         raise ValueError(
@@ -176,7 +176,7 @@ def read_digits(channel: Path, split: str) -> Images:
 
 
 def read_fashion_mnist(channel: Path, split: str) -> Images:
-    """Fashion-MNIST, 70,000 grey images of 28 x 28, from ``FashionMNIST/raw``."""
+    """Read Fashion-MNIST, 70,000 grey images of 28 x 28, from ``FashionMNIST/raw``."""
     from torchvision.datasets import FashionMNIST
 
     try:
@@ -189,7 +189,7 @@ def read_fashion_mnist(channel: Path, split: str) -> Images:
 
 
 def read_cifar10(channel: Path, split: str) -> Images:
-    """CIFAR-10, 60,000 colour images of 32 x 32, from ``cifar-10-batches-py``.
+    """Read CIFAR-10, 60,000 colour images of 32 x 32, from ``cifar-10-batches-py``.
 
     Its files are pickles, which can run code: torchvision compares their MD5 sums before it opens any.
     """

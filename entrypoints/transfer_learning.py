@@ -1,4 +1,4 @@
-"""Transfer learning: a ResNet of torchvision that was trained on something else learns Fashion-MNIST.
+"""Transfer learning: fine-tunes a pretrained ResNet of torchvision on Fashion-MNIST.
 
     python transfer_learning.py                                      one process
     smddp run --processes-per-node 2 transfer_learning.py            two on this machine
@@ -9,13 +9,13 @@
 Outside of a job SM_CHANNEL_TRAINING and SM_CHANNEL_WEIGHTS name the two directories:
 
 - ``training`` holds the four idx files of Fashion-MNIST, packed (``.gz``) or as torchvision keeps them
-  (``FashionMNIST/raw/``). Without it, it is where Debian's ``dataset-fashion-mnist`` puts them.
+  (``FashionMNIST/raw/``). The default is the directory of Debian's package ``dataset-fashion-mnist``.
 - ``weights`` holds a state_dict, such as torchvision's ``resnet18-f37072fd.pth``, a ``model.tar.gz``, or checkpoints of
-  an earlier run. Nothing in it is unpickled. Without it there is nothing to transfer, and a warning says so.
+  an earlier run. Nothing in it is unpickled. Without it the script warns, and trains from random weights.
 
-First only the new last layer learns, then the whole network, the older layers at a smaller rate. The weights' average
-is what is evaluated; that of the best epoch becomes the model. ``--compile`` compiles again where a phase begins; the
-average is evaluated as it is, and a CPU needs a C++ compiler for it.
+First only the new last layer learns, then the whole network, with a smaller learning rate for the older layers. The
+weights' moving average (EMA) is evaluated, and the average of the best epoch becomes the model. ``--compile`` compiles
+again at the beginning of each phase, and needs a C++ compiler on a CPU; the average is not compiled.
 """
 
 import logging
@@ -45,26 +45,26 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 class Config:
     """The hyperparameters."""
 
-    model: str = "resnet18"  # or another of torchvision's whose last layer is called fc
+    model: str = "resnet18"  # or another torchvision model whose last layer is called fc
     epochs: int = 5
-    frozen_epochs: int = 1  # of these, those in which the last layer alone learns
+    frozen_epochs: int = 1  # the first epochs, in which only the last layer learns
     batch_size: int = 256  # over all processes
     lr: float = 0.05  # of the last layer
-    backbone_lr: float = 0.005  # of all others, once they learn
-    ema: float = 0.99  # how much of the weights' average a step keeps
-    image_size: int = 28  # to which images are resized; ImageNet's networks have seen 224
+    backbone_lr: float = 0.005  # of all other layers, once they learn
+    ema: float = 0.99  # decay of the weights' moving average
+    image_size: int = 28  # images are resized to it; ImageNet's networks were trained at 224
     compile: bool = False  # resnet18 took 30 s for the frozen phase and 75 s for the other, on a 2-core machine
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    workers: int = 2  # processes that each loader reads images with
+    workers: int = 2  # worker processes of each loader
     seed: int = 0
 
 
 def main(config: Config, job: smddp.Job) -> None:
-    """Trains one rank's share."""
+    """Train one rank's share."""
     smddp.seed_everything(config.seed)
     model = network(config.model)
     is_pretrained = take_weights(model, job.channels.get("weights"))
-    # Convolutions are faster, above all in half precision, where the channels of a pixel lie side by side.
+    # Convolutions are faster with adjacent channels (channels_last), above all in half precision.
     model = model.to(memory_format=torch.channels_last)
 
     backbone = [weight for name, weight in model.named_parameters() if not name.startswith("fc.")]
@@ -99,13 +99,13 @@ def main(config: Config, job: smddp.Job) -> None:
         trainer.log(accuracy=evaluate(trainer, test_loader))
 
     best = network(config.model)
-    if trainer.is_main:  # alone: another host may have no checkpoints
+    if trainer.is_main:  # only rank 0: another host may have no checkpoints
         smddp.load_weights(best, find_best(job.checkpoint_location, "accuracy").path, part="ema")
     trainer.save_model(best)
 
 
 def network(name: str) -> nn.Module:
-    """Return the model of torchvision by its name, at random, for ten classes."""
+    """Return a torchvision model by name, with random weights and ten classes."""
     model = models.get_model(name, num_classes=10) if name in models.list_models(models) else None
     if not isinstance(getattr(model, "fc", None), nn.Linear):
         some = ", ".join(models.list_models(models, include="resnet*"))
@@ -116,7 +116,7 @@ def network(name: str) -> nn.Module:
 def take_weights(model: nn.Module, channel: Path | None) -> bool:
     """Load the weights in the channel into the model; return whether there are any.
 
-    A last layer for other classes stays random. That another layer does not fit is an error.
+    A last layer for other classes stays random. Any other layer that does not fit is an error.
     """
     if channel is None:
         logger.warning("there is no channel 'weights': nothing is transferred, and all layers learn from the start")
@@ -125,21 +125,21 @@ def take_weights(model: nn.Module, channel: Path | None) -> bool:
     source = files[0] if len(files) == 1 else channel
     report = smddp.load_weights(model, source, strict=False)
     unfit = {*report.missing, *report.unexpected, *report.misshapen} - {"fc.weight", "fc.bias"}
-    # BatchNorm counts batches for nothing here, and files from before 2018 have no such count.
+    # BatchNorm's count of batches is not used here, and files from before 2018 do not have it.
     if other := sorted(name for name in unfit if not name.endswith("num_batches_tracked")):
         raise ValueError(f"{source} holds the weights of another model: {len(other)} do not fit, such as {other[0]}")
     return True
 
 
 def freeze(model: nn.Module, is_frozen: bool) -> None:
-    """Let the last layer alone learn, or all; in training mode."""
-    model.requires_grad_(not is_frozen).train(not is_frozen)  # BatchNorm's statistics are frozen by eval mode alone
+    """Let only the last layer learn, or all layers, in training mode."""
+    model.requires_grad_(not is_frozen).train(not is_frozen)  # only eval mode freezes BatchNorm's statistics
     model.fc.requires_grad_(True)
 
 
 @torch.no_grad()
 def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) -> float:
-    """Return the share of test images that the weights' average classifies right."""
+    """Return the share of test images that the weights' average classifies correctly."""
     assert trainer.ema is not None
     right = count = 0
     for images, labels in trainer.batches(loader):
@@ -151,7 +151,7 @@ def evaluate(trainer: smddp.Trainer, loader: DataLoader[tuple[Tensor, Tensor]]) 
 
 
 def datasets(channel: Path | None, size: int) -> tuple[Dataset[tuple[Tensor, int]], ...]:
-    """Return the training images, flipped at random, and the test images: (3, size, size), normalised as ImageNet's."""
+    """Return the training images, randomly flipped, and the test images: (3, size, size), normalised as ImageNet's."""
     if channel is None:
         logger.info("there is no channel 'training': Fashion-MNIST is read from %s", DEBIAN)
         channel = DEBIAN

@@ -1,7 +1,7 @@
-"""Requests to AWS about a job: made again for as long as AWS only says that it can't answer now.
+"""Retry requests to AWS about a job for as long as AWS only says that it can't answer now.
 
-Many programs share the account's limits of requests a second. A waiting that ended with a ThrottlingException would say
-nothing of the job, and a job that could not be sent for it would be sent by hand a minute later.
+Many programs share the account's limit of requests a second. One ThrottlingException says nothing about the job, so it
+must neither end a wait nor keep a job from being sent.
 """
 
 from __future__ import annotations
@@ -32,23 +32,17 @@ _TOO_MANY, _SERVER_ERROR = 429, 500
 _IN_USE = "ResourceInUse"
 _NO_SUCH_JOB = frozenset({"ValidationException", "ResourceNotFound", "ResourceNotFoundException"})
 _CLOCK_ERROR = timedelta(minutes=5)
-"""How wrong this machine's clock may be: with more, AWS refuses every signature."""
+"""Largest error of this machine's clock: beyond it, AWS refuses every signature."""
 _COMPARED = ("HyperParameters", "RoleArn", "AlgorithmSpecification", "OutputDataConfig")
-"""The members by which a job is known to be the one of a request: AWS shows them as they were given, or more."""
+"""The request members that identify a job. AWS returns each as it was sent, or with more keys."""
 _THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 def ask(call: Callable[[], T], cancelled: Callable[[], bool] = lambda: False) -> T:
-    """Call until it succeeds, after the retries of boto3's own, for ten minutes, with pauses that grow.
+    """Call until it succeeds or `cancelled` returns True: at most ten minutes, with growing pauses.
 
-    Args:
-        call: The request.
-        cancelled: Whether nobody wants the answer any more, which ends a pause.
-
-    Raises:
-        smddp.storage.s3_retries.Cancelled: It was cancelled in a pause.
-        botocore.exceptions.ClientError: AWS refuses the request itself, or throttles it for too long.
-        botocore.exceptions.BotoCoreError: AWS can't be reached for too long, or a platform of this machine has ended.
+    boto3's own retries come first. Raise Cancelled in a pause, or botocore's last error: a refusal, throttling or an
+    outage of more than ten minutes, or a local platform that has ended.
     """
     from smddp.storage.s3_retries import Retries
 
@@ -56,7 +50,7 @@ def ask(call: Callable[[], T], cancelled: Callable[[], bool] = lambda: False) ->
 
 
 async def ask_async(call: Callable[[], T]) -> T:
-    """Call as `ask` does, in another thread, whose pauses end with the task: a program that ends waits for threads."""
+    """Call as `ask` does, in another thread. Its pauses end with the task, because Python's exit waits for threads."""
     import asyncio
 
     cancelled = threading.Event()
@@ -67,18 +61,11 @@ async def ask_async(call: Callable[[], T]) -> T:
 
 
 def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
-    """Create a job, once, however often the request must be made.
+    """Create a job exactly once, however often the request is repeated; raise botocore's error if it is refused.
 
-    AWS gives a name to one job only. So a name that is in use after an attempt without an answer, ours or one of
-    boto3's own, is no refusal if the job under it is the request's: that attempt made it.
-
-    Args:
-        sagemaker: boto3's client, or one like it.
-        request: The CreateTrainingJob.
-
-    Raises:
-        botocore.exceptions.ClientError: AWS refuses the request itself, or throttles it for too long.
-        botocore.exceptions.BotoCoreError: AWS can't be reached, or does not answer for too long.
+    1. AWS gives a name to one job only, so a repeated request can't create a second job.
+    2. An attempt without an answer, ours or one of boto3's own retries, may have created the job.
+    3. ResourceInUse after such an attempt is a success if the existing job matches the request.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -101,7 +88,7 @@ def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
 
 
 def _may_have_been_done(error: Exception) -> bool:
-    """Return whether a request that failed, or one of boto3's before it, may have had its effect all the same."""
+    """Return whether a failed request, or a retry of boto3's before it, may have taken effect."""
     from botocore.exceptions import ClientError
 
     if not isinstance(error, ClientError):
@@ -111,7 +98,7 @@ def _may_have_been_done(error: Exception) -> bool:
 
 
 def _is_made(sagemaker: Any, request: Mapping[str, Any], began: datetime) -> bool:
-    """Return whether the job that has the request's name is the request's."""
+    """Return whether the job with the request's name was created by this request."""
     job = ask(lambda: sagemaker.describe_training_job(TrainingJobName=request["TrainingJobName"]))
     same = all(_is_part(request[name], job.get(name)) for name in _COMPARED if request.get(name))
     return same and job["CreationTime"] >= began - _CLOCK_ERROR
@@ -124,7 +111,7 @@ def _is_part(given: Any, shown: Any) -> bool:
 
 
 def is_about_asking(error: Exception) -> bool:
-    """Return whether an error says nothing of the job: it is of credentials, rights, limits or the network."""
+    """Return whether an error concerns credentials, rights, limits or the network, and says nothing about the job."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     from smddp.storage.s3_errors import code_of
@@ -135,7 +122,7 @@ def is_about_asking(error: Exception) -> bool:
 
 
 def _has_no_server(error: Exception) -> bool:
-    """Return whether nothing listens on this machine: the platform has ended."""
+    """Return whether the endpoint is on this machine and nothing listens there: the local platform has ended."""
     from botocore.exceptions import EndpointConnectionError
 
     if not isinstance(error, EndpointConnectionError):
@@ -144,7 +131,7 @@ def _has_no_server(error: Exception) -> bool:
 
 
 def _explain_sending(error: Exception) -> Refusal:
-    """As `_explain`; but an endpoint that can't be reached is most often a mistake in it."""
+    """Explain as `_explain` does, but do not retry an unreachable endpoint: its address is most likely wrong."""
     from botocore.exceptions import EndpointConnectionError
 
     refusal = _explain(error)

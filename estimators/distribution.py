@@ -1,7 +1,7 @@
-"""The kinds of distribution: what starts the ranks of a job, what the SDK calls it, and what it needs.
+"""The kinds of distribution: what starts the ranks of a job, its name in the SDK, and what it needs.
 
-Here a distribution is only described and checked for itself. Whether it fits an instance type and a version is the
-SDK's to say (``estimators.sdk``).
+A distribution is only described and checked by itself here. The SDK decides whether it fits an instance type and a
+version (``estimators.sdk``).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class DistributionKind:
     key: str
     """The key in the dict."""
     launcher: str
-    """What then runs on each host."""
+    """What starts the ranks on each host, in words."""
     options: frozenset[str] = frozenset({"enabled"})
-    """What the SDK reads in the key's own dict; it ignores anything else in silence."""
+    """The options that the SDK reads in the key's dict; it silently ignores all others."""
     libraries: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """What it reads in the dicts in there."""
+    """The options that the SDK reads in each dict nested in the key's dict."""
     beside: frozenset[str] = field(default_factory=frozenset)
-    """Keys that it may stand beside; beside any other, one of the two is dropped in silence."""
+    """Keys that may be enabled together with this one. With any other, the SDK silently drops one of the two."""
 
 
 _MPI_OPTIONS = frozenset({"enabled", "custom_mpi_options"})
 
 ALONE = "the script alone"
-"""The launcher of a job whose script is started once a host."""
+"""The launcher of a job whose script starts once on each host."""
 
 KINDS: Mapping[str, DistributionKind] = {
     kind.key: kind
@@ -59,7 +59,7 @@ KINDS: Mapping[str, DistributionKind] = {
         DistributionKind(key="pytorchxla", launcher="PyTorch/XLA"),
     )
 }
-"""By the SDK's key. What an unknown key would do is nothing: the SDK ignores it."""
+"""The kinds by the SDK's key. The SDK ignores an unknown key."""
 
 NAMES: Mapping[str, Mapping[str, Any]] = {
     "torchrun": {"torch_distributed": {"enabled": True}},
@@ -68,18 +68,14 @@ NAMES: Mapping[str, Mapping[str, Any]] = {
     "smdistributed": {"smdistributed": {"dataparallel": {"enabled": True}}},
     "parameter_server": {"parameter_server": {"enabled": True}},
 }
-"""What ``Estimator(distribution="…")`` stands for."""
+"""The SDK's dict for each name that ``Estimator(distribution="…")`` takes."""
 
 _INSTANCE_GROUPS = "instance_groups"
-"""Beside a kind in the dict: the groups of hosts that it starts ranks on."""
+"""A key next to the kind: the instance groups whose hosts get ranks."""
 
 
 def from_name(distribution: Any) -> Any:
-    """Return the SDK's dict for a name; whatever is no name, as it is, for `check`.
-
-    Raises:
-        EstimatorError: The name is unknown.
-    """
+    """Return the SDK's dict for a name, or raise EstimatorError if it is unknown; other values stay as they are."""
     if isinstance(distribution, Mapping):
         return dict(distribution)
     if not isinstance(distribution, str):
@@ -98,13 +94,13 @@ def enabled_kinds(distribution: Mapping[str, Any] | None) -> tuple[DistributionK
 
 
 def uses_data_parallel_library(distribution: Mapping[str, Any] | None) -> bool:
-    """Return whether ranks are to be started for SMDDP (``smdistributed.dataparallel``)."""
+    """Return whether the ranks start for SMDDP (``smdistributed.dataparallel``)."""
     given = _mapping(distribution)
     return _is_on(given.get("pytorchddp")) or _is_on(_mapping(given.get("smdistributed")).get("dataparallel"))
 
 
 def trained_groups(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return those of the job's instance groups whose hosts get ranks: all, if the distribution names none."""
+    """Return the job's instance groups whose hosts get ranks: all of them if the distribution names none."""
     given = _mapping(arguments.get("distribution"))
     return instance_groups(given) or instance_groups(arguments)
 
@@ -116,14 +112,14 @@ def launcher(distribution: Mapping[str, Any] | None) -> str:
 
 
 def processes_per_host(distribution: Mapping[str, Any] | None) -> int | None:
-    """Return how many ranks a host gets, if the distribution says so; by default it is one a GPU, or one."""
+    """Return the ranks on each host, or None if the distribution does not say: then one for each GPU, or one."""
     mpi = _mapping(_mapping(distribution).get("mpi"))
     count = mpi.get("processes_per_host") if _is_on(mpi) else None
     return count if isinstance(count, int) else None
 
 
 def check(distribution: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """Yield what the SDK would drop or ignore in silence."""
+    """Yield what the SDK would silently drop or ignore."""
     if distribution is not None and not isinstance(distribution, Mapping):
         found = f"is {distribution!r:.100}, of type {type(distribution).__name__}"
         yield error("distribution", found, f"Give a name ({', '.join(sorted(NAMES))}), or the SDK's dict.")

@@ -1,4 +1,4 @@
-"""What the launching side raises: a job that must not be sent as it is, and a job that did not end well."""
+"""Errors of the launching side: a job that can't be sent as described, and a job that did not complete."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 class EstimatorError(ValueError):
     """A job's description can't work. Nothing was uploaded or started.
 
-    Its message has no control sequences of a terminal, whatever names it quotes.
+    The message contains no terminal control sequences, even if a name in it did.
     """
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
         super().__init__(shown_text(message))
         self.problems = tuple(problems)
-        """Each thing that is wrong, where a plan found it."""
+        """Each problem that a plan found; empty for other errors."""
 
 
 class TrainingJobFailed(RuntimeError):  # noqa: N818 - it names what happened to the job
-    """A training job ended, and not as Completed.
+    """A training job ended as Failed or Stopped.
 
     Args:
-        message: The whole story, with where the logs are; it is kept without control sequences of a terminal.
+        message: What happened and where the logs are. Terminal control sequences are removed.
         job_name: The job's name.
         status: ``Failed`` or ``Stopped``.
         secondary_status: The finer status, such as ``MaxRuntimeExceeded``.
-        reason: The job's FailureReason, as the job wrote it: data, not for a terminal. For a stopped job, what stopped
+        reason: The job's FailureReason, unchanged, so it may contain control sequences. For a stopped job, what stopped
             it.
     """
 
@@ -44,4 +44,4 @@ class TrainingJobFailed(RuntimeError):  # noqa: N818 - it names what happened to
 
 
 class TrainingJobStopped(TrainingJobFailed):
-    """A training job was stopped, by somebody or by a limit, before its script was done."""
+    """A training job was stopped, by a person or by a limit, before its script ended."""

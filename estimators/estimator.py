@@ -1,8 +1,7 @@
 """`Estimator`: SageMaker's ``PyTorch`` with safe defaults, checked before anything is uploaded.
 
 It takes the parameters of ``sagemaker.pytorch.PyTorch`` and sends the request that ``PyTorch`` sends;
-docs/reference/estimator.md lists every difference. The SDK is loaded only when it is needed: to plan, to build, to
-send.
+docs/reference/estimator.md lists every difference. The SDK is loaded only to plan, build or send a job.
 """
 
 from __future__ import annotations
@@ -42,21 +41,23 @@ _SAFE_DEFAULTS: Mapping[str, tuple[bool, frozenset[str]]] = {
     "debugger_hook_config": (False, frozenset({"rules"})),
     "disable_profiler": (True, frozenset({"rules", "profiler_config"})),
 }
-"""What the SDK would turn on by itself, and slow the job down with, is off, unless a parameter asks for it."""
+"""Features that the SDK turns on by default and that slow a job down: off, unless one of the named parameters is set.
+"""
 
 
 _MAX_RUN = 24 * 60 * 60
 NOTHING_SENT = "SMDDP_NOTHING_SENT"
-"""The variable of the environment with which `fit` refuses to send a job."""
+"""While this environment variable is set, `fit` refuses to send a job."""
 _COUNTED_BY = frozenset({"instance_groups", "training_recipe"})
-"""The parameters that say themselves how many hosts there are."""
+"""Parameters that set the number of hosts themselves."""
 
 
 class Estimator:
-    """One training job, described.
+    """The description of one training job.
 
     Examples:
-        On AWS; or with ``sagemaker_session=platform.session`` within ``with LocalSageMaker() as platform``::
+        Train on AWS; to train locally, pass ``sagemaker_session=platform.session`` inside ``with LocalSageMaker() as
+        platform``::
 
             job = Estimator(
                 entry_point="train.py",
@@ -89,36 +90,37 @@ class Estimator:
         sagemaker_session: Session | None = None,
         **others: Any,
     ) -> None:
-        """Describe a job. Nothing is sent, and the SDK is loaded only to look up the names of `others`.
+        """Describe a job. Nothing is sent; the SDK is loaded only to look up the names in `others`.
 
         Args:
-            entry_point: The training script: in `source_dir` if that is given, else anywhere on this machine.
-            source_dir: The directory that is uploaded with the script, or ``s3://…/sourcedir.tar.gz``.
+            entry_point: The training script: a path in `source_dir`, or on this machine if `source_dir` is None.
+            source_dir: The directory to upload with the script, or ``s3://…/sourcedir.tar.gz``.
             dependencies: More files and directories to upload beside the script.
             role: The IAM role that the job runs as, ARN or name; by default the one in the SDK's configuration.
-            instance_type: What the hosts are, such as ``ml.g5.xlarge``.
-            instance_count: How many hosts there are; by default one, or what the recipe or the preferences say.
-            instance_preferences: Up to five types instead of one: the job takes the first that AWS has. Each is a type,
-                or a dict of ``instance_type`` and ``instance_count`` (in each of them, or in none), and perhaps
-                ``training_plan_arns``.
+            instance_type: The type of the hosts, such as ``ml.g5.xlarge``.
+            instance_count: Number of hosts; by default one, or the number in the recipe or the preferences.
+            instance_preferences: Up to five types instead of one: the job runs on the first that AWS has available.
+                Each is a type, or a dict with ``instance_type``, ``instance_count`` (in all of them or in none) and,
+                optionally, ``training_plan_arns``.
             distribution: What starts the ranks: "torchrun", "pytorchddp", "mpi", "smdistributed",
                 "parameter_server", the SDK's own dict, or None for the script alone.
-            hyperparameters: A dict, or the dataclass that the script takes.
+            hyperparameters: A dict, or an instance of the script's dataclass.
             framework_version: The version of PyTorch; by default the newest that the SDK has for the instance type
                 and the distribution.
             py_version: The version of Python, such as ``py312``; by default the newest for the version of PyTorch.
             image_uri: An image of your own, instead of versions.
             max_run: Seconds that the job may train; at most 28 days.
-            use_spot_instances: Use spare capacity, which is cheaper and may be taken away.
-            max_wait: Seconds that a spot job may take, waiting included; at least `max_run`.
-            checkpoint_s3_uri: The S3 prefix where /opt/ml/checkpoints is kept, during the job and for the next.
+            use_spot_instances: Use spare capacity, which is cheaper and can be interrupted.
+            max_wait: Seconds that a spot job may take, including the wait for instances; at least `max_run`.
+            checkpoint_s3_uri: The S3 prefix to which /opt/ml/checkpoints is copied during the job, and from which the
+                next job resumes.
             sagemaker_session: Where to send the job; by default to AWS, as boto3 is configured.
             **others: Every other parameter of ``sagemaker.pytorch.PyTorch``, with the same name and meaning; and
                 ``mlflow_config``, the request's MlflowConfig as a dict. Without ``metric_definitions``, a script that
-                imports smddp gets those of the lines that it prints; ``[]`` is none.
+                imports smddp gets definitions for the metrics that it prints; ``[]`` turns them off.
 
         Raises:
-            EstimatorError: A parameter is unknown, or can't be put into a request at all.
+            EstimatorError: A parameter is unknown, or no request can hold its value.
         """
         _check_names(others)
         stated: dict[str, Any] = {
@@ -145,7 +147,7 @@ class Estimator:
             known.setdefault("instance_count", 1)
         defaults = {name: value for name, (value, unless) in _SAFE_DEFAULTS.items() if not unless & known.keys()}
         self.arguments: Mapping[str, Any] = MappingProxyType({**defaults, **known})
-        """The parameters for ``PyTorch``, as far as they are decided without the SDK."""
+        """The parameters for ``PyTorch`` that are known without the SDK."""
         self._session = sagemaker_session
         self._defaults = frozenset(defaults)
 
@@ -162,30 +164,30 @@ class Estimator:
         rehearse: int | None = None,
         on_event: OnEvent | None = None,
     ) -> TrainingJob:
-        """Check the job, look whether its data and buckets are there, upload its code, start it, and wait for its end.
+        """Check the job and that its data and buckets exist, upload its code, start it, and wait for its end.
 
-        With a ``PipelineSession`` of SDK V2 nothing is started: it returns the arguments of a step, as ``PyTorch.fit``
-        does, for ``TrainingStep(step_args=…)``. The plan looks at the defaults of the pipeline's variables, and warns
-        of each.
+        With a ``PipelineSession`` of SDK V2 nothing is started: `fit` returns the arguments of a step, as
+        ``PyTorch.fit`` does, for ``TrainingStep(step_args=…)``. The plan uses the defaults of the pipeline's variables,
+        and warns of each.
 
         Args:
-            inputs: The channels: an S3 URI (the channel ``training``), a dict of them by name, or the SDK's
-                ``TrainingInput`` and ``FileSystemInput``.
+            inputs: The channels: an S3 URI (the channel ``training``), or a dict from channel name to S3 URI. The SDK's
+                ``TrainingInput`` and ``FileSystemInput`` may stand for a URI.
             wait: Whether to wait for the job's end.
-            logs: Whether to show the job's log while waiting; the SDK's "All" and "None" are taken, too.
-            job_name: The job's name; by default one with the time in it.
+            logs: Whether to show the job's log while waiting; the SDK's "All" and "None" work, too.
+            job_name: The job's name; by default one that contains the time.
             experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
             prices: What instance types cost, as for `plan`.
-            max_cost: The most that the job may cost, as for `plan`: one that may cost more is not sent.
-            rehearse: Optimizer steps to train on this machine first, by the method `rehearse`; what it raises keeps the
-                job from being sent.
-            on_event: Who is told what happens to the job, as for `TrainingJob.wait`.
+            max_cost: Dollars, as for `plan`: a job that may cost more is not sent.
+            rehearse: Optimizer steps to train on this machine first, by the method `rehearse`. If that raises, the job
+                is not sent.
+            on_event: A function or shell command that receives the job's events, as for `TrainingJob.wait`.
 
         Raises:
-            EstimatorError: The job can't work as it is described, or may cost too much. Nothing was uploaded.
-            UnguardedScriptError: multiprocessing has started this process, and it still imports the submit script.
+            EstimatorError: The job can't work as described, or may cost too much. Nothing was uploaded.
+            UnguardedScriptError: This is a child process of multiprocessing that is still importing the submit script.
             TrainingJobFailed: The job failed; its reason says why.
-            TrainingJobStopped: The job was stopped, by somebody or by a limit.
+            TrainingJobStopped: The job was stopped, by a person or by a limit.
         """
         refuse_in_import("Estimator.fit")
         if NOTHING_SENT in os.environ:
@@ -245,7 +247,7 @@ class Estimator:
         return job
 
     def _looked_at_places(self, inputs: Any) -> list[Problem]:
-        """Return what is wrong with what the job reads, and the buckets that it writes to, as they are on S3."""
+        """Return the problems of the job's inputs and output buckets on S3."""
         from estimators.checks import s3_places
         from estimators.sdk import sessions
 
@@ -258,16 +260,12 @@ class Estimator:
         return self._session is not None and adapter().is_pipeline(self._session)
 
     def _step(self, inputs: Any, *, job_name: str | None, experiment_config: Mapping[str, str] | None) -> TrainingJob:
-        """Return what the SDK makes of the job in a pipeline's session, which is no job yet."""
+        """Return the arguments of a pipeline step from the SDK. No job exists yet."""
         arguments: TrainingJob = self._trainer().fit(inputs, job_name=job_name, experiment_config=experiment_config)
         return arguments
 
     def _check_listener(self, on_event: OnEvent, *, waits: bool) -> None:
-        """See that it will be told something.
-
-        Raises:
-            EstimatorError: It can't be told anything.
-        """
+        """Raise EstimatorError if `on_event` is invalid or would receive no events."""
         from estimators.job_handle.listener import check_listener
 
         check_listener(on_event)
@@ -280,7 +278,7 @@ class Estimator:
             raise EstimatorError("on_event is told while the job is waited for. Give it to job.wait(), or wait=True.")
 
     def _fit_here(self, inputs: Any, *, logs: bool, job_name: str | None) -> TrainingJob:
-        """Run a job of ``instance_type="local"``; in the SDK's own Local Mode, if the session is one of that."""
+        """Run a job of ``instance_type="local"``: in the SDK's Local Mode if the session is local, else in ours."""
         from estimators.local_mode.fit import fit
         from estimators.local_mode.job import LocalModeJob
         from estimators.sdk import sessions, training_images
@@ -305,22 +303,22 @@ class Estimator:
         prices: Prices | None = None,
         max_cost: float | None = None,
     ) -> Plan:
-        """Return what the job would run on, use and cost, and what is wrong with it. Nothing is sent or uploaded.
+        """Return the job's hosts, resources, cost and problems. Nothing is sent or uploaded.
 
         Args:
             inputs: The channels, as for `fit`.
             job_name: The job's name, as for `fit`.
             experiment_config: The experiment that the job belongs to, as for `fit`.
-            prices: Dollars an hour of a host by instance type, or ``{"on_demand": …, "spot": …}``; the path of a
-                .json or .csv file of them; or ``"aws"``, which asks AWS's Price List API.
-            max_cost: Dollars: a job whose hosts may cost more by the end of `max_run`, or whose cost is not known,
-                has an error.
+            prices: Dollars per hour and host by instance type, or ``{"on_demand": …, "spot": …}``; the path of a .json
+                or .csv file with these prices; or ``"aws"``, which asks AWS's Price List API.
+            max_cost: Dollars. The plan has an error if the hosts may cost more by the end of `max_run`, or if the cost
+                is unknown.
 
         Raises:
-            EstimatorError: The prices can't be read, or AWS can't be asked for them.
+            EstimatorError: The prices can't be read, or the Price List API fails.
 
         Examples:
-            What the job costs, and that it may not cost more than 50 dollars::
+            Show the cost, and refuse a job of more than 50 dollars::
 
                 plan = estimator.plan({"training": "s3://bucket/data"}, prices={"ml.g5.xlarge": 1.41}, max_cost=50)
                 print(plan)
@@ -336,27 +334,27 @@ class Estimator:
         return make_plan(self._configured(self.arguments), call, session=self._session)
 
     def _configured(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters without those defaults of ours of which the user's SDK configuration says something."""
+        """Return the parameters without our defaults for switches that the user's SDK configuration sets."""
         from estimators.sdk import sessions
 
         decided = sessions.configured_switches(self._session) & self._defaults
         return {name: value for name, value in arguments.items() if name not in decided}
 
     def rehearse(self, inputs: Any = None, *, steps: int = 20, seconds: int = 600, logs: bool = True) -> Rehearsal:
-        """Train some steps of the job on this machine, with its hosts and ranks, and go on from the checkpoint.
+        """Train some steps of the job on this machine, with its hosts and ranks, and resume from the checkpoint.
 
-        The script runs to its end in the embedded platform (``LocalSageMaker``), in this Python's environment: data are
-        read, a checkpoint is written, a model saved. With ``checkpoint_s3_uri`` a second attempt resumes. Nothing is
-        sent to AWS; of channels on S3 a sample of some 64 MiB is fetched.
+        The script runs to its end in the embedded platform (``LocalSageMaker``), in this Python's environment: it reads
+        data, writes a checkpoint and saves a model. With ``checkpoint_s3_uri`` a second attempt resumes. Nothing is
+        sent to AWS; of each channel on S3 a sample of about 64 MiB is fetched.
 
         Args:
             inputs: The channels, as for `fit`, or directories and files of this machine.
-            steps: Optimizer steps of an attempt, after which the loops of ``smddp.Trainer`` end.
-            seconds: After which an attempt is given up.
+            steps: Optimizer steps of each attempt, after which the loops of ``smddp.Trainer`` end.
+            seconds: Time limit of each attempt.
             logs: Whether to show the log.
 
         Raises:
-            EstimatorError: The job can't be rehearsed, an attempt took too long, or the second did not resume.
+            EstimatorError: The job can't be rehearsed, an attempt took too long, or the second attempt did not resume.
             TrainingJobFailed: The job can't train; its reason says why.
         """
         from estimators.rehearsal import rehearse
@@ -375,14 +373,14 @@ class Estimator:
         )
 
     def to_sagemaker(self) -> Any:
-        """Return the SDK's own object of `fit`: for pipelines, tuners, or a ``fit`` without our checks.
+        """Return the SDK's own object for this job: for pipelines, tuners, or a ``fit`` without our checks.
 
-        With SDK V2 it is the ``sagemaker.pytorch.PyTorch``. If the code imports smddp, or for Local Mode, its bundle
-        lies in a temporary directory for as long as the object lives. With SDK V3 it is a
-        ``sagemaker.train.ModelTrainer``, whose ``train`` sends the same request, and whose code is uploaded at once.
+        With SDK V2 it is a ``sagemaker.pytorch.PyTorch``. If the code imports smddp, or for Local Mode, the code's
+        bundle lies in a temporary directory that exists as long as the object. With SDK V3 it is a
+        ``sagemaker.train.ModelTrainer``, whose ``train`` sends the same request; its code is uploaded immediately.
 
         Raises:
-            EstimatorError: The SDK refuses the parameters, or Local Mode or ModelTrainer can't do what they ask for.
+            EstimatorError: The SDK refuses the parameters, or Local Mode or ModelTrainer does not support one of them.
         """
         from estimators.sdk.adapter import adapter
 
@@ -399,7 +397,7 @@ class Estimator:
         from estimators.sdk.adapter import adapter
 
         local_mode = parameters.is_local_mode(self.arguments)
-        # The SDK's Local Mode shows the hosts the code itself, which they may write to, and forgets the dependencies.
+        # The SDK's Local Mode mounts the code itself, writable, and forgets the dependencies: so it gets a copy.
         into = Path(tempfile.gettempdir(), f"smddp-source-{secrets.token_hex(8)}") if local_mode else None
         carried = carry(self.arguments)
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into, more=carried.files)
@@ -420,7 +418,7 @@ class Estimator:
         return trainer
 
     def _completed(self, arguments: Mapping[str, Any], session: Session) -> Mapping[str, Any]:
-        """Return parameters with the defaults that the code and the SDK decide."""
+        """Return the parameters with the defaults that depend on the code and the SDK."""
         from estimators.sdk import pipeline_variables, training_images
 
         if "metric_definitions" not in arguments and not parameters.is_local_mode(arguments):
@@ -434,7 +432,7 @@ class Estimator:
         return arguments
 
     def _metric_definitions(self) -> dict[str, Any]:
-        """Return the definitions for smddp's metric lines, if the script uses smddp."""
+        """Return the definitions of smddp's metric lines, or an empty dict if the script does not import smddp."""
         source = source_code.SourceCode.of(self.arguments)
         if not source.is_local or not source_code.imports_package(source):
             return {}
@@ -453,7 +451,7 @@ def _check_names(names: Mapping[str, Any]) -> None:
 
 
 def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
-    """Return the values that the SDK turns into JSON: those of a dict as they are, as with ``PyTorch``."""
+    """Return the values that the SDK encodes as JSON; a dict's values stay as they are, as with ``PyTorch``."""
     if hyperparameters is None:
         return None
     if isinstance(hyperparameters, Mapping):

@@ -1,4 +1,4 @@
-"""Which of AWS's images a job gets: the versions of PyTorch and Python, chosen by what else the job asks for."""
+"""Which of AWS's images a job gets: the versions of PyTorch and Python, chosen from the job's other parameters."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from estimators.instances import deciding_type, for_pytorch, instance_groups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """All that decides an image, and whether a distribution is supported on it."""
+    """Everything that decides the image, and whether the image supports the distribution."""
 
     region: str
     """The AWS region, which decides the registry."""
     instance_type: str | None
-    """The hosts, if they are all the same."""
+    """The type of all hosts, or None if the job has instance groups."""
     instance_groups: list[Any] | None
-    """``sagemaker.instance_group.InstanceGroup`` objects, if they are not."""
+    """``sagemaker.instance_group.InstanceGroup`` objects, or None if all hosts have one type."""
     distribution: Mapping[str, Any] | None
     """The SDK's dict."""
     entry_point: str | None
     """The script; some distributions take only Python."""
     version: str | None
-    """Of PyTorch; None leaves the choice open."""
+    """PyTorch's version, or None to choose one."""
     py_version: str | None
-    """Of Python, as ``py312``; None leaves the choice open."""
+    """Python's version, such as ``py312``, or None to choose one."""
     image_uri: str | None
-    """An image of the user's own, for which no version is checked."""
+    """The user's own image, whose version is not checked."""
     compiler_config: Any
-    """The SDK's ``TrainingCompilerConfig``, which has images of its own."""
+    """The SDK's ``TrainingCompilerConfig``, which selects separate images."""
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], region: str) -> Framework:
-        """Return what parameters of ``PyTorch`` say about it."""
+        """Take the framework from parameters of ``PyTorch``."""
         distribution = arguments.get("distribution")
         return cls(
             region=region,
@@ -50,13 +50,13 @@ class Framework:
 
     @property
     def image_instance_type(self) -> str | None:
-        """The type that decides the image: of the job, or of its first group with GPUs, or of its first."""
+        """The type that decides the image: the job's type, or the first group's with GPUs, or the first group's."""
         if not self.instance_groups:
             return self.instance_type
         return deciding_type([str(group.instance_type) for group in self.instance_groups])
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Its versions, as parameters of ``PyTorch``."""
+        """The versions, as parameters of ``PyTorch``."""
         given = {"framework_version": self.version, "py_version": self.py_version}
         return {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What the hosts of a job may be: of one type, in groups, or of whichever of several types AWS has first."""
+"""The hosts of a job: of one type, in groups, or of the first available of several preferred types."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import Any, NamedTuple
 from estimators.service_model import service_model
 
 WITH_GPUS = ("ml.g", "ml.p")
-"""How the names of instance types begin that the SDK takes for those with GPUs."""
+"""Prefixes of the instance types that the SDK treats as having GPUs."""
 
 BEYOND_PYTORCH = frozenset({"instance_preferences", "mlflow_config"})
-"""Parameters of the Estimator that ``sagemaker.pytorch.PyTorch`` lacks: members of the request of the same name."""
+"""Parameters of the Estimator that ``sagemaker.pytorch.PyTorch`` lacks; each sets the request member of the same name.
+"""
 
 
 class Preference(NamedTuple):
-    """An instance type that the job takes if AWS has none of those before it."""
+    """An instance type that the job runs on if none of the types before it is available."""
 
     instance_type: str
     instance_count: int | None
-    """None if all preferences have the job's own."""
+    """None if all preferences use the job's instance_count."""
     members: Mapping[str, Any]
-    """The preference as the request has it."""
+    """The preference as a member of the request."""
 
 
 def instance_groups(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the job's instance groups; none of what is no ``sagemaker.instance_group.InstanceGroup``."""
+    """Return the job's instance groups, without objects that are no ``sagemaker.instance_group.InstanceGroup``."""
     given = arguments.get("instance_groups")
     known = ("instance_group_name", "instance_type", "instance_count")
     groups = given if isinstance(given, (list, tuple)) else ()
@@ -33,7 +34,7 @@ def instance_groups(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def instance_preferences(arguments: Mapping[str, Any]) -> tuple[Preference, ...]:
-    """Return the instance types that the job prefers, the first one most; none of what is no preference."""
+    """Return the job's preferred instance types, most preferred first, without invalid entries."""
     given = arguments.get("instance_preferences")
     found = []
     for each in given if isinstance(given, (list, tuple)) else ():
@@ -44,12 +45,12 @@ def instance_preferences(arguments: Mapping[str, Any]) -> tuple[Preference, ...]
 
 
 def deciding_type(instance_types: list[str]) -> str:
-    """Return the type that decides the image of hosts of several types: the first with GPUs, or the first."""
+    """Return the type that decides the image for hosts of several types: the first with GPUs, or else the first."""
     return next((name for name in instance_types if name.startswith(WITH_GPUS)), instance_types[0])
 
 
 def for_pytorch(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters that ``PyTorch`` takes: hosts of one of the types that the job prefers, `complete` adds all."""
+    """Return the parameters that ``PyTorch`` takes, with one preferred type for all; `complete` adds the rest."""
     known = {name: value for name, value in arguments.items() if name not in BEYOND_PYTORCH}
     if preferences := instance_preferences(arguments):
         known["instance_type"] = deciding_type([each.instance_type for each in preferences])
@@ -58,18 +59,16 @@ def for_pytorch(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(request: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a CreateTrainingJob with what ``PyTorch`` has no parameters for.
+    """Return the CreateTrainingJob with the members that ``PyTorch`` has no parameters for.
 
-    Args:
-        request: That of ``PyTorch(**for_pytorch(arguments))``.
-        arguments: The parameters of the Estimator.
+    `request` is the one that ``PyTorch(**for_pytorch(arguments))`` makes.
     """
     completed = dict(request)
     if preferences := instance_preferences(arguments):
         left = {"InstanceType"} | ({"InstanceCount"} if arguments.get("instance_count") is None else set())
         resources = {name: value for name, value in request["ResourceConfig"].items() if name not in left}
         resources["InstancePreferences"] = [dict(each.members) for each in preferences]
-        # The SDK tells AWS's toolkit a type that it may not get; without, the toolkit asks the platform.
+        # This hyperparameter names a type that the job may not get. Without it, AWS's toolkit asks the platform.
         of_type = {"sagemaker_instance_type"}
         told = {name: text for name, text in request["HyperParameters"].items() if name not in of_type}
         completed |= {"ResourceConfig": resources, "HyperParameters": told}
@@ -79,11 +78,10 @@ def complete(request: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str,
 
 
 def request_form(given: Any, shape: str) -> dict[str, Any] | None:
-    """Return a structure of the request; None if it is none, or has a member that the API does not know.
+    """Return a structure named `shape` in the API's model, or None if the value is invalid or has an unknown member.
 
-    Args:
-        given: A dict with the names of SDK V3, ``instance_type``, or those of the request; or V3's own object.
-        shape: Its name in AWS's model.
+    The value is a dict with names like SDK V3's ``instance_type`` or the API's ``InstanceType``, or an object of SDK
+    V3.
     """
     if hasattr(given, "model_dump"):
         given = given.model_dump(exclude_unset=True)

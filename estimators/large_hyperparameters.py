@@ -1,7 +1,7 @@
-"""Hyperparameters that are too large for a request: they travel as a file in the bundle of the code.
+"""Hyperparameters that are too large for a request: they are sent as a file in the code's bundle.
 
-The API takes 100 of them, of 2,500 characters each. AWS's training toolkit knows nothing of the file: there only what
-reads hyperparameters by smddp has them. So a job whose script does not is refused, unless it has an image of its own.
+The API takes 100 of them, of 2,500 characters each. AWS's training toolkit does not know the file: in its images only
+smddp reads these hyperparameters. So a job whose script does not use smddp is refused, unless it has its own image.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from estimators.source_code import PACKAGE, SourceCode, calls_package
 from smddp.job.hyperparameters.bundled import BUNDLED_FILE, MOST_BYTES, POINTER, bundle_file
 
 _OF_SDK = 12
-"""So many hyperparameters the SDK may add, and we: the launcher's, the job's name and region, where the code is."""
+"""The most hyperparameters that the SDK and we add: the launcher's, the job's name and region, the code's URI."""
 _STAYS = "sagemaker_"
-"""How the names begin of those that the platform reads itself."""
+"""Prefix of the hyperparameters that the platform itself reads: they always stay in the request."""
 _READERS = frozenset(
     {
         *(f"{PACKAGE}.run", f"{PACKAGE}.Job.detect", f"{PACKAGE}.hydra.main", f"{PACKAGE}.job.hyperparameters.load"),
         *("run", "Job.detect", "hyperparameters.load"),
     }
 )
-"""How a script calls what reads hyperparameters by smddp."""
+"""The calls by which a script reads hyperparameters through smddp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """A job's parameters with what of its hyperparameters the request can hold, and the file of the others."""
+    """A job's parameters with the hyperparameters that fit into the request, and the file with the others."""
 
     arguments: Mapping[str, Any]
     """The parameters for ``PyTorch``."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """What the bundle has besides the code."""
+    """Files to add to the bundle, by name."""
     names: tuple[str, ...] = ()
-    """The hyperparameters that travel in it."""
+    """Names of the hyperparameters in the bundle."""
     can_be_variables: bool = True
-    """Whether they all fit into variables and a command line, too."""
+    """Whether all hyperparameters together fit into environment variables and a command line."""
 
     @property
     def line(self) -> str | None:
-        """What is said of them in one line; None if all are in the request."""
+        """One line about the hyperparameters in the bundle, or None if all are in the request."""
         if not self.names:
             return None
         shown = ", ".join(self.names[:3]) + (f" and {len(self.names) - 3} more" if len(self.names) > 3 else "")
@@ -53,11 +53,7 @@ class Carried:
 
 
 def carry(arguments: Mapping[str, Any]) -> Carried:
-    """Return what of a job's hyperparameters travels in the request, and what in the bundle.
-
-    Args:
-        arguments: The parameters for ``PyTorch``.
-    """
+    """Return a job's hyperparameters, divided between the request and the bundle."""
     from estimators.sdk.request_values import hyperparameter_text
 
     given = arguments.get("hyperparameters") or {}
@@ -85,7 +81,7 @@ def carry(arguments: Mapping[str, Any]) -> Carried:
 
 
 def check(carried: Carried) -> Iterator[Problem]:
-    """Yield who may not get the hyperparameters that travel in the bundle."""
+    """Yield the problems of a script or image that may not read the hyperparameters in the bundle."""
     if not carried.names or calls_package(SourceCode.of(carried.arguments), _READERS):
         return
     if carried.can_be_variables:

@@ -1,4 +1,4 @@
-"""The log of a training job, read from CloudWatch Logs as it comes: each line once, in the order of time."""
+"""The log of a training job, read from CloudWatch Logs as it grows: each line once, in the order of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LogLine:
     """One line of the log."""
 
     timestamp: int
-    """Milliseconds since 1970, as the platform took it."""
+    """Milliseconds since 1970, when the platform received the line."""
     host: str
     """The host's name in the job: ``algo-1``, ``algo-2``, …"""
     message: str
@@ -33,22 +33,22 @@ class LogLine:
 
 @dataclass(slots=True)
 class LogReader:
-    """Remembers how far the log was read."""
+    """Reads a job's log, and remembers the position in each stream."""
 
     client: Any
     """A boto3 client of CloudWatch Logs."""
     job_name: str
     cancelled: Callable[[], bool] = lambda: False
-    """Whether nobody wants the lines any more, which ends the pauses of requests that fail."""
+    """Returns True to end the retries of a failing request."""
     _tokens: dict[str, str] = field(default_factory=dict)
 
     def unread(self) -> Iterator[LogLine]:
-        """Yield the lines of all hosts since the last call, merged; pages are read as the lines are taken."""
+        """Yield all hosts' lines since the last call, merged by time. Pages are fetched as the lines are consumed."""
         pages = [self._unread_of(stream) for stream in self._streams()]
         return heapq.merge(*pages, key=attrgetter("timestamp"))
 
     def _streams(self) -> list[str]:
-        """Return the names of the job's streams: one a host, and one more a host after each interruption."""
+        """Return the names of the job's streams: one for each host, and after each interruption one more for each."""
         pages = self.client.get_paginator("describe_log_streams").paginate(
             logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.job_name}/"
         )

@@ -1,4 +1,4 @@
-"""A job's log as a person reads it: on a terminal, in a notebook, in a file."""
+"""Show a job's log to a person: on a terminal, in a notebook, in a file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 
 
 class LogView:
-    """Shows each line with its host, coloured where somebody watches. Stdout is the one at the time it is made."""
+    """Shows each line with its host, coloured on a terminal and in a notebook; keeps the sys.stdout of its creation."""
 
     def __init__(self) -> None:
-        # A notebook merges what is written to stdout, and knows a terminal's colours; rich's own way of writing there
-        # makes an output of each line.
+        # A notebook merges writes to stdout and shows terminal colours. rich's own notebook mode would make each line a
+        # separate output.
         self._console = Console(
             file=sys.stdout,
             force_jupyter=False,
@@ -29,7 +29,7 @@ class LogView:
         self._colours: dict[str, str] = {}
 
     def show_name(self, name: str) -> None:
-        """Show the job's name, by which it can be found again."""
+        """Show the job's name, with which `TrainingJob.attach` finds the job again."""
         self._console.print(Text(f"training job {shown_line(name)}", style="bold"))
 
     def show_line(self, host: str, message: str) -> None:

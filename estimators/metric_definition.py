@@ -1,6 +1,6 @@
 """A metric definition of a job: the regex that finds a metric's values in the lines of its log.
 
-The local engine and the handle of a job read lines by it, so that both see the values that AWS would show.
+The local engine and the job's handle use the same code, so both find the values that AWS would show.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 MAX_LINE = 1000
-"""Characters of a line, or of a state of a progress bar, that are searched."""
+"""Characters searched in a line, or in each state of a progress bar."""
 _NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
 
@@ -23,11 +23,7 @@ class MetricDefinition:
 
     @classmethod
     def parse(cls, name: str, regex: str) -> MetricDefinition:
-        """Compile the regex.
-
-        Raises:
-            ValueError: If it can't be compiled, or has no group to take the value from.
-        """
+        """Compile the regex; raise ValueError if it does not compile, or has no group for the value."""
         try:
             compiled = re.compile(regex)
         except (re.error, RecursionError, OverflowError) as error:
@@ -40,19 +36,19 @@ class MetricDefinition:
         return cls(name=name, regex=compiled)
 
     def value(self, piece: str) -> float | None:
-        """Return the metric's value in a piece of a line; None if it has none."""
+        """Return the metric's value in a piece of a line, or None if absent."""
         found = self.regex.search(piece)
         return finite(found[1]) if found else None
 
 
 def pieces(line: str) -> list[str]:
-    """Return what is searched of a line, each by itself: a progress bar writes its states over one another."""
+    """Split a line into the pieces to search: a progress bar overwrites its states with carriage returns."""
     return [piece[:MAX_LINE] for piece in line.split("\r") if piece]
 
 
 def finite(text: str | None) -> float | None:
-    """Return the number that a text says; None if it says no finite one, which CloudWatch leaves out."""
-    if text is None or "_" in text:  # 1_000 is a number to Python alone
+    """Return a text's number, or None if it is no finite number: CloudWatch ignores those."""
+    if text is None or "_" in text:  # only Python accepts 1_000 as a number
         return None
     try:
         value = float(text)
@@ -62,5 +58,5 @@ def finite(text: str | None) -> float | None:
 
 
 def regex_of_line(name: str) -> str:
-    """Return what finds a metric's value in smddp's lines: ``step=120 epoch=3 loss=0.1234``."""
+    """Return the regex for a metric's value in smddp's lines: ``step=120 epoch=3 loss=0.1234``."""
     return rf"(?:^|\s){name}={_NUMBER}"

@@ -1,7 +1,7 @@
-"""The metrics that smddp's lines print, as SageMaker's metric definitions: it then shows them without being told how.
+"""SageMaker metric definitions for the lines that smddp prints, so that it shows the metrics without configuration.
 
-A line reads ``step=120 epoch=3 loss=0.1234``. What the Trainer prints by itself is known; a script's own names are
-those it writes out in calls such as ``trainer.log(accuracy=...)``. Names that it makes up as it runs are not seen.
+A line reads ``step=120 epoch=3 loss=0.1234``. The Trainer's own metrics are known; a script's are the keyword names in
+calls such as ``trainer.log(accuracy=...)``. Names that the script computes at runtime are not found.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ _OF_TIMING = (
 
 
 def definitions(script: Path, *, most: int) -> list[dict[str, str]]:
-    """Return the metric definitions of a script that uses smddp, at most so many.
+    """Return at most `most` metric definitions for a script that uses smddp.
 
-    Args:
-        script: The entry point.
-        most: What SageMaker takes. The script's own names go before those of the Trainer's timing.
+    If there are too many, the Trainer's timing metrics are dropped first, then the script's own.
     """
     tree = source_code.parsed(script)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -36,6 +34,6 @@ def definitions(script: Path, *, most: int) -> list[dict[str, str]]:
 
 
 def _logged(call: ast.Call) -> Iterator[str]:
-    """Yield the names of ``….log(name=...)``."""
+    """Yield the keyword names of a ``….log(name=...)`` call."""
     if isinstance(call.func, ast.Attribute) and call.func.attr == "log":
         yield from (keyword.arg for keyword in call.keywords if keyword.arg and keyword.arg != "reduce")

@@ -1,4 +1,4 @@
-"""One thing that is wrong with a job before it is sent, in the words of the person who wrote it."""
+"""One problem of a job before it is sent, in the terms of the Estimator's parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 Severity = Literal["error", "warning"]
 
 _LISTED = 40
-"""Up to so many names `nearest` lists them all; of more it shows some `_SAMPLED`, from the first to the last."""
+"""`nearest` lists up to this many names in full; of more it shows about `_SAMPLED`, evenly spaced."""
 _SAMPLED = 8
 
 
@@ -19,11 +19,11 @@ class Problem:
     """What was found in one parameter, what is allowed there, and what to do."""
 
     severity: Severity
-    """An error can't work, or would cost money for nothing; a warning may be what was meant."""
+    """An error can't work, or would waste money; a warning may be intended."""
     parameter: str
     """The Estimator's parameter, or ``inputs`` or ``job_name`` of ``fit()``."""
     found: str
-    """What is there."""
+    """What the parameter holds, or lacks."""
     remedy: str
     """What is allowed instead, and what to do."""
 
@@ -32,17 +32,17 @@ class Problem:
 
 
 def error(parameter: str, found: str, remedy: str) -> Problem:
-    """Return a problem that keeps the job from being sent."""
+    """Return a problem that prevents the job from being sent."""
     return Problem(severity="error", parameter=parameter, found=found, remedy=remedy)
 
 
 def warning(parameter: str, found: str, remedy: str) -> Problem:
-    """Return a problem that is told, and no more."""
+    """Return a problem that is logged, and does not prevent the job from being sent."""
     return Problem(severity="warning", parameter=parameter, found=found, remedy=remedy)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean …?`` with the names most like `name`; if none is, all of `known`, or a sample of many."""
+    """Return ``Did you mean …?`` with the names most similar to `name`; if none are, list `known`, or a sample."""
     names = sorted(known)
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     if close:

@@ -1,6 +1,6 @@
-"""Fixtures for pytest, installed with smddp: a platform of one's own, jobs that must train, interruptions and faults.
+"""Fixtures for pytest, installed with smddp: a local platform, jobs that must train, interruptions and faults.
 
-pytest loads this file in every project that has smddp installed: it imports nothing until a fixture is used.
+pytest loads this file in every project that has smddp installed, so it imports nothing until a fixture is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHOWN_LINES = 20
 
 
 class AssertTrains(Protocol):
-    """What the fixture ``assert_trains`` is."""
+    """The type of the fixture ``assert_trains``."""
 
     def __call__(
         self,
@@ -33,24 +33,24 @@ class AssertTrains(Protocol):
         interruptions: int = 0,
         seconds: float = 600,
     ) -> TrainingJob:
-        """Train to the end, here.
+        """Train a job to its end on this machine.
 
         Args:
-            estimator: The job. Whatever its session is, it is sent to the platform of this machine alone; its outputs
-                and checkpoints get places of their own there, so that it begins anew.
-            inputs: Its channels: directories and files of this machine, or objects of the platform.
-            interruptions: How often its instances are taken away, each time after it has saved another checkpoint; it
-                must be a spot job with a checkpoint_s3_uri.
-            seconds: How long it may take.
+            estimator: The job. Its session is ignored: it is sent only to the local platform, with new prefixes for its
+                outputs and checkpoints, so that it starts from the beginning.
+            inputs: Its channels: directories and files on this machine, or objects on the platform.
+            interruptions: Number of interruptions, each after the job has saved another checkpoint. The job must be a
+                spot job with a checkpoint_s3_uri.
+            seconds: Time limit of the whole job.
 
         Returns:
-            The job, which is Completed; otherwise the test fails, with the FailureReason and the end of the log.
+            The Completed job. Otherwise the test fails, with the FailureReason and the end of the log.
         """
 
 
 @pytest.fixture(scope="session")
 def sagemaker() -> Iterator[LocalSageMaker]:
-    """Start a SageMaker of this test run's own: `LocalSageMaker`, with objects in memory."""
+    """Start a local SageMaker for this test session: `LocalSageMaker`, with objects in memory."""
     from estimators.local import LocalSageMaker
 
     with LocalSageMaker() as platform:
@@ -59,17 +59,17 @@ def sagemaker() -> Iterator[LocalSageMaker]:
 
 @pytest.fixture
 def chaos(sagemaker: LocalSageMaker) -> Iterator[Callable[..., None]]:
-    """Set what goes wrong on the platform until the test ends: ``chaos(Throttle(on="DescribeTrainingJob"))``."""
+    """Set the platform's faults until the test ends: ``chaos(Throttle(on="DescribeTrainingJob"))``."""
     yield sagemaker.set_chaos
     sagemaker.set_chaos()
 
 
 @pytest.fixture
 def interrupt(sagemaker: LocalSageMaker) -> Callable[..., None]:
-    """Take a running spot job's instances away: ``interrupt(job, seconds=300)``.
+    """Interrupt a running spot job by taking its instances: ``interrupt(job, seconds=300)``.
 
-    It is done once the job has saved a checkpoint that was not there when this was called, and returns when the next
-    attempt has begun. The test fails if the job ends first, or has saved none in so many seconds.
+    It waits until the job saves a new checkpoint, takes the instances, and returns when the next attempt has begun. The
+    test fails if the job ends first, or does not get there in `seconds`.
     """
 
     def interrupt(job: TrainingJob, *, seconds: float = 300) -> None:
@@ -90,7 +90,7 @@ def interrupt(sagemaker: LocalSageMaker) -> Callable[..., None]:
 
 @pytest.fixture
 def assert_trains(sagemaker: LocalSageMaker, interrupt: Callable[..., None]) -> AssertTrains:
-    """Train a job to its end on this machine, with interruptions if asked for; see `AssertTrains`."""
+    """Train a job to its end on this machine, optionally with interruptions; see `AssertTrains`."""
 
     def assert_trains(
         estimator: Estimator,

@@ -1,8 +1,9 @@
-"""What looks like a secret: by its name, by its form, or as a private key. A page shows dots, a bundle leaves it out.
+"""Detect secrets by name, by form, or as a private key. Pages mask them, bundles leave them out.
 
-The names and forms are those of detect-secrets (its plugins ``keyword``, ``private_key`` and of single services), and
-those of tools of machine learning, whose ``token_ids`` are none. As a dependency it would bring an HTTP client, ask
-services whether a secret is valid, and know neither names of files nor of variables such as ``WANDB_KEY``.
+The names and forms are those of detect-secrets (its plugins ``keyword``, ``private_key`` and of single services), plus
+those of machine-learning tools, whose ``token_ids`` are not secret. detect-secrets is no dependency because it brings
+an HTTP client, asks services whether a secret is valid, and recognises neither file names nor variables such as
+``WANDB_KEY``.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TOKENS_OF_TEXT = frozenset(
         *("audio", "video", "prefix", "suffix", "middle", "new", "decoder", "encoder", "forced", "padding"),
     }
 )
-"""Words in front of ``token`` that make it one of a text."""
+"""Words before ``token`` that make it a token of a text, not a secret."""
 _OF_TOKENS = frozenset(
     {
         *("id", "ids", "idx", "index", "indices", "type", "types", "count", "counts", "length", "len", "limit", "size"),
@@ -39,7 +40,7 @@ _OF_TOKENS = frozenset(
         *("per", "num", "ratio", "pooling", "pruning", "position", "positions", "loss", "accuracy", "strategy"),
     }
 )
-"""Words behind ``token`` that make it one of a text."""
+"""Words after ``token`` that make it a token of a text, not a secret."""
 _KEYS = frozenset(
     {
         *("api", "access", "private", "priv", "auth", "account", "result", "ssh", "gpg", "pgp", "rsa", "client"),
@@ -49,7 +50,7 @@ _KEYS = frozenset(
         *("datadog", "sentry", "github", "gitlab", "langchain", "langsmith", "pinecone", "mistral", "groq", "kaggle"),
     }
 )
-"""Words in front of ``key`` that make it a secret; in front of ``KEY``, a variable's, all but these do:"""
+"""Words before ``key`` that make it a secret. In an upper-case variable, any word before ``KEY`` does, except these:"""
 _PLAIN_KEYS = frozenset(
     {
         *("s3", "kms", "public", "pub", "sort", "primary", "foreign", "partition", "object", "bucket", "cache"),
@@ -62,7 +63,7 @@ _PASSES = frozenset(
         *("user", "admin", "root", "key", "ssh", "ftp", "sftp", "http", "proxy", "git", "login", "auth", "basic", "my"),
     }
 )
-"""Words in front of ``pass`` that make it a password."""
+"""Words before ``pass`` that make it a password."""
 
 _TOKEN = re.compile(
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
@@ -79,7 +80,7 @@ _VALUE = r"""(?:"[^"]*"|'[^']*'|(?:(?i:bearer|basic|token)[ ]+)?[^\s,;&"'=][^\s,
 _ASSIGNMENT = re.compile(rf"""([A-Za-z][A-Za-z0-9_.-]{{0,63}})(["']?[ ]*=[ ]*|["']:[ ]*|:[ ]+)({_VALUE})""")
 _OPTION = re.compile(r"(--?)([A-Za-z][A-Za-z0-9_.-]{0,63})([ ]+)([^\s-]\S*)")
 _JSON_DEPTH = 3
-"""Hyperparameters are JSON in text, whose texts may be JSON again."""
+"""Nested levels of JSON text to look into: a hyperparameter is JSON text, whose strings may be JSON again."""
 
 _KEY_WORDS = (b"PRIVATE KEY", b"PuTTY-User-Key-File-")
 _KEY_IN_FILE = re.compile(
@@ -89,7 +90,7 @@ _KEY_IN_FILE = re.compile(
 
 
 def looks_secret(name: str) -> bool:
-    """Return whether a name says that its value is a secret: ``HF_TOKEN``, ``dbPassword``; not ``max_tokens``."""
+    """Return whether a name suggests that its value is a secret: ``HF_TOKEN``, ``dbPassword``; not ``max_tokens``."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if not _SECRET.isdisjoint(words) or any(word.endswith(_ENDINGS + _ENDINGS_OF_TOKENS) for word in words):
         return True
@@ -98,7 +99,7 @@ def looks_secret(name: str) -> bool:
 
 
 def _is_secret_word(before: str, word: str, after: str, *, is_variable: bool) -> bool:
-    """Return whether a word makes a name that of a secret, by the words beside it."""
+    """Return whether a word marks the whole name as secret, given its neighbours."""
     match word:
         case "token":
             return before not in _TOKENS_OF_TEXT and after not in _OF_TOKENS
@@ -113,17 +114,14 @@ def _is_secret_word(before: str, word: str, after: str, *, is_variable: bool) ->
 
 
 def holds_private_key(content: bytes) -> bool:
-    """Return whether a file is a private key or has one in it; the header alone, as in a scanner's code, is none."""
+    """Return whether a file is or contains a private key; a header alone, as in a scanner's source, does not count."""
     return any(word in content for word in _KEY_WORDS) and _KEY_IN_FILE.search(content) is not None
 
 
 def masked(value: Any, name: str = "", depth: int = _JSON_DEPTH) -> Any:
-    """Return a value of a request as it may be shown: numbers and flags as they are, secrets as dots.
+    """Return a copy of a JSON-like value with its secrets masked; numbers and flags stay.
 
-    Args:
-        value: A value as JSON has them, or text that is JSON itself, as hyperparameters are.
-        name: What it is called, which decides.
-        depth: How often text is still looked into as JSON.
+    `name` is the value's key. Text is parsed as JSON up to `depth` levels, because hyperparameters are JSON text.
     """
     if isinstance(value, Mapping):
         return {key: masked(each, _name_of(value, key, name), depth) for key, each in value.items()}
@@ -144,7 +142,7 @@ def masked(value: Any, name: str = "", depth: int = _JSON_DEPTH) -> Any:
 
 
 def masked_text(text: str) -> str:
-    """Return a text, such as a line of a log, with what looks secret in it as dots."""
+    """Return a text, such as a line of a log, with its secrets masked."""
     text = _TOKEN.sub(MASK, _URL_PASSWORD.sub(f"{MASK}@", text))
     text = _ASSIGNMENT.sub(lambda found: _masked_value(found[0], found[1], f"{found[1]}{found[2]}", found[3]), text)
     text = _OPTION.sub(
@@ -161,7 +159,7 @@ def _masked_value(whole: str, name: str, before: str, value: str) -> str:
 
 
 def _name_of(values: Mapping[Any, Any], key: Any, name: str) -> str:
-    """Return what decides about a member: the name beside it, as tags have it; its own; or the whole's."""
+    """Return the name that decides about a member: its Name in a Name/Value pair (as in tags), its key, or `name`."""
     if key in ("Value", "value"):
         beside = values.get("Name") or values.get("Key") or values.get("name")
         key = beside if isinstance(beside, str) else key
@@ -169,12 +167,12 @@ def _name_of(values: Mapping[Any, Any], key: Any, name: str) -> str:
 
 
 def _option(word: Any, value: Any) -> str:
-    """Return the name of an option whose value is the next word, as in ``["--token", "…"]``, if it is a secret's."""
+    """Return a secret option's name if the next word is its value, as in ``["--token", "…"]``; else an empty string."""
     if not (isinstance(word, str) and word.startswith("-") and "=" not in word and looks_secret(word)):
         return ""
     return "" if isinstance(value, str) and value.startswith("--") else word
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether a text is a flag or a small number: ``use_auth_token="true"`` hides nothing."""
+    """Return whether a text is a flag or a small number: ``use_auth_token="true"`` contains no secret."""
     return text.strip('"').lower() in ("true", "false", "null", "none") or (text.strip('"').isdigit() and len(text) < 7)

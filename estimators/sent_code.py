@@ -1,4 +1,4 @@
-"""The code of a job as it is sent: bundled and uploaded, unless it lies on S3 already."""
+"""Send a job's code: bundle and upload it, unless it is on S3 already."""
 
 from __future__ import annotations
 
@@ -19,17 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 def sent_code(arguments: Mapping[str, Any], session: Session, *, more: Mapping[str, bytes]) -> tuple[str, str] | None:
-    """Upload the code of a job, and return its S3 URI and the script there; None for a training recipe, which has none.
+    """Upload a job's code with the files `more`; return its S3 URI and script, or None for a recipe, which has no code.
 
-    Code in a repository is cloned first, and bundled as if it had been on this machine.
-
-    Args:
-        arguments: The parameters for ``PyTorch``, with versions or an image.
-        session: Where the job is sent.
-        more: What the bundle has besides the code, by name.
-
-    Raises:
-        EstimatorError: The repository can't be had, or the code can't be bundled or uploaded.
+    Code in a repository is cloned first. Raise EstimatorError if the code can't be cloned, bundled or uploaded.
     """
     from estimators.sdk import code_upload, request_values
 
@@ -42,7 +34,7 @@ def sent_code(arguments: Mapping[str, Any], session: Session, *, more: Mapping[s
     if arguments.get("enable_network_isolation") is True and source_code.needs_package(source):
         more = {**more, **_wheels(arguments)}
     contents = source_code.Contents.of(source, more=more)
-    if "git_config" in arguments:  # what is on this machine was looked at by the plan
+    if "git_config" in arguments:  # the plan has already checked code on this machine
         for path in contents.secrets:
             logger.warning("%s looks secret, and is not in the bundle", path)
     directory = None if session.settings is None else session.settings.local_download_dir
@@ -54,7 +46,7 @@ def sent_code(arguments: Mapping[str, Any], session: Session, *, more: Mapping[s
 
 
 def _wheels(arguments: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return what smddp needs as wheels; nothing for an image of whose Python nothing is said: the plan has warned."""
+    """Return the wheels that smddp needs, by name; none if the image's Python is unknown: the plan has warned of it."""
     if (py_version := arguments.get("py_version")) is None:
         return {}
     several = [*instance_groups(arguments), *instance_preferences(arguments)]

@@ -1,7 +1,7 @@
-"""SageMaker's API as the installed botocore knows it, and what it does not allow in a value: one walk over a shape.
+"""SageMaker's API as the installed botocore knows it, and a walk that finds what it does not allow in a value.
 
-The plan walks what it is about to send, the local platform what it was sent; each tells a `Violation` in words of its
-own. Types, names, counts, lengths, patterns and enumerations are read from the model, so there is no copy of them here.
+The plan checks the request it is about to send, the local platform the request it received; each words a `Violation`
+itself. Types, names, counts, lengths, patterns and enumerations come from the model, so this file has no copy of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JAVA_CLASSES = {
     r"\p{Z}": " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
     r"\p{Alnum}": "a-zA-Z0-9",
 }
-"""The model's patterns are Java's; these are the classes in those of training jobs that Python lacks."""
+"""The model's patterns are Java's. These are the character classes in them, for training jobs, that Python lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,36 +41,32 @@ class Violation:
     """One thing that the model does not allow."""
 
     rule: Literal["type", "required", "unknown", "least", "most", "pattern", "enum", "null"]
-    """Which of its rules is broken; ``null`` is ours: no variable or argument can hold the character U+0000."""
+    """The broken rule. ``null`` is ours, not the model's: no variable or argument can hold the character U+0000."""
     path: tuple[str | int, ...]
-    """Where, from the value that was checked: members, names in a map, numbers in a list."""
+    """Path from the checked value: members of structures, keys of maps, indices of lists."""
     value: Any
-    """What is there; of ``required`` and ``unknown``, the name that is missing, or has no place there."""
+    """The offending value; for ``required`` the missing name, for ``unknown`` the unexpected name."""
     limit: Any = None
-    """What the model says: the type, the members, the number, the pattern, or the known values."""
+    """What the model allows: the type, members, number, pattern, or known values."""
     is_name: bool = False
-    """Whether the value is a name in the map that lies at `path`."""
+    """Whether the value is a key of the map at `path`."""
 
 
 @functools.cache
 def service_model(service: str = "sagemaker") -> ServiceModel:
-    """Return SageMaker's model, or that of a service beside it, such as ``sagemaker-metrics``."""
+    """Return SageMaker's model, or that of a related service, such as ``sagemaker-metrics``."""
     import botocore.session
 
     return botocore.session.get_session().get_service_model(service)
 
 
 def violations(shape: Any, value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Violation]:
-    """Yield what the model does not allow in a value.
+    """Yield what the model does not allow in a value at `path`, as a request would hold it.
 
-    Args:
-        shape: What the value is to be, from the model.
-        value: As a request holds it. A value, or one in it, that no request can hold stands for one that the SDK will
-            know later, such as a pipeline's variable: it is passed over.
-        path: Where it lies.
+    A value of any other Python type, such as a pipeline's variable, is skipped: the SDK resolves it later.
     """
     kind = shape.type_name
-    # To Python, True is an integer. Of a time, or a kind that a later botocore brings, any value may be meant.
+    # To Python, True is an integer. For a timestamp, or a type new in a later botocore, every value fits.
     fits = kind == "boolean" if isinstance(value, bool) else isinstance(value, _TYPES.get(kind, _VALUES))
     if not fits:
         if isinstance(value, _VALUES):
@@ -99,7 +95,7 @@ def _limits(shape: Any, value: Any, path: tuple[str | int, ...]) -> Iterator[Vio
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     if most is not None and size(value) > most:
         yield Violation(rule="most", path=path, value=value, limit=most)
-        return  # a text that is too long is not matched against a pattern
+        return  # do not match an overlong text against a pattern
     if least is not None and size(value) < least:
         yield Violation(rule="least", path=path, value=value, limit=least)
         return
@@ -120,13 +116,13 @@ def dotted(path: tuple[str | int, ...]) -> str:
 
 
 def size(value: Any) -> float:
-    """Return what ``least`` and ``most`` measure: a number itself, a text's length, or how many entries there are."""
+    """Return what ``least`` and ``most`` limit: a number itself, a text's length, or the number of entries."""
     return value if isinstance(value, (int, float)) else len(value)
 
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """Return the pattern for Python; None for one of the few that it can't express, which AWS alone can check."""
+    """Return the pattern for Python, or None for one of the few that Python can't express: only AWS can check those."""
     for java, python in _JAVA_CLASSES.items():
         pattern = pattern.replace(java, python)
     try:

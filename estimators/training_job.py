@@ -1,4 +1,4 @@
-"""`TrainingJob`: a handle on a job that was sent. It can be lost without harm: the job's name makes a new one."""
+"""`TrainingJob`: a handle on a sent job. It keeps no state: the job's name is enough to make a new one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrainingJob:
     """One training job, running or ended.
 
     Examples:
-        A name is all that one needs::
+        Attach to a job by its name::
 
             job = TrainingJob.attach("run-7", sagemaker_session)
             job.wait()  # shows the log; raises TrainingJobFailed with the FailureReason
@@ -43,7 +43,7 @@ class TrainingJob:
     """
 
     def __init__(self, name: str, session: Session | boto3.Session) -> None:
-        """Point at a job; nothing is asked yet.
+        """Point at a job. Sends no request.
 
         Args:
             name: The job's name.
@@ -58,7 +58,7 @@ class TrainingJob:
 
     @classmethod
     def attach(cls, name: str, session: Session | boto3.Session | None = None) -> TrainingJob:
-        """Return a handle on a job that was sent earlier, by anybody.
+        """Return a handle on an existing job, sent by anyone.
 
         Args:
             name: The job's name.
@@ -76,7 +76,7 @@ class TrainingJob:
         return job
 
     def describe(self) -> DescribeTrainingJobResponseTypeDef:
-        """Return all that the API says about the job (DescribeTrainingJob)."""
+        """Return the API's full description of the job (DescribeTrainingJob)."""
         description: DescribeTrainingJobResponseTypeDef = self._sagemaker.describe_training_job(
             TrainingJobName=self.name
         )
@@ -89,7 +89,7 @@ class TrainingJob:
 
     @property
     def status(self) -> str:
-        """InProgress or Stopping; in the end Completed, Failed or Stopped."""
+        """InProgress or Stopping; finally Completed, Failed or Stopped."""
         return self.describe()["TrainingJobStatus"]
 
     @property
@@ -102,11 +102,11 @@ class TrainingJob:
         """The S3 URI of the model archive.
 
         Raises:
-            EstimatorError: The job has none (yet).
+            EstimatorError: The job has no model (yet).
         """
         description = self.describe()
         uri, status = description.get("ModelArtifacts", {}).get("S3ModelArtifacts"), description["TrainingJobStatus"]
-        # The place stands in each description; a model is put there by a job that ends well, or is stopped in training.
+        # Each description contains the URI. The model exists only if the job completes, or is stopped while training.
         leaves = status == "Completed" or (status == "Stopped" and "TrainingStartTime" in description)
         if not uri or not leaves:
             raise EstimatorError(f"{self.name} has no model: it is {status}.")
@@ -114,25 +114,26 @@ class TrainingJob:
 
     @property
     def checkpoint_s3_uri(self) -> str | None:
-        """The S3 prefix that holds the checkpoints, if the job keeps any."""
+        """The S3 prefix of the checkpoints, or None if the job keeps none."""
         return self.describe().get("CheckpointConfig", {}).get("S3Uri")
 
     def final_metrics(self) -> dict[str, float]:
-        """Return the last value of each metric of the job's metric definitions, as its description has them."""
+        """Return the last value of each metric, from the job's description."""
         return {metric["MetricName"]: metric["Value"] for metric in self.describe().get("FinalMetricDataList", [])}
 
     def metrics(self) -> pandas.DataFrame:
-        """Return all values of the job's metrics so far, as its metric definitions find them in the lines of its log.
+        """Return all values so far that the job's metric definitions find in its log.
 
         Returns:
-            A row a value, in the order of time: ``time`` (UTC), ``host``, ``step`` and ``epoch`` (as the same line
-            says them; NA if it does not), ``metric``, ``value``. The metrics ``step`` and ``epoch`` are no rows.
+            One row for each value, in the order of time: ``time`` (UTC), ``host``, ``step`` and ``epoch`` (from the
+            same line; NA if absent), ``metric``, ``value``. The metrics ``step`` and ``epoch`` have no rows of their
+            own.
 
         Raises:
-            EstimatorError: pandas is not installed; or it is a local job, whose log nothing keeps.
+            EstimatorError: pandas is not installed; or the job is a local one, whose log is not kept.
 
         Examples:
-            The loss, a column an epoch::
+            Mean loss of each epoch::
 
                 frame = job.metrics()
                 losses = frame[frame.metric == "loss"].groupby("epoch").value.mean()
@@ -144,10 +145,10 @@ class TrainingJob:
             return metric_table.table(value for line in self._log().unread() for value in reader.values(line))
 
     def plot(self, *metrics: str) -> Figure:
-        """Draw the job's metrics over its steps; where it went on after an interruption or a restart, there is a mark.
+        """Draw the job's metrics over its steps, and mark each resume after an interruption or a restart.
 
         Args:
-            *metrics: Their names; by default all.
+            *metrics: Names of the metrics; by default all.
 
         Returns:
             A matplotlib figure: ``job.plot("loss").savefig("loss.png")``.
@@ -162,16 +163,15 @@ class TrainingJob:
         return metric_table.plot(self.metrics(), metrics, begun, self.name)
 
     def checkpoints(self, *, deep: bool = False) -> list[CheckpointInfo]:
-        """Return the checkpoints that lie where the job keeps them, oldest first, with what is wrong with each, if any.
+        """Return the checkpoints under the job's checkpoint prefix, oldest first, each with its problem, if any.
 
-        They may be an earlier job's, which this one went on from.
+        Some may come from an earlier job from which this one resumed.
 
         Args:
-            deep: Verify every byte, which reads all of them; otherwise the manifests, and that all files have their
-                sizes.
+            deep: Read and verify every byte. Otherwise only the manifests and the sizes of files are checked.
 
         Raises:
-            EstimatorError: The job keeps none.
+            EstimatorError: The job keeps no checkpoints.
             StoreError: S3 can't be read.
         """
         from estimators.job_handle import checkpoints
@@ -181,14 +181,15 @@ class TrainingJob:
     def download(
         self, directory: str | os.PathLike[str], *, only: Literal["model", "output"] | None = None
     ) -> JobFiles:
-        """Download what the job has left: its model and its output, unpacked.
+        """Download the job's model and output, unpacked.
 
         Args:
-            directory: Where they come, as ``model`` and ``output``; made if missing.
-            only: The one that is wanted; by default both.
+            directory: The parent of the directories ``model`` and ``output``; created if missing.
+            only: Download only this one; by default both.
 
         Raises:
-            EstimatorError: The job has left nothing (yet), something is in the way, or an archive is damaged or unsafe.
+            EstimatorError: The job has no model or output (yet), a target directory is not empty, or an archive is
+                damaged or unsafe.
         """
         from estimators.job_handle import files
 
@@ -206,26 +207,26 @@ class TrainingJob:
         use_spot_instances: bool | None = None,
         job_name: str | None = None,
     ) -> TrainingJob:
-        """Start a job that goes on from this one's newest checkpoint: the same code, image and channels, with changes.
+        """Start a job that resumes from this one's newest checkpoint: the same code, image and channels, with changes.
 
-        Who has the Estimator need not come here: its next ``fit()`` with the same ``checkpoint_s3_uri`` does the same,
-        and takes the code as it is now. Tags are not copied.
+        With the Estimator at hand, its next ``fit()`` with the same ``checkpoint_s3_uri`` resumes, too, with the
+        current code. Tags are not copied.
 
         Args:
-            hyperparameters: Those that change, such as ``{"epochs": 20}``; None as a value takes one away.
-            environment: Variables that change, or are added.
-            instance_type: What the hosts are.
-            instance_count: How many hosts there are.
+            hyperparameters: Hyperparameters to change, such as ``{"epochs": 20}``; a value of None removes one.
+            environment: Environment variables to change or add.
+            instance_type: The type of the hosts.
+            instance_count: Number of hosts.
             max_run: Seconds that the new job may train.
-            max_wait: Seconds that it may take with the waiting; for spot jobs.
+            max_wait: Seconds that it may take, including the wait for instances; for spot jobs.
             use_spot_instances: Whether it uses spare capacity.
-            job_name: Its name; by default this job's with another time in it.
+            job_name: The new job's name; by default this job's, with the current time.
 
         Returns:
-            The new job; ``wait()`` waits for its end.
+            The new job. It has started; call ``wait()`` to wait for its end.
 
         Raises:
-            EstimatorError: The job has not ended, keeps no checkpoints or has no valid one, or a change does not fit.
+            EstimatorError: The job has not ended, has no valid checkpoint, or does not allow a change.
         """
         from estimators.job_handle import checkpoints
         from estimators.job_handle.resumed_request import Changes, new_name, resumed_request, send
@@ -256,26 +257,26 @@ class TrainingJob:
         return self._boto_session.client("s3")
 
     def stop(self) -> None:
-        """Ask the platform to stop the job: SIGTERM, a grace of 120 s, SIGKILL. Does nothing to an ended job."""
+        """Ask the platform to stop the job: SIGTERM, 120 s to save, SIGKILL. Do nothing if the job has ended."""
         if self.status not in ENDED:
             self._sagemaker.stop_training_job(TrainingJobName=self.name)
 
     def logs(self) -> Iterator[tuple[str, str]]:
-        """Yield the log from its beginning, as pairs of host and line, until the job has ended and all is read."""
+        """Yield pairs of host and line from the log's beginning, until the job has ended and its log is read."""
         return ((line.host, line.message) for line in self.lines())
 
     def lines(self) -> Iterator[LogLine]:
-        """Yield the log as `logs` gives it, each line with its time."""
+        """Yield the log as `logs` does, each line with its time."""
         with self._leaving_told():
             for event in self._follower().events():
                 if isinstance(event, LogLine):
                     yield event
 
     def events(self) -> Iterator[JobEvent]:
-        """Yield all that happens to the job, from its beginning, until it has ended and all is read.
+        """Yield all events of the job from its beginning, until it has ended and its log is read.
 
         Returns:
-            `StatusChange`, `LogLine` and `MetricValue`; the values in a line come right after it.
+            `StatusChange`, `LogLine` and `MetricValue` objects. The values in a line follow it immediately.
 
         Examples:
             Stop a job whose loss is too high::
@@ -289,13 +290,13 @@ class TrainingJob:
             yield from self._follower(with_values=True).events()
 
     def wait(self, logs: bool = True, *, on_event: OnEvent | None = None) -> None:
-        """Wait for the job's end. Ctrl-C leaves the job running, as long as its platform does.
+        """Wait for the job's end. Ctrl-C ends the wait, not the job; a job on a local platform ends with the platform.
 
         Args:
             logs: Whether to show the job's name, its log, and its changes of status, on stdout.
-            on_event: Is told what happens: a function that takes each of `events`, or a shell command that is run at
-                each change of status, with the event as JSON on its standard input. If it fails, a warning says so,
-                and the waiting goes on.
+            on_event: A function that receives each of `events`, or a shell command that runs at each change of status,
+                with the event as JSON on its standard input. A failure of either is logged as a warning, and the wait
+                continues.
 
         Raises:
             TrainingJobFailed: The job failed.
@@ -320,7 +321,7 @@ class TrainingJob:
 
     @contextmanager
     def _leaving_told(self) -> Iterator[None]:
-        """Log that the job goes on, and how to wait again, when a waiting ends before the job does."""
+        """Log that the job continues, and how to wait again, if the wait ends before the job."""
         try:
             yield
         except KeyboardInterrupt:
@@ -343,10 +344,10 @@ class TrainingJob:
         )
 
     async def wait_async(self, *, on_event: OnEvent | None = None) -> None:
-        """Wait for the job's end without holding up other tasks of the event loop; nothing is shown.
+        """Wait for the job's end without blocking the event loop. Shows nothing.
 
         Args:
-            on_event: Is told what happens, as by `wait`.
+            on_event: A function or shell command that receives the events, as for `wait`.
 
         Raises:
             TrainingJobFailed: The job failed.
@@ -366,7 +367,7 @@ class TrainingJob:
         self.require_completed(description)
 
     async def events_async(self) -> AsyncIterator[JobEvent]:
-        """Yield what `events` yields without holding up other tasks: ``async for event in job.events_async()``."""
+        """Yield what `events` yields, without blocking the event loop: ``async for event in job.events_async()``."""
         with self._leaving_told():
             async for event in self._follower(with_values=True).events_async():
                 yield event
@@ -377,17 +378,17 @@ class TrainingJob:
         return Follower(self.describe, self._log if with_lines else None, with_values=with_values)
 
     def _log(self, cancelled: Callable[[], bool] = lambda: False) -> LogReader:
-        """Return a reader at the beginning of the job's log."""
+        """Return a log reader at the beginning of the job's log."""
         return LogReader(self._boto_session.client("logs"), self.name, cancelled)
 
     def _hyperparameters(self) -> Mapping[str, str]:
         return self.describe().get("HyperParameters", {})
 
     def require_completed(self, description: DescribeTrainingJobResponseTypeDef) -> None:
-        """Return if the job has completed.
+        """Raise if the job has failed or was stopped.
 
         Args:
-            description: What the API says about it at its end.
+            description: The job's description, from after its end.
 
         Raises:
             TrainingJobFailed: The job failed.
@@ -395,8 +396,8 @@ class TrainingJob:
         """
         outcome.require_completed(self.name, description, self._advice)
 
-    def _advice(self, status: str) -> str:  # noqa: ARG002 - other places know more
-        """Say what to do about a job that did not complete."""
+    def _advice(self, status: str) -> str:  # noqa: ARG002 - subclasses use it
+        """Return advice about a job that did not complete."""
         return f"\nIts log: TrainingJob.attach({self.name!r}).logs(), or CloudWatch {LOG_GROUP}, {self.name}/algo-…"
 
     def __repr__(self) -> str:

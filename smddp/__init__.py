@@ -1,6 +1,6 @@
-"""smddp: the training side. What a script imports, in a SageMaker container or anywhere else.
+"""smddp: the training side, which scripts import in a SageMaker container or anywhere else.
 
-The public names load on first use, so that ``import smddp`` costs nothing: neither torch nor boto3.
+The public names load on first use, so ``import smddp`` is fast: it imports neither torch nor boto3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The errors that smddp raises for what a user, or the platform, did.
+"""The errors that smddp raises for mistakes of a user or the platform.
 
-Each message says what was found, what is allowed and what to do. What *we* did wrong is an ``assert``.
+Each message says what was found, what is allowed and what to do. A defect of smddp itself is an ``assert``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class HyperparameterError(SmddpError, ValueError):
 
 
 class JobError(SmddpError, ValueError):
-    """The job's directories or configuration files are not what the /opt/ml contract promises."""
+    """The job's directories, configuration files or variables do not follow the /opt/ml contract."""
 
 
 class SourceError(SmddpError, ValueError):
@@ -27,11 +27,11 @@ class SourceError(SmddpError, ValueError):
 
 
 class DistributedError(SmddpError, RuntimeError):
-    """The processes of a job could not be joined, or do not fit their devices."""
+    """The processes of a job could not join each other, or do not fit their devices."""
 
 
 class UnguardedScriptError(SmddpError, RuntimeError):
-    """A process that multiprocessing started imports the script, and no guard keeps it from beginning the job again."""
+    """A process of multiprocessing imports the script, which has no ``__main__`` guard and would restart the job."""
 
 
 class CheckpointError(SmddpError, RuntimeError):
@@ -39,12 +39,12 @@ class CheckpointError(SmddpError, RuntimeError):
 
 
 class DataError(SmddpError, ValueError):
-    """Training data is missing, damaged, not readable, or not what it was when it was indexed."""
+    """Training data is missing, damaged or unreadable, or differs from its index."""
 
 
 class TrainingDivergedError(SmddpError, ArithmeticError):
-    """The model's weights are not finite any more, which no further step can mend; or gradients would make them so."""
+    """The model's weights are not finite, which no further step can repair, or its gradients would make them so."""
 
 
 class RemoteFunctionError(SmddpError, ValueError):
-    """A remote function can't be called as it is, or its arguments or result can't travel or are not what was sent."""
+    """A remote function can't be called this way, or its arguments or result can't be sent, or changed on the way."""

@@ -6,7 +6,7 @@
     Estimator(entry_point="train.py", source_dir="entrypoints/hydra_digits", distribution="torchrun",
               hyperparameters={"optimizer": "adam", "model.depth": 3}, ...).fit()
 
-``python train.py --cfg job`` shows the config. It differs from any other Hydra script in one line: the decorator.
+``python train.py --cfg job`` shows the config. Only one line differs from any other Hydra script: the decorator.
 """
 
 from itertools import pairwise
@@ -42,14 +42,14 @@ def main(config: DictConfig, job: smddp.Job) -> None:
 
 
 def build(width: int, depth: int) -> nn.Module:
-    """``depth`` hidden layers of ``width``."""
+    """Return a network with ``depth`` hidden layers of ``width``."""
     widths = [64, *[width] * depth]
     hidden = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(widths[-1], 10))
 
 
 def accuracy(trainer: smddp.Trainer, images: Tensor, labels: Tensor) -> float:
-    """Return the share of images that the model names rightly, the same on all ranks."""
+    """Return the share of images that are classified correctly, the same on all ranks."""
     with torch.no_grad():
         found = trainer.module(images.to(trainer.device)).argmax(1).cpu()
     return (found == labels).float().mean().item()

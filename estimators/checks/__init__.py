@@ -1,1 +1,1 @@
-"""What is wrong with a job, before anything is uploaded or paid for: parameters, limits of AWS, channels."""
+"""Find the problems of a job before anything is uploaded or paid for: parameters, AWS's limits, channels."""

@@ -1,7 +1,7 @@
-"""The API's own limits on what a parameter may hold: lengths, patterns, counts, types.
+"""The API's own limits on a parameter: lengths, patterns, counts, types.
 
-`service_model` finds what breaks them; here it is told in the Estimator's words. An enumeration grows with time, so a
-value that the installed botocore does not list is a warning; every other violation is refused by AWS.
+`service_model` finds the violations; this file words them for the Estimator's parameters. Enumerations grow with time,
+so a value unknown to the installed botocore is a warning; AWS refuses every other violation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FIELDS: Mapping[str, str] = {
     "security_group_ids": "VpcConfig.SecurityGroupIds",
     "experiment_config": "ExperimentConfig",
 }
-"""Which field of CreateTrainingJob a parameter ends in."""
+"""The field of CreateTrainingJob that holds each parameter."""
 
 _IN_WORDS = {
     "string": "text",
@@ -57,24 +57,13 @@ _SHOWN = 60
 
 
 def check(parameter: str, value: Any) -> Iterator[Problem]:
-    """Yield what the API would refuse of a value, given as the request would hold it.
-
-    Args:
-        parameter: One of `FIELDS`.
-        value: Its value. What the SDK resolves later (pipeline variables) is passed over.
-    """
+    """Yield what the API would refuse in a parameter's value, as the request would hold it; skip pipeline variables."""
     for violation in violations(_field(FIELDS[parameter]), value):
         yield told(violation, parameter, violation.path)
 
 
 def told(violation: Violation, parameter: str, path: tuple[str | int, ...]) -> Problem:
-    """Return what the API would refuse as a problem of a parameter.
-
-    Args:
-        violation: What was found.
-        parameter: The parameter that it comes from.
-        path: Where it lies in the parameter.
-    """
+    """Return a violation as a problem of `parameter`, at `path` within it."""
     place = "".join(f"[{_shown(step)}]" for step in path)
     if violation.is_name:
         place = f"{place} the name {_shown(violation.value)}"
@@ -85,13 +74,13 @@ def told(violation: Violation, parameter: str, path: tuple[str | int, ...]) -> P
 
 
 def is_too_large(parameter: str, value: Any) -> bool:
-    """Return whether the API would refuse a value, given as the request would hold it, for its size alone."""
+    """Return whether the API would refuse a value, as the request would hold it, only for its size."""
     rules = {violation.rule for violation in violations(_field(FIELDS[parameter]), value)}
     return rules == {"most"}
 
 
 def most(parameter: str) -> int:
-    """Return how many items the API takes in a parameter that is a list or a dict."""
+    """Return the most items that the API takes in a list or dict parameter."""
     return int(_field(FIELDS[parameter]).metadata["max"])
 
 

@@ -1,4 +1,4 @@
-"""Where a job's data and checkpoints lie on S3, and what goes wrong if they lie there."""
+"""Check where a job's data and checkpoints are on S3, and whether they overlap."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _UPLOAD = "Upload it with sagemaker_session.upload_data(path) and give the s3://
 
 
 def by_name(inputs: Any) -> Mapping[str, Any]:
-    """Return the channels by name; a single one is called ``training``, as by the SDK."""
+    """Return the channels by name; a single input is called ``training``, as in the SDK."""
     if inputs is None or isinstance(inputs, (list, tuple)):
         return {}
     return inputs if isinstance(inputs, Mapping) else {"training": inputs}
 
 
 def requested(channels: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the channels on S3 or in file systems as the request holds them."""
+    """Return the channels on S3 or in file systems, as the request contains them."""
     all_channels = []
     for name, place in channels.items():
         if isinstance(place, str) and place.startswith("s3://"):
@@ -31,13 +31,13 @@ def requested(channels: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _configuration(place: Any) -> Mapping[str, Any]:
-    """Return what one of the SDK's own classes (``TrainingInput``, ``FileSystemInput``) says about a channel."""
+    """Return a channel's configuration from one of the SDK's classes (``TrainingInput``, ``FileSystemInput``)."""
     configuration = getattr(place, "config", None)
     return configuration if isinstance(configuration, Mapping) else {}
 
 
 def uri_of(place: Any) -> str | None:
-    """Return where a channel's data lie, given as a URI or as one of the SDK's own classes; None if on no URI."""
+    """Return the URI of a channel's data, or None if it has no URI."""
     if isinstance(place, str):
         return place
     uri = _configuration(place).get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
@@ -45,14 +45,14 @@ def uri_of(place: Any) -> str | None:
 
 
 def local_path(uri: object) -> Path | None:
-    """Return the absolute path of a ``file://`` URI, which may be relative; None for anything else."""
+    """Return the absolute path of a ``file://`` URI, resolving a relative one, or None for anything else."""
     if not isinstance(uri, str) or not uri.startswith("file://"):
         return None
     return Path(uri.removeprefix("file://")).resolve()
 
 
 def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]:
-    """Yield where the data lies. Channels that the SDK's own classes describe are theirs to check."""
+    """Yield channels whose data is in the wrong place. The SDK checks channels given as objects of its own classes."""
     for name, place in channels.items():
         parameter = f"inputs[{name!r}]"
         if isinstance(place, PurePath):
@@ -61,7 +61,7 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
         if not isinstance(place, str):
             continue
         if place.startswith("file://"):
-            if not local_mode:  # else it is a local job's to check
+            if not local_mode:  # `local_jobs` checks it otherwise
                 yield error(parameter, f"{place} is on this machine, where SageMaker can't read it", _UPLOAD)
         elif not place.startswith("s3://"):
             remedy = "Give s3://bucket/prefix."
@@ -73,7 +73,7 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
 
 
 def check_code_location(arguments: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield where the code would be uploaded to; the SDK looks at it only then."""
+    """Yield a code_location that is no S3 URI; the SDK would notice only while uploading."""
     location = arguments.get("code_location")
     if isinstance(location, str) and not location.startswith("s3://"):
         yield error("code_location", f"{location!r} is not an S3 URI", "Give s3://bucket/prefix.")
@@ -82,13 +82,9 @@ def check_code_location(arguments: Mapping[str, Any]) -> Iterator[Problem]:
 def check_checkpoints(
     arguments: Mapping[str, Any], channels: Mapping[str, Any], *, local_mode: bool, copied: bool
 ) -> Iterator[Problem]:
-    """Yield the checkpoint prefix. It is downloaded to every host, and what a job deletes is deleted there.
+    """Yield problems of the checkpoint prefix: every host downloads it, and the job's deletions are repeated there.
 
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        channels: The channels by name.
-        local_mode: Whether it may be a directory of this machine.
-        copied: Whether that is done: the SDK's own Local Mode copies nothing.
+    `local_mode` allows a directory of this machine; `copied` is False for the SDK's Local Mode, which copies nothing.
     """
     uri = arguments.get("checkpoint_s3_uri")
     if not isinstance(uri, str):
@@ -139,7 +135,7 @@ def check_checkpoints(
 
 
 def _brings(prefix: str, uri: str) -> bool:
-    """Return whether S3 matches a URI by the text of a prefix, of which a bucket's name is no part."""
+    """Return whether an S3 listing by `prefix` contains `uri`; a prefix that is only a bucket's name does not count."""
     return "/" in prefix.removeprefix("s3://") and uri.startswith(prefix)
 
 

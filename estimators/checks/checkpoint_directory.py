@@ -1,7 +1,7 @@
-"""Which directories of this machine may be a job's checkpoints: those that are the user's, for the hosts write as root.
+"""Check which directories of this machine may hold checkpoints: only the user's own, because the hosts write as root.
 
-What the hosts made becomes the user's after the job, and smddp deletes old checkpoints; neither is for any place that
-others rely on.
+After the job the user becomes the owner of the hosts' files, and smddp deletes old checkpoints. Neither is acceptable
+in a directory that others use.
 """
 
 from __future__ import annotations
@@ -13,21 +13,16 @@ from pathlib import Path
 from estimators.problem import Problem, error
 
 _SYSTEMS_OWN = tuple(map(Path, ("/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
-"""These, and all below them."""
+"""Refused, with everything below them."""
 _SHARED = frozenset(
     map(Path, ("/dev", "/media", "/mnt", "/opt", "/run", "/srv", "/tmp", "/var", "/var/tmp"))  # noqa: S108 - refused
 )
-"""These, but not what is in them."""
+"""Refused themselves; directories in them are allowed."""
 _ROOT = 0
 
 
 def check(uri: str, directory: Path) -> Iterator[Problem]:
-    """Say what is wrong with a directory for checkpoints.
-
-    Args:
-        uri: As it was given.
-        directory: The absolute path that it means.
-    """
+    """Yield the problem of a directory for checkpoints; `uri` is the parameter, `directory` its absolute path."""
     if found := _fault(uri, directory):
         remedy = "Give file:///directory, one of your own for this job's checkpoints; it is made if missing."
         yield error("checkpoint_s3_uri", found, remedy)

@@ -1,7 +1,7 @@
-"""The CreateTrainingJob that the SDK made of a job: whether AWS takes it, told in the Estimator's parameters.
+"""Check the CreateTrainingJob that the SDK built, and report problems in the Estimator's parameters.
 
-The other checks look at one parameter each, before the SDK is asked. This one sees what the SDK made of them all: the
-names and hyperparameters that it adds, what its own classes hold, and what cannot stand beside what.
+The other checks look at one parameter each, before the SDK runs. This one sees the whole request: the names and
+hyperparameters that the SDK adds, the contents of its own classes, and members that exclude each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MADE_BY_SDK: Mapping[str, str] = {
     "ProfilerRuleConfigurations": "rules",
     "TensorBoardOutputConfig": "tensorboard_output_config",
 }
-"""The parameters of the fields that the SDK fills in, beside those of `aws_limits.FIELDS`, which go as they are."""
+"""The parameter behind each field that the SDK builds; those of `aws_limits.FIELDS` go into the request unchanged."""
 _PARAMETERS: Mapping[Path, str] = {
     tuple(field.split(".")): parameter
     for field, parameter in [*((field, name) for name, field in aws_limits.FIELDS.items()), *_MADE_BY_SDK.items()]
@@ -38,38 +38,28 @@ _NOTES: Mapping[str, str] = {
     "hyperparameters": "The SDK adds some of its own (sagemaker_…), which count, too.",
     "inputs": "A job without channels takes none; the model's channel counts, too.",
 }
-"""What to know of a parameter that was right, and of which the SDK made something that is not."""
+"""Hints for a valid parameter from which the SDK makes an invalid field."""
 _SDKS_MODEL_CHANNEL = "model"
 
 
 def check_form(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what the model of the API does not allow.
-
-    Args:
-        request: What the SDK would send.
-        arguments: The parameters for ``PyTorch`` that it was made of.
-    """
+    """Yield what the API's model does not allow in a request, which the SDK made from `arguments`."""
     for violation in violations(service_model().operation_model("CreateTrainingJob").input_shape, request):
         parameter, path = _origin(violation.path, request, arguments)
         problem = aws_limits.told(violation, parameter, path)
-        if problem.severity == "error":  # a warning was told of the parameter itself
+        if problem.severity == "error":  # the parameter's own check has already yielded a warning
             yield error(parameter, problem.found, f"{_NOTES.get(parameter, '')} {problem.remedy}".strip())
 
 
 def check_rules(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what breaks the rules between the members of a request whose form is right.
-
-    Args:
-        request: What the SDK would send.
-        arguments: The parameters for ``PyTorch`` that it was made of.
-    """
+    """Yield broken rules between the members of a valid request, which the SDK made from `arguments`."""
     for broken in broken_rules(request):
         parameter, _ = _origin(broken.path, request, arguments)
         yield error(parameter, broken.found, broken.remedy)
 
 
 def _origin(path: Path, request: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[str, Path]:
-    """Return the parameter that a place in the request comes from, and where the place lies in it."""
+    """Return the parameter behind a path in the request, and the rest of the path within that parameter."""
     if path[:1] == ("InputDataConfig",) and len(path) > 1:
         assert isinstance(path[1], int)
         name = request["InputDataConfig"][path[1]].get("ChannelName")

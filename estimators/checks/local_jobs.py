@@ -1,4 +1,4 @@
-"""What a job asks for that a local one can't do, or does nothing about: ours, or that of the SDK's own Local Mode."""
+"""Yield the parameters that a local job can't support or ignores, in our local mode or in the SDK's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONLY_SAGEMAKER = (
     "mlflow_config",
     "tags",
 )
-"""Parameters that change nothing on this machine."""
+"""Parameters that have no effect on this machine."""
 NOT_IN_SDK = (
     "use_spot_instances",
     "max_wait",
@@ -45,14 +45,14 @@ NOT_IN_SDK = (
     "enable_network_isolation",
     "disable_output_compression",
 )
-"""Those that change nothing in the SDK's Local Mode, though they do in ours."""
+"""Parameters that have no effect in the SDK's Local Mode, but do in ours."""
 
 _AS_NOT_GIVEN: Mapping[str, Any] = {"max_run": 24 * 60 * 60, "debugger_hook_config": False, "disable_profiler": True}
-"""Values that the Estimator itself puts there."""
+"""Values that the Estimator sets itself, so the user did not ask for them."""
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 - looked for, not bound
 _ML_ROOT = PurePosixPath("/opt/ml")
 _HOSTS_OWN = ("code", "input", "model", "output")
-"""What a host has there of its own."""
+"""Directories below /opt/ml that each host needs."""
 _OURS = "Leave out sagemaker_session: the Estimator's own local job does it."
 
 
@@ -64,16 +64,12 @@ def check(
     in_studio: bool,
     s3_endpoint: Callable[[], str],
 ) -> Iterator[Problem]:
-    """Everything that is wrong with a local job.
+    """Yield the problems of a local job.
 
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        data: The channels by name.
-        by_sdk: Whether the SDK's own Local Mode runs it.
-        in_studio: Whether this machine is a host of SageMaker Studio.
-        s3_endpoint: Says where S3 is, for the containers too.
+    `by_sdk` means that the SDK's Local Mode runs it, `in_studio` that this machine is a host of SageMaker Studio.
+    `s3_endpoint` returns the URL that the containers use for S3, too.
     """
-    if in_studio and not by_sdk:  # which knows its way there
+    if in_studio and not by_sdk:  # the SDK's Local Mode supports Studio
         remedy = "Use estimators.local.LocalSageMaker, which needs no Docker, or an instance_type of SageMaker's."
         yield error("instance_type", "in SageMaker Studio, containers have neither the files nor the network", remedy)
     if arguments["instance_type"] == "local_gpu" and arguments.get("instance_count", 1) != 1:
@@ -120,7 +116,7 @@ def check(
 
 
 def _check_mount_point(path: str) -> Iterator[Problem]:
-    """Say whether a directory for checkpoints would hide what a host needs, or can't be where it shall."""
+    """Yield a mount point for checkpoints that hides a host's own directories, or is no absolute path."""
     place = PurePosixPath(path)
     hides = _ML_ROOT.is_relative_to(place) or any(place.is_relative_to(_ML_ROOT / name) for name in _HOSTS_OWN)
     if not place.is_absolute() or ".." in place.parts or hides:
@@ -173,7 +169,7 @@ def _told(arguments: Mapping[str, Any], names: tuple[str, ...], found: str, reme
 
 
 def _configuration(place: Any) -> Mapping[str, Any]:
-    """Say what one of the SDK's own classes says about a channel."""
+    """Return a channel's configuration from one of the SDK's classes (``TrainingInput``, ``FileSystemInput``)."""
     configuration = getattr(place, "config", None)
     return configuration if isinstance(configuration, Mapping) else {}
 

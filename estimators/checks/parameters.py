@@ -1,8 +1,8 @@
-"""What is wrong with a job, parameter by parameter: the rules that no single other file owns.
+"""Check a job parameter by parameter: the rules that no other file owns.
 
-Each function looks at one matter and yields what it found. The API's own limits are in ``aws_limits``, the rules of the
-distribution in ``distribution``, of the code in ``source_code``, of places on S3 in ``channels``; what parameters may
-not stand beside each other is looked for in the ``finished_request``.
+Each function checks one subject and yields problems. The API's limits are in ``aws_limits``, the distribution's rules
+in ``distribution``, the code's in ``source_code``, S3 prefixes in ``channels``; ``finished_request`` finds parameters
+that exclude each other.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _WITHOUT_WHICH_DROPPED: Mapping[str, str] = {
     "recipe_overrides": "training_recipe",
     "training_repository_credentials_provider_arn": "training_repository_access_mode",
 }
-"""Parameters that do nothing without another one, of which the SDK says nothing."""
+"""Parameters that the SDK silently ignores without another one."""
 
 _WRONG_IN_JAVA_TOO = ("missing )", "unbalanced parenthesis", "unterminated character set", "nothing to repeat")
-"""How `re` begins to say what is wrong in Java, too, whose expressions AWS takes."""
+"""Beginnings of `re` messages about patterns that are invalid in Java, too: AWS uses Java's regexes."""
 
 
 def is_local_mode(arguments: Arguments) -> bool:
@@ -42,7 +42,7 @@ def is_local_mode(arguments: Arguments) -> bool:
 
 
 def check_limits(arguments: Arguments) -> Iterator[Problem]:
-    """Yield the API's limits on every parameter that goes into the request as it is."""
+    """Yield violations of the API's limits by parameters that go into the request unchanged."""
     elsewhere = {"hyperparameters"}
     if "/" not in str(arguments.get("role")):
         elsewhere.add("role")  # a name: the SDK asks IAM for its ARN
@@ -56,21 +56,16 @@ def check_limits(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_switches(arguments: Arguments, names: frozenset[str]) -> Iterator[Problem]:
-    """Yield what is neither on nor off.
-
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        names: Those that are True or False; any other object than a plain value is the SDK's to know.
-    """
+    """Yield the parameters among `names` that are neither True nor False; objects of the SDK's own classes pass."""
     for name in sorted(names & arguments.keys()):
         value = arguments[name]
-        # 0 and 1 mean what they do in Python, and the request's own check refuses them where they would be sent.
+        # 0 and 1 pass as in Python; the check of the request refuses them if they would be sent.
         if isinstance(value, (str, float, list, tuple, Mapping)) or (type(value) is int and value not in (0, 1)):
             yield error(name, f"is {value!r}, of type {type(value).__name__}", "Give True or False.")
 
 
 def check_dropped(arguments: Arguments) -> Iterator[Problem]:
-    """Yield what would not get into the request; a local job has more to say of its checkpoints."""
+    """Yield parameters that would not reach the request. For local jobs `local_jobs` checks more."""
     if is_local_mode(arguments):
         return
     for name, needed in _WITHOUT_WHICH_DROPPED.items():
@@ -79,7 +74,7 @@ def check_dropped(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_instances(arguments: Arguments) -> Iterator[Problem]:
-    """Yield how many hosts of which type."""
+    """Yield problems of the instance types and the number of hosts."""
     groups, instance_type = arguments.get("instance_groups"), arguments.get("instance_type")
     if groups and (instance_type or arguments.get("instance_count")):
         yield error("instance_groups", "given together with instance_type or instance_count", "Give one or the other.")
@@ -112,7 +107,7 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_mlflow(arguments: Arguments) -> Iterator[Problem]:
-    """Yield that the place of the job's MLflow run can't be read."""
+    """Yield an mlflow_config that is no valid structure."""
     given = arguments.get("mlflow_config")
     if given is not None and request_form(given, "MlflowConfig") is None:
         known = "mlflow_resource_arn, mlflow_experiment_name, mlflow_run_name"
@@ -120,7 +115,7 @@ def check_mlflow(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_groups_without_ranks(arguments: Arguments) -> Iterator[Problem]:
-    """Yield the instance groups whose hosts run the script, but are no part of its distribution."""
+    """Yield the instance groups whose hosts run the script outside the distribution."""
     trained = {group.instance_group_name for group in trained_groups(arguments)}
     others = [str(name) for group in instance_groups(arguments) if (name := group.instance_group_name) not in trained]
     if others:
@@ -132,7 +127,7 @@ def check_groups_without_ranks(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_time(arguments: Arguments) -> Iterator[Problem]:
-    """Yield how long the job may run, and wait for spot instances."""
+    """Yield problems of the time limits, for training and for waiting for spot instances."""
     max_run, max_wait = arguments.get("max_run"), arguments.get("max_wait")
     spot = arguments.get("use_spot_instances")
     if isinstance(max_run, int) and max_run > LONGEST_RUNTIME:
@@ -164,7 +159,7 @@ def check_time(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Problem]:
-    """Yield the role that the job runs as; a local job assumes none."""
+    """Yield a missing role; a local job needs none."""
     if is_local_mode(arguments):
         return
     if not arguments.get("role") and not configured_role:
@@ -177,7 +172,7 @@ def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Pr
 
 
 def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]) -> Iterator[Problem]:
-    """Yield what is wrong with SMDDP on this type of instance."""
+    """Yield instance types that don't support SMDDP."""
     if not uses_data_parallel_library(arguments.get("distribution")):
         return
     if is_local_mode(arguments):
@@ -199,12 +194,7 @@ def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]
 
 
 def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | None]) -> Iterator[Problem]:
-    """Yield what is wrong with the hyperparameters, which travel as text.
-
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        text_of: The text that the SDK sends for a value; None if it is not known yet.
-    """
+    """Yield problems of the hyperparameters; `text_of` returns a value as the SDK sends it, or None if unknown."""
     texts: dict[str, str] = {}
     for name, value in arguments.get("hyperparameters", {}).items():
         if fault := _fault_in(value, text_of):
@@ -219,7 +209,7 @@ def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | N
 
 
 def check_launch_settings(arguments: Arguments) -> Iterator[Problem]:
-    """Yield what the container would refuse of the settings by which its ranks start."""
+    """Yield launch settings that the container would refuse."""
     environment = arguments.get("environment")
     for name in (PROCESSES_PER_HOST, PROCESSES_IN_ALL):
         processes = arguments.get("hyperparameters", {}).get(name, 1)
@@ -229,7 +219,7 @@ def check_launch_settings(arguments: Arguments) -> Iterator[Problem]:
 
 
 def _refused(parameter: str, check: Callable[[], None]) -> Iterator[Problem]:
-    """Yield what a check of the container's raises."""
+    """Yield the error that a check of the container's raises."""
     try:
         check()
     except JobError as fault:
@@ -245,7 +235,7 @@ def _fault_in(value: Any, text_of: Callable[[Any], str | None]) -> str | None:
 
 
 def check_metrics(arguments: Arguments) -> Iterator[Problem]:
-    """Yield what is wrong with the expressions that find metrics in the log."""
+    """Yield problems of the regexes that find metrics in the log."""
     definitions = arguments.get("metric_definitions")
     for definition in definitions if isinstance(definitions, (list, tuple)) else ():
         if isinstance(definition, Mapping) and isinstance(

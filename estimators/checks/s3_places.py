@@ -1,7 +1,7 @@
-"""Whether a job's data are there, and the buckets that it writes to: what SageMaker says only minutes after the start.
+"""Check that a job's data and output buckets exist: SageMaker reports a missing one only minutes after the start.
 
-The one check that asks AWS. A role may read what whoever sends the job may not see: where S3 refuses to tell, nothing
-is wrong.
+This is the only check that sends requests to AWS. The job's role may read objects that the user may not see, so a
+refusal by S3 is not a problem.
 """
 
 from __future__ import annotations
@@ -22,27 +22,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SHOWN = 5
-"""So many of the keys that a prefix brings besides are named."""
+"""Most additional keys of a prefix that a warning names."""
 
 _READ = ("source_dir", "model_uri")
 _WRITTEN = ("checkpoint_s3_uri", "output_path", "code_location")
 _OBJECTS = ("ManifestFile", "AugmentedManifestFile")
-"""Types of data whose URI is an object; another's is what keys begin with."""
+"""Data types whose URI names one object; the others' is a prefix of keys."""
 _DEFAULT_BUCKET = re.compile(r"sagemaker-[a-z0-9-]+-\d{12}")
-"""What the SDK calls the bucket that it makes where it needs one."""
+"""The name of the SDK's default bucket, which it creates if missing."""
 
 
 def check(arguments: Mapping[str, Any], channels: Mapping[str, Any], s3: S3Client) -> Iterator[Problem]:
-    """Yield the places that are not there, of those that the user names.
-
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        channels: The channels by name.
-        s3: Who is asked.
-
-    Raises:
-        botocore.exceptions.BotoCoreError: S3 can't be asked at all.
-    """
+    """Yield the S3 URIs, among the user's, that do not exist; raise BotoCoreError if S3 can't be reached."""
     manifests = {
         channel["ChannelName"]
         for channel in requested(channels)
@@ -57,11 +48,11 @@ def check(arguments: Mapping[str, Any], channels: Mapping[str, Any], s3: S3Clien
 
 
 def _look(parameter: str, uri: object, s3: S3Client, *, is_object: bool, is_written: bool) -> Iterator[Problem]:
-    """Yield what is missing of a place, or what else it brings; nothing where that can't be told."""
+    """Yield that a URI does not exist or matches more keys than meant; nothing if S3 refuses to answer."""
     if not isinstance(uri, str) or not uri.startswith("s3://"):
         return
     bucket, _, key = uri.removeprefix("s3://").partition("/")
-    if not bucket or ":" in bucket:  # an access point's ARN
+    if not bucket or ":" in bucket:  # no bucket, or an access point's ARN
         return
     if is_written and _DEFAULT_BUCKET.fullmatch(bucket):
         return
@@ -81,7 +72,7 @@ def _look(parameter: str, uri: object, s3: S3Client, *, is_object: bool, is_writ
         else:
             logger.info("%s can't be looked at: %s", uri, fault)
         return
-    # Keys come in their order, and none with a prefix comes before the prefix itself.
+    # Keys are listed in order, and a prefix sorts before every longer key: keys[0] is the object itself if it exists.
     if not keys:
         yield error(parameter, f"{uri}: there are no objects", "Upload it, or correct the URI.")
     elif is_object and keys[0] != key:
@@ -96,7 +87,7 @@ def _look(parameter: str, uri: object, s3: S3Client, *, is_object: bool, is_writ
 
 
 def _is_text(key: str) -> bool:
-    """Return whether a prefix may bring the keys of other directories than the one that it names."""
+    """Return whether a prefix may match keys outside the directory that it names, because it lacks a final slash."""
     return bool(key) and not key.endswith("/")
 
 
@@ -105,7 +96,7 @@ def _first_of(s3: S3Client, bucket: str, key: str) -> list[str]:
 
 
 def _names_in(s3: S3Client, bucket: str, prefix: str) -> list[str]:
-    """Return the first thousand objects, and directories with a slash, whose names begin with a prefix."""
+    """Return the first thousand objects, and directories with a slash, whose names begin with `prefix`."""
     page = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, Delimiter="/")
     objects = [each["Key"] for each in page.get("Contents", ())]
     return objects + [each["Prefix"] for each in page.get("CommonPrefixes", ())]

@@ -1,1 +1,1 @@
-"""The console: a web page over the SageMaker API, for the local platform and for AWS. Behind ``smddp console``."""
+"""The console (``smddp console``): web pages about training jobs, on the local platform and on AWS."""

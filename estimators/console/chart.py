@@ -1,4 +1,4 @@
-"""Line charts, as the numbers that a template draws as SVG: no script and no library is needed to see one."""
+"""Line charts as numbers that a template draws as SVG, without scripts or libraries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from smddp.process.live_text import duration
 WIDTH, HEIGHT = 360.0, 170.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 16.0, 10.0, 22.0
 _COLUMNS = 300
-"""Of so many columns each shows its least and its greatest value, so that no peak is lost."""
+"""Columns to which points are thinned out; each keeps its minimum and maximum, so that no peak is lost."""
 _LEAST_RANGE, _MOST, _LARGEST_POWER = 1e-300, 8e307, 308.25
 _NARROW = 1.5
 _TICKS = 4
-"""Between so many steps and twice as many."""
+"""Most intervals between the ticks of an axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,35 +26,35 @@ class Series:
 
     job: str
     attempts: Sequence[Sequence[MetricPoint]]
-    """Apart: no line is drawn over an interruption."""
+    """The points of each attempt; no line crosses an interruption."""
     began: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a chart, or a dot where there is one value."""
+    """One line of a chart, or a dot for a single value."""
 
     number: int
-    """The job's, from 0, which decides the colour."""
+    """The job's number, from 0, which decides the colour."""
     job: str
     points: Sequence[tuple[float, float]]
 
     @property
     def text(self) -> str:
-        """The points as SVG has them."""
+        """The points in SVG's format."""
         return " ".join(f"{x:.2f},{y:.2f}" for x, y in self.points)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart as it is drawn, in units of an SVG of `WIDTH` by `HEIGHT`."""
+    """A chart in the coordinates of an SVG of `WIDTH` by `HEIGHT`."""
 
     metric: str
     over: str
-    """``step``, or ``time`` where a value has no step."""
+    """``step``, or ``time`` if any value has no step."""
     lines: Sequence[Line]
     marks: Sequence[tuple[float, str]]
-    """Where a job went on, and as which attempt."""
+    """The x of each resume, and the attempt's label."""
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
     x_range: tuple[float, float]
@@ -63,13 +63,7 @@ class Chart:
 
 
 def chart(metric: str, series: Sequence[Series], *, logarithmic: bool = False) -> Chart:
-    """Draw a metric of some jobs.
-
-    Args:
-        metric: Its name.
-        series: Each has one value at least.
-        logarithmic: Whether the values' scale is to be logarithmic, if all are above 0.
-    """
+    """Draw one metric of some jobs, each with at least one value; logarithmic only if all values are above 0."""
     points = [point for one in series for attempt in one.attempts for point in attempt]
     by_step = all(point.step is not None for point in points)
     logarithmic = logarithmic and all(point.value > 0 for point in points)
@@ -112,7 +106,7 @@ def _range(values: Sequence[float], margin: float = 0.0) -> tuple[float, float]:
     least, most = min(values), max(values)
     room = (most - least) * margin if most - least > _LEAST_RANGE else abs(most) * 0.5 or 1.0
     low, high = least - room, most + room
-    return (low, high) if math.isfinite(high - low) else (-_MOST, _MOST)  # a log may say any number
+    return (low, high) if math.isfinite(high - low) else (-_MOST, _MOST)  # a log may contain any number
 
 
 def _scale(values: tuple[float, float], start: float, end: float) -> Callable[[float], float]:
@@ -131,10 +125,10 @@ def _ticks(values: tuple[float, float]) -> list[float]:
 
 
 def _ticks_of_powers(values: tuple[float, float]) -> list[float]:
-    """Return the powers of ten in a range of powers or, where it is narrow, those of a few round numbers."""
+    """Return the exponents of powers of ten in a range, or of a few round numbers if the range is narrow."""
     low, high = values[0], min(values[1], _LARGEST_POWER)
     if low >= high:
-        return []  # no round number lies between them and the largest float
+        return []  # the range begins above the largest power that a float can hold
     if high - low < _NARROW:
         return [math.log10(number) for number in _ticks((10**low, 10**high)) if number > 0]
     return [float(power) for power in range(math.ceil(low), math.floor(high) + 1, math.ceil((high - low) / _TICKS))]
@@ -145,7 +139,7 @@ def _number(value: float) -> str:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Return so many points as can be seen, the greatest and the least of each column among them."""
+    """Return as many points as a chart can show, with the minimum and maximum of each column."""
     if len(points) <= 2 * _COLUMNS:
         return points
     kept = []

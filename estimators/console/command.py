@@ -1,4 +1,4 @@
-"""``smddp console``: the web page from a shell."""
+"""``smddp console``: serve the web pages from a shell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from estimators.console.place import Place
 
 NEEDED = ("starlette", "uvicorn", "jinja2")
-"""What the extra ``console`` brings."""
+"""The packages of the extra ``console``."""
 _LOOK_SECONDS = 0.5
 
 
@@ -30,9 +30,9 @@ def console(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")] = 0,
 ) -> None:
-    """Show training jobs in a browser, until Ctrl-C: of AWS, as it is configured, or of the local platform.
+    """Show training jobs in a browser, until Ctrl-C: those on AWS, as boto3 is configured, or on the local platform.
 
-    Nothing is changed without --write. The link that it prints opens the console once; then it prints the next one.
+    Without --write the pages change nothing. The printed link opens the console once; then the next link is printed.
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         _fail(f"{', '.join(missing)} not installed. Do: pip install 'smddp[console]'")
@@ -59,11 +59,7 @@ def console(
 
 
 def _local(directory: Path, write: bool) -> Place:
-    """Return the platform that runs on a directory.
-
-    Raises:
-        LocalPlatformError: None does.
-    """
+    """Return the platform that runs on a directory, or raise LocalPlatformError if none does."""
     from estimators.console.place import Place
     from estimators.local.kept_access import KeptAccess
     from estimators.local.signed_request import ask
@@ -78,11 +74,7 @@ def _local(directory: Path, write: bool) -> Place:
 
 
 def _aws(region: str | None, profile: str | None, write: bool) -> Place:
-    """Return the account that boto3 is configured for.
-
-    Raises:
-        EstimatorError: There is no region, no such profile, or there are no credentials.
-    """
+    """Return the account that boto3 is configured for; raise EstimatorError without a region, profile or keys."""
     import boto3
     from botocore.exceptions import BotoCoreError
 
@@ -99,7 +91,7 @@ def _aws(region: str | None, profile: str | None, write: bool) -> Place:
                 "this machine."
             )
         return Place(name=f"AWS · {session.region_name}", session=session, may_write=write)
-    except (BotoCoreError, ValueError) as error:  # no such profile, or what is no region
+    except (BotoCoreError, ValueError) as error:  # an unknown profile, or an invalid region
         if isinstance(error, EstimatorError):
             raise
         raise EstimatorError(f"AWS can't be asked: {error}. Correct the configuration of AWS.") from error

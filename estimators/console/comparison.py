@@ -1,4 +1,4 @@
-"""What differs between the requests of some jobs, member by member."""
+"""Compare the requests of some jobs, member by member."""
 
 from __future__ import annotations
 
@@ -15,16 +15,12 @@ class Row:
 
     name: str
     values: Sequence[str | None]
-    """Of each job, as it may be shown; None: it has no such member."""
+    """The masked value in each job's request, or None if absent."""
     differs: bool
 
 
 def rows(requests: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Return a row for each member of some requests, those that differ first.
-
-    Args:
-        requests: Their members may lie in one another.
-    """
+    """Return one row for each member of some requests, including nested members; those that differ come first."""
     raw = [dict(_members(request)) for request in requests]
     shown = [dict(_members(masked(request))) for request in requests]
     found = []

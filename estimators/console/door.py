@@ -1,8 +1,8 @@
-"""Who may look: a browser that was once given the terminal's link, and nothing else on this machine or in the browser.
+"""Access to the console: only for a browser that was once opened with the terminal's link.
 
-The link opens the console once, and gives the browser a cookie. A cookie on 127.0.0.1 goes to every port, that of
-another user's program, too; so this one is bound to a path that nobody else knows. A foreign page can neither name the
-host otherwise (DNS rebinding) nor send what changes anything.
+1. The link opens the console once, and gives the browser a cookie.
+2. A cookie of 127.0.0.1 is sent to every port, also to another user's program. So the cookie is bound to a secret path.
+3. The Host check defeats DNS rebinding; the Origin and Sec-Fetch-Site checks refuse requests of foreign pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-# A redirect would be the link's page's request, which may be a foreign one: the browser would keep the cookie back.
+# Not a redirect: a redirect of a click on a foreign page counts as cross-site, so the browser would withhold the
+# cookie, which is SameSite=Strict.
 _ENTERED = """<!doctype html><meta charset="utf-8"><title>smddp console</title>
 <link rel="icon" href="{root}/static/icon.svg"><meta http-equiv="refresh" content="0; url={root}/">
 <p><a href="{root}/">Open the console</a>"""
@@ -34,16 +35,12 @@ _CLOSED = "The console opens by the link that it shows in its terminal.\n"
 
 
 class Door:
-    """An ASGI application that lets through to `inner` who may look."""
+    """An ASGI application that passes authorised requests to `inner`, and refuses all others."""
 
     def __init__(self, inner: ASGIApp, *, root: str, port: int, entered: Callable[[str], object]) -> None:
-        """Make the first link.
+        """Make the first link to pages on 127.0.0.1:`port`, all below the secret path `root` (see `new_root`).
 
-        Args:
-            inner: The pages.
-            root: The path under which all of them lie, which nobody can guess; see `new_root`.
-            port: Where it listens, on 127.0.0.1.
-            entered: Is told the next link when one was used.
+        `entered` receives the next link each time one is used.
         """
         self._inner = inner
         self._root = root
@@ -55,7 +52,7 @@ class Door:
 
     @property
     def link(self) -> str:
-        """Opens the console once."""
+        """The link that opens the console once."""
         return f"{self._origin}{self._root}/open?token={self._token}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +102,7 @@ class Door:
 
 
 def new_root() -> str:
-    """Return a path that nobody can guess."""
+    """Return a random path that nobody can guess."""
     return f"/{secrets.token_urlsafe(12)}"
 
 

@@ -1,4 +1,4 @@
-"""One page of the list of jobs, as ListTrainingJobs filters, orders and cuts it: nothing is kept here."""
+"""One page of the list of jobs. ListTrainingJobs filters, sorts and pages it, so nothing is stored here."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ SPANS: Mapping[str, timedelta] = {
     "week": timedelta(weeks=1),
     "month": timedelta(days=30),
 }
-"""How long ago a job may have been created, by the name that the address has."""
+"""The greatest age of a job, by the name in the URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs are wanted. Values that are none are as good as empty: an address is easily mistyped."""
+    """The filter of a list of jobs. Invalid values count as empty, because URLs are easily mistyped."""
 
     name: str = ""
     """A part of the name."""
     status: str = ""
-    """One of `STATUSES`; empty: any."""
+    """One of `STATUSES`, or empty for any."""
     within: str = ""
-    """One of `SPANS`; empty: of any age."""
+    """One of `SPANS`, or empty for any age."""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> JobFilter:
-        """Take the filter of an address; AWS takes names of 63 characters at most."""
+        """Read the filter from a URL's query; the name is cut to AWS's 63 characters."""
         status, within = query.get("status", ""), query.get("within", "")
         return cls(
             name=query.get("name", "").strip()[:63],
@@ -40,7 +40,7 @@ class JobFilter:
         )
 
     def request(self, now: datetime) -> dict[str, Any]:
-        """Return the members of ListTrainingJobs that ask for these jobs."""
+        """Return the members of ListTrainingJobs for this filter."""
         return {
             **({"NameContains": self.name} if self.name else {}),
             **({"StatusEquals": self.status} if self.status else {}),
@@ -53,23 +53,13 @@ class JobPage:
     """Some jobs, newest first."""
 
     jobs: Sequence[Mapping[str, Any]]
-    """TrainingJobSummaries, each with ``Seconds``: how long it took, or has taken so far."""
+    """TrainingJobSummaries, each with ``Seconds``: its duration, up to now if it has not ended."""
     next_token: str
-    """Asks for the jobs that come after these; empty: there are none."""
+    """The token of the next page, or empty on the last page."""
 
 
 def job_page(sagemaker: Any, wanted: JobFilter, token: str) -> JobPage:
-    """Ask for one page.
-
-    Args:
-        sagemaker: A boto3 client.
-        wanted: Which jobs.
-        token: The `JobPage.next_token` of the page before; empty for the first.
-
-    Raises:
-        botocore.exceptions.ClientError: It is refused.
-        botocore.exceptions.BotoCoreError: Nobody answers.
-    """
+    """Fetch one page of jobs, or raise botocore's error; `token` is the previous page's `next_token`, or empty."""
     now = datetime.now(timezone.utc)
     answer = sagemaker.list_training_jobs(
         MaxResults=PAGE_JOBS,
@@ -86,7 +76,7 @@ def job_page(sagemaker: Any, wanted: JobFilter, token: str) -> JobPage:
 
 
 def _end(job: Mapping[str, Any], now: datetime) -> datetime:
-    """Return when a job ended, or now; one that ended before it trained has no TrainingEndTime."""
+    """Return the time when a job ended, or now; a job that never trained has no TrainingEndTime."""
     ended = job["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
     end: datetime = job.get("TrainingEndTime") or (job.get("LastModifiedTime", now) if ended else now)
     return end

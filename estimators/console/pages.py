@@ -1,6 +1,6 @@
-"""The pages, and which addresses they have.
+"""The pages and their URLs.
 
-Each is made anew at each request, and asks for itself again while it is shown: a page has no state of its own.
+Each request renders its page anew, and a shown page polls for itself: a page has no state of its own.
 """
 
 from __future__ import annotations
@@ -32,24 +32,19 @@ from smddp.process.shown_text import shown_line
 
 MOST_COMPARED = 8
 MOST_LINES = 400
-"""That one answer holds."""
+"""Most lines in one answer."""
 LIST_SECONDS, JOB_SECONDS = 5, 2
-"""How often a page asks again while something may change."""
+"""Seconds between two polls of a page while its content may change."""
 _FIRST_LOOK_SECONDS = 0.5
 _PARTS = "time_"
-"""How the names of the metrics begin that say where a step's time goes."""
+"""Prefix of the metrics that divide up a step's time."""
 
 
 class Pages:
-    """What the console shows of a place."""
+    """The pages about one place's jobs."""
 
     def __init__(self, place: Place, root: str) -> None:
-        """Nothing is asked yet.
-
-        Args:
-            place: Where the jobs are.
-            root: The path under which all pages lie.
-        """
+        """Load the templates, for pages below the path `root`. Sends no request."""
         self._place = place
         self._root = root
         self.watches = Watches(place)
@@ -60,7 +55,7 @@ class Pages:
         self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=_shown, size=_size)
 
     def app(self) -> Starlette:
-        """Return them as an application."""
+        """Return the pages as an ASGI application."""
         job = "/jobs/{name}"
         routes: list[Route | Mount] = [
             Route("/", self._jobs),
@@ -266,7 +261,7 @@ class Pages:
 
 
 def _checked(name: str) -> str:
-    """Return a job's name, if it can be one: it becomes a part of addresses and of names of log streams."""
+    """Return a valid job name, or raise a 404: names become parts of URLs and of log streams."""
     shape: Any = service_model().operation_model("DescribeTrainingJob").input_shape
     if any(violations(shape.members["TrainingJobName"], name)):
         raise HTTPException(404, f"No training job can be called {shown_line(name)[:63]!r}.")
@@ -289,7 +284,7 @@ def _moment(milliseconds: int) -> datetime:
 
 
 def _shown(line: str) -> str:
-    """Return a line that a job has written as a page shows it."""
+    """Return a log line as a page shows it: control characters removed, secrets masked."""
     return masked_text(shown_line(line))
 
 

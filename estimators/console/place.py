@@ -1,4 +1,4 @@
-"""Where the jobs are that the console shows, the local platform or an account of AWS, and what it may do to them."""
+"""Where the console's jobs are, the local platform or an AWS account, and what the pages may do to them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One region of an account, or a local platform. Its clients may be used in several threads."""
+    """One region of an account, or a local platform. Its clients are thread-safe."""
 
     name: str
-    """What the pages call it."""
+    """Its name on the pages."""
     session: boto3.Session
     may_write: bool = False
     """Whether the pages have buttons that stop and resume jobs."""
     interrupt: Callable[[str], object] | None = None
-    """Takes the instances of the job of this name away, where that can be done."""
+    """Interrupts the spot job of this name; None if not possible."""
     sagemaker: Any = field(init=False)
     """A boto3 client."""
     logs: Any = field(init=False)
@@ -33,5 +33,5 @@ class Place:
         object.__setattr__(self, "logs", self.session.client("logs"))
 
     def job(self, name: str) -> TrainingJob:
-        """Return a handle on a job; nothing is asked yet."""
+        """Return a handle on a job. Sends no request."""
         return TrainingJob(name, self.session)

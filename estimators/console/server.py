@@ -1,4 +1,4 @@
-"""The server of the pages, on 127.0.0.1, in a thread of its own."""
+"""The web server of the pages, on 127.0.0.1, in its own thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONNECTIONS = 64
 
 
 class Console:
-    """Serves the pages for the length of a ``with`` block.
+    """Serves the pages inside a ``with`` block.
 
     Examples:
         >>> with Console(Place(name="here", session=session)) as console:
@@ -27,15 +27,9 @@ class Console:
     """
 
     def __init__(self, place: Place, *, port: int = 0, entered: Callable[[str], object] = lambda _: None) -> None:
-        """Take the port; nothing is served yet.
+        """Bind the port of 127.0.0.1, 0 for any free one, or raise EstimatorError. Serves nothing yet.
 
-        Args:
-            place: Where the jobs are.
-            port: On 127.0.0.1; 0 takes any free one.
-            entered: Is told the next link when one was used.
-
-        Raises:
-            EstimatorError: The port is taken, or may not be used.
+        `entered` receives the next link each time one is used.
         """
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,7 +47,7 @@ class Console:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._door,
-                access_log=False,  # it would show the links
+                access_log=False,  # it would log the secret links
                 log_level="warning",
                 lifespan="off",
                 ws="none",
@@ -67,11 +61,11 @@ class Console:
 
     @property
     def link(self) -> str:
-        """Opens the console once, in one browser."""
+        """The link that opens the console once, in one browser."""
         return self._door.link
 
     def __enter__(self) -> Console:
-        self._socket.listen()  # who connects now is answered as soon as the thread is ready
+        self._socket.listen()  # from now on connections queue until the thread accepts them
         self._thread.start()
         return self
 
@@ -84,6 +78,6 @@ class Console:
         self._socket.close()
 
     def wait(self, seconds: float) -> bool:
-        """Wait, and return whether the console still answers."""
+        """Wait up to `seconds`; return whether the console still answers."""
         self._thread.join(seconds)
         return self._thread.is_alive()

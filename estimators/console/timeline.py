@@ -1,4 +1,4 @@
-"""What became of a job, and when: its secondary statuses as bars one after the other."""
+"""The history of a job: its secondary statuses as consecutive bars."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _KINDS: Mapping[str, str] = {
     "MaxRuntimeExceeded": "failed",
     "MaxWaitTimeExceeded": "failed",
 }
-"""What a status is to who looks at it; those that are not named here are waiting."""
+"""The kind of each status. All others count as ``waiting``."""
 _LEAST_SHARE = 0.004
-"""Of the whole bar: a shorter status could not be seen."""
+"""Least share of the whole bar, so that even a short status is visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One secondary status, from its beginning to the next one's."""
+    """One secondary status, from its start to the start of the next one."""
 
     status: str
     kind: str
@@ -40,20 +40,15 @@ class Phase:
     began: datetime
     seconds: float
     left: float
-    """Where its bar begins, 0 to 100."""
+    """Start of its bar, in percent."""
     width: float
-    """How wide the bar is, of 100."""
+    """Width of its bar, in percent."""
     attempt: int
-    """Which training it is, from 1; 0 if it is none."""
+    """The number of the training attempt, from 1; 0 for other phases."""
 
 
 def phases(transitions: Sequence[Mapping[str, Any]], now: datetime) -> list[Phase]:
-    """Return a job's phases.
-
-    Args:
-        transitions: SecondaryStatusTransitions, as a description has them.
-        now: When the last one ends, if it has not.
-    """
+    """Return a job's phases from its SecondaryStatusTransitions; a phase without an end lasts until `now`."""
     starts = [each["StartTime"] for each in transitions]
     ends = [*starts[1:], *(each.get("EndTime", now) for each in transitions[-1:])]
     spans = [max(0.0, (end - start).total_seconds()) for start, end in zip(starts, ends, strict=True)]

@@ -1,1 +1,1 @@
-"""The main job, for real: two hosts, a spot interruption, a resume, a model. Behind ``smddp demo``."""
+"""``smddp demo``: a real job on two hosts, with a spot interruption, a resume and a model."""

@@ -1,4 +1,4 @@
-"""``smddp demo``: checks that the extras are there, then runs the demo."""
+"""``smddp demo``: check that the extras are installed, then run the demo."""
 
 from __future__ import annotations
 

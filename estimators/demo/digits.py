@@ -8,7 +8,7 @@ import numpy as np
 
 
 def write_digits(path: Path, *, test_share: float = 0.2) -> int:
-    """Write scikit-learn's 1,797 images, split at random but always the same way, and return how many.
+    """Write scikit-learn's 1,797 images in a random but fixed split; return their number.
 
     Arrays: ``train_images`` and ``test_images`` uint8 [N, 8, 8] with values 0 to 16, ``train_labels`` and
     ``test_labels`` int64 [N] with values 0 to 9.

@@ -1,4 +1,4 @@
-"""The loss over the attempts of one job, as a picture."""
+"""Draw the loss over the attempts of one job."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ class Point:
     """1 before the first interruption, 2 after it, and so on."""
     step: int
     seconds: float
-    """Since the job was submitted."""
+    """Seconds since the job was submitted."""
     loss: float
 
 
 def save_loss_curve(points: Sequence[Point], path: Path) -> None:
-    """Draw loss against time, a colour an attempt, the time between two attempts shaded, and save it as a PNG.
+    """Draw loss against time as a PNG, one colour for each attempt, with the gaps shaded.
 
-    Args:
-        points: In the order in which they were logged; at least one.
-        path: The PNG file; its directory must exist.
+    `points` has at least one point, in the order of logging; the directory of `path` exists.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The demo, told from first to last line: platform, data, job, interruption, resume, result."""
+"""The demo from beginning to end: platform, data, job, interruption, resume, result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
 from smddp.process.shown_text import shown_text
 
-BATCH_SIZE = 16  # so small that an epoch takes a second, and the interruption falls into its middle
+BATCH_SIZE = 16  # small enough that an epoch takes a second, and the interruption comes in the middle of one
 TARGET_ACCURACY = 0.97
 _METRICS = re.compile(r"\bstep=(?P<step>\d+) epoch=(?P<epoch>\d+) (?P<values>.*)")
 _VALUE = re.compile(r"(\w+)=([-+0-9.eE]+|nan|inf)")
@@ -38,7 +38,7 @@ _EVENT = re.compile(r"(stopped|resumed) at step \d+, in epoch \d+")
 
 @dataclass
 class DemoState:
-    """What was seen of the job so far: the points of the curve, and the last accuracy."""
+    """The demo's view of the job so far: the points of the curve, and the last accuracy."""
 
     submitted: float = field(default_factory=time.time)
     points: list[Point] = field(default_factory=list)
@@ -46,7 +46,7 @@ class DemoState:
     attempt: int = 1
 
     def read(self, line: LogLine) -> bool:
-        """Take in one line of the log; True if it held a new point of the curve."""
+        """Parse one line of the log; return True if it contains a new point of the curve."""
         found = _METRICS.search(line.message)
         if not found:
             return False
@@ -59,7 +59,7 @@ class DemoState:
         return True
 
     def lost(self) -> tuple[float, int]:
-        """Return the seconds from attempt 1's last step to attempt 2's first, and the steps done twice."""
+        """Return the seconds between the attempts (last step to first new step), and the number of steps done twice."""
         last = [point for point in self.points if point.attempt == 1][-1]
         second_attempt = [point for point in self.points if point.attempt == 2]
         first_new = next(point for point in second_attempt if point.step > last.step)
@@ -67,11 +67,9 @@ class DemoState:
 
 
 def tell(output: Path, *, epochs: int) -> None:
-    """Run the demo and leave the model, the checkpoints and the loss curve in ``output``.
+    """Run the demo; leave the model, the checkpoints and the loss curve in `output`.
 
-    Raises:
-        SystemExit: With code 1 if the accuracy stays below ``TARGET_ACCURACY``, and with one line if the job fails; its
-            log is kept in ``output`` then.
+    Raise SystemExit if the accuracy stays below ``TARGET_ACCURACY``, or if the job fails: then its log is in `output`.
     """
     console = Console(highlight=False)
     for chatty in ("sagemaker", "estimators"):
@@ -151,9 +149,9 @@ def _follow(
     epochs: int,
     images: int,
 ) -> None:
-    """Read the job's log to its end; interrupt it once, in mid-epoch, after a third of the run."""
+    """Read the job's log to its end; interrupt the job once, in mid-epoch, after a third of the run."""
     steps_an_epoch = round(images * 0.8) // BATCH_SIZE
-    # A line is half a second old when it is read here: early in an epoch is its middle by the time SIGTERM arrives.
+    # Lines arrive half a second late: an interrupt sent early in an epoch becomes SIGTERM in the middle of it.
     interrupt_at = (epochs // 3) * steps_an_epoch + steps_an_epoch // 10
     interrupted = False
     with Progress(
@@ -187,7 +185,7 @@ def _follow(
 
 
 def _pages(sagemaker: LocalSageMaker) -> Pages:
-    """Return the web page on which the jobs can be seen and stopped."""
+    """Return the web pages that show and stop the demo's jobs."""
     session, interrupt = sagemaker.boto_session, sagemaker.interrupt
     return Pages(Place(name="the demo", session=session, may_write=True, interrupt=interrupt))
 
@@ -207,7 +205,7 @@ def _fetch(sagemaker: LocalSageMaker, uri: str, path: Path) -> None:
 
 
 def _fetch_prefix(sagemaker: LocalSageMaker, uri: str, directory: Path) -> int:
-    """Download every object below ``uri``; how many there were."""
+    """Download every object below `uri`; return their number."""
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     client, count = sagemaker.boto_session.client("s3"), 0
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/"):

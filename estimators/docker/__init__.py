@@ -1,1 +1,1 @@
-"""Docker on this machine: what images, local jobs and the local platform ask of it."""
+"""The local Docker engine, for training images, local jobs and the local platform."""

@@ -1,4 +1,4 @@
-"""The training images: `docker build` on the recipe and the installed smddp, with either of Docker's builders."""
+"""Build a training image with `docker build`, by BuildKit or the classic builder, from the installed smddp."""
 
 from __future__ import annotations
 
@@ -19,23 +19,19 @@ FROM_USER = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
 )
-"""Variables that lead to packages. A build gets those that are set here; a container of the image does not have them,
-but ``docker history`` shows the values of the first four."""
+"""Environment variables that lead pip to packages. A build gets those set in this process. Containers of the image do
+not see them, but ``docker history`` shows the values of the PIP variables."""
 
 TAIL_LINES = 20
-"""The last lines of a build that failed, which its error repeats."""
+"""Last lines of a failed build that its error repeats."""
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 def build(image: TrainingImage) -> None:
-    """Build an image on the engine that the docker program leads to; docker's own progress goes to standard output.
+    """Build an image on the engine of the docker program, with docker's own progress on standard output.
 
-    Args:
-        image: What to build.
-
-    Raises:
-        DockerError: No engine answers, or the build failed: with its last lines and what to do.
+    Raise DockerError if no engine answers or the build fails, with its last lines and a remedy.
     """
     require_engine()
     tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -53,7 +49,7 @@ def build(image: TrainingImage) -> None:
 
 
 def _follow(command: list[str], tail: deque[str], environ: Mapping[str, str]) -> int:
-    """Run the build to its end, passing on what it writes and keeping its last lines; its exit code."""
+    """Run the build to its end, copy its output, keep its last lines, and return its exit code."""
 
     def keep(lines: bytes) -> None:
         tail.extend(line.rstrip() for line in _COLOUR.sub("", lines.decode(errors="replace")).splitlines())

@@ -1,6 +1,6 @@
-"""What a build of a training image starts from: the recipe, and the smddp that is installed here.
+"""The build context of a training image: the recipe and the installed smddp.
 
-The recipe is docker/ of the repository and its tested versions. A wheel brings both along, so no checkout is needed.
+The recipe is the repository's docker/ folder and the tested versions. A wheel contains both, so no checkout is needed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CHECKOUT = Path(__file__).parents[2]
 _INSTALLED = Path(__file__).with_name("recipe")
 
 RECIPE = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT / "docker"
-"""Where the Dockerfile is, and make-base, which makes a base where no registry can be reached."""
+"""Directory of the Dockerfile and of make-base, which makes a base image where no registry can be reached."""
 
 _CONSTRAINTS = (_INSTALLED if _INSTALLED.is_dir() else _CHECKOUT) / "constraints.txt"
 
 
 @contextmanager
 def build_context() -> Iterator[Path]:
-    """Make a directory with the Dockerfile and all that it copies; it is removed at the end of the block."""
+    """Make a temporary directory with the Dockerfile and everything it copies; remove it at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="smddp-image-") as name:
         context = Path(name)
         shutil.copytree(RECIPE, context, dirs_exist_ok=True)
@@ -38,6 +38,6 @@ def build_context() -> Iterator[Path]:
 
 
 def _requirements() -> list[Requirement]:
-    """Return what smddp needs on any machine, without its extras."""
+    """Return the requirements of smddp without its extras."""
     declared = [Requirement(text) for text in requires(PACKAGE) or ()]
     return [each for each in declared if "extra" not in str(each.marker or "")]

@@ -1,4 +1,4 @@
-"""Why a build failed, and what to do: known causes by the builder's own words, else its last lines speak."""
+"""Explain why a build failed: known causes by the builder's own words, else the last lines of its output."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ _CAUSES = (
 
 
 _STEP = re.compile(r"(?:Step \d+/\d+ :| > \[[^\]]*\]|#\d+ \[[^\]]*\]) (.*)")
-"""How the classic builder, and BuildKit with plain progress, begin a step; BuildKit names the one that failed again."""
+"""Beginning of a step in the classic builder and in BuildKit's plain progress. BuildKit repeats it for the failed
+step."""
 
 
 def explain(tail: Sequence[str], code: int, *, base: str) -> str:
-    """One message for a build that ended with ``code``: the last lines, and what to do."""
+    """Return the message of a failed build: its exit code, its last lines, and a remedy if one is known."""
     lines = [f"docker build ended with exit code {code}.", *(f"    {line}" for line in tail if line)]
     remedy = _remedy(tail, base=base)
     return "\n".join([*lines, remedy] if remedy else lines)

@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Training images: the containers th
 
 @app.callback()
 def _group() -> None:
-    """Keep `build` a command of its own: an app with one command would have no commands."""
+    """Keep `build` a subcommand: typer drops the name of an only command."""
 
 
 @app.command()

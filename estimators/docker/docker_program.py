@@ -1,6 +1,6 @@
-"""The `docker` program, and whether an engine answers it. It knows nothing of images of ours, jobs or hosts.
+"""The `docker` program, and the check that an engine answers. It knows nothing of our images, jobs or hosts.
 
-The program, and no client library: it knows the user's contexts, sockets and credentials, whoever made the engine.
+The program is used instead of a client library, because it knows the user's contexts, sockets and credentials.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import subprocess
 from collections.abc import Sequence
 
 ENGINE_SECONDS = 20.0
-"""How long an engine may take to say that it is there."""
+"""Time limit in seconds for the first answer of an engine."""
 
 SECONDS = 30.0
-"""How long Docker may take to do one thing: under load it needs seconds, and one that hangs for ever."""
+"""Time limit in seconds for one Docker command. Docker needs seconds under load; a hanging Docker never answers."""
 
 
 class DockerError(RuntimeError):
-    """Docker can't be had, or did not do what it was asked for; the message holds its own words."""
+    """Docker is missing or failed; the message repeats Docker's own words."""
 
 
 def docker(
@@ -26,19 +26,10 @@ def docker(
     keep: Sequence[int] = (),
     entered: str = "",
 ) -> str:
-    """Run one docker command to its end.
+    """Run one docker command to its end, and return its standard output without the last line break.
 
-    Args:
-        arguments: The command and its arguments.
-        timeout: Seconds that it may take; None waits for ever.
-        keep: Descriptors that the program gets, and holds open until it ends.
-        entered: What it reads from its standard input.
-
-    Returns:
-        What it wrote to stdout, without the last line's end.
-
-    Raises:
-        DockerError: There is no such program, it failed, or it took too long.
+    ``timeout`` is in seconds, None waits for ever. ``keep`` are descriptors that the program inherits, ``entered`` is
+    its standard input. Raise DockerError if the program is missing, fails or takes too long.
     """
     try:
         done = subprocess.run(
@@ -49,7 +40,7 @@ def docker(
             errors="replace",
             timeout=timeout,
             pass_fds=keep,
-            start_new_session=True,  # Ctrl-C in a terminal is for this process, which ends what it began
+            start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which cleans up
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -61,11 +52,7 @@ def docker(
 
 
 def program() -> str:
-    """Return where the docker program is.
-
-    Raises:
-        DockerError: It is not installed.
-    """
+    """Return the path of the docker program; raise DockerError if it is not installed."""
     path = shutil.which("docker")
     if path is None:
         raise DockerError(
@@ -75,11 +62,7 @@ def program() -> str:
 
 
 def require_engine() -> None:
-    """Return if an engine answers.
-
-    Raises:
-        DockerError: None does, with what to do.
-    """
+    """Raise DockerError, with a remedy, unless a Docker engine answers."""
     try:
         docker("version", "--format", "{{.Server.Version}}", timeout=ENGINE_SECONDS)
     except DockerError as error:

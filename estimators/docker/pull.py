@@ -1,4 +1,4 @@
-"""Images that are not on this machine yet: pulled, from Amazon's registries with the user's AWS account."""
+"""Pull missing images, from Amazon's registries with the user's AWS account."""
 
 from __future__ import annotations
 
@@ -21,14 +21,9 @@ _ECR = re.compile(r"(?P<registry>(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[\w-]
 
 
 def require_image(image: str, session: boto3.Session) -> None:
-    """Return once an image is on this machine, under its own name.
+    """Pull an image unless it is on this machine; for Amazon's registries, log in with the session first.
 
-    Args:
-        image: Its name.
-        session: Logs in where it is Amazon's.
-
-    Raises:
-        DockerError: It can't be had; the message says how to build one.
+    Raise DockerError, with the command that builds an image, if it can't be pulled.
     """
     try:
         docker("image", "inspect", "--format", "{{.Id}}", "--", image, timeout=docker_program.SECONDS)

@@ -1,4 +1,4 @@
-"""A training image as it is asked for. How it is made is ``build.py``, which the command line loads only for that."""
+"""The options of a training image. ``build.py`` builds it; the command line loads that module only for a build."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Target = Literal["smddp", "toolkit"]
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TrainingImage:
-    """What is to be built."""
+    """Options of one build."""
 
     tag: str
-    """The image's name on this machine, such as ``smddp-training``."""
+    """Name of the image on this machine, such as ``smddp-training``."""
     target: Target = "smddp"
-    """Whose `train` it runs: ``smddp``'s own, or that of AWS's ``toolkit``."""
+    """Source of the image's `train` program: ``smddp`` itself, or ``toolkit`` for AWS's training toolkit."""
     base: str = "python:3.11-slim"
-    """The image that it starts from. What that one has already stays: CUDA, torch, MPI, the toolkit."""
+    """Base image. CUDA, torch, MPI and the toolkit stay as they are in it."""
     torch: str | None = None
-    """What pip installs before all else: requirements and options of pip, such as ``torch==2.8.0 torchvision``. None
-    keeps the base's torch, or installs the tested version of it."""
+    """Requirements and options for pip's first install, such as ``torch==2.8.0 torchvision``. None keeps the base's
+    torch, or installs the tested version."""
     network: str | None = None
-    """The network of the build's steps, such as ``host``; None is the engine's own choice."""
+    """Network of the build's steps, such as ``host``. None leaves the choice to the engine."""

@@ -1,1 +1,1 @@
-"""A job for another platform than SageMaker: what a submit script would send, as a file that runs the same training."""
+"""Export the job of a submit script for a platform other than SageMaker, as a file that runs the same training."""

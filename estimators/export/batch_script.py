@@ -1,4 +1,4 @@
-"""A job as a batch script of Slurm, for people to read, change and send by sbatch."""
+"""A job as a Slurm batch script, for people to read, change and submit with sbatch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from estimators.export import shell
 from estimators.export.portable_job import PortableJob
 
 WARNING_SECONDS = 120
-"""How long before the end of its time a job is told to stop: what SageMaker gives, too."""
+"""Seconds between the stop signal and the end of a job's time, as on SageMaker."""
 
 _HEAD = """\
 #!/bin/bash
@@ -42,7 +42,7 @@ exit "$code"
 
 
 def _directive(option: str) -> str:
-    """Return an option as sbatch reads it in a script: there blanks part words, and quotes and # begin something."""
+    """Return an option for an #SBATCH line, quoted if it contains a blank, a quote, a backslash or a #."""
     if not set(option) & set(" \t'\"\\#"):
         return option
     escaped = option.replace("\\", "\\\\").replace('"', '\\"')
@@ -50,13 +50,10 @@ def _directive(option: str) -> str:
 
 
 def batch_script(job: PortableJob, *, options: Sequence[str] = (), run_dir: str, what: str) -> str:
-    """Write the script.
+    """Return the batch script.
 
-    Args:
-        job: The job.
-        options: More options for sbatch, such as ``--partition=gpu``; they win over those that are made here.
-        run_dir: Where the run keeps its model, output and checkpoints: a directory that all nodes share.
-        what: Its first line, for people.
+    ``options`` are more options for sbatch, and override the generated ones. All nodes share ``run_dir``, the directory
+    of the model, output and checkpoints. ``what`` is the first comment.
     """
     head = _HEAD.format(
         what=" ".join(what.split()),

@@ -95,7 +95,7 @@ def export(
 
 
 def _directories(command: str, channels: list[str]) -> dict[str, Path]:
-    """Return the directories that --channel names."""
+    """Return the directory of each --channel option by channel."""
     data = {}
     for given in channels:
         name, _, directory = given.partition("=")

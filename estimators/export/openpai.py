@@ -1,7 +1,7 @@
-"""A job as a job file of OpenPAI's protocol, version 2, for people to read, change and submit.
+"""A job as an OpenPAI job file, protocol version 2, for people to read, change and submit.
 
-OpenPAI joins the commands of a task role by ``&&`` to one line of its containers' shell, and reads ``<% … %>`` in them
-as references of its own.
+OpenPAI joins the commands of a task role with ``&&`` into one shell line, and expands ``<% … %>`` as its own
+references.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from estimators.export import shell
 from estimators.export.portable_job import PortableJob
 
 PORT_LABEL = "SynPort"
-"""The port that is reserved for rank 0's store. OpenPAI's older examples call it so, and read it by this name."""
+"""Label of the port reserved for rank 0's store, as in OpenPAI's older examples, which read it by this name."""
 
 _TASK_ROLE = "worker"
 _LONGEST_NAME = 63
@@ -22,16 +22,16 @@ _LONGEST_NAME = 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """What each task instance runs in."""
+    """Image and resources of each task instance."""
 
     image: str
-    """A Docker image with smddp and what the script imports."""
+    """Docker image with smddp and the script's imports."""
     cpus: int
     memory_mb: int
     gpus: int
 
     def __post_init__(self) -> None:
-        """Raise EstimatorError for what no container can have."""
+        """Raise EstimatorError for resources that no container can have."""
         if not self.image or self.cpus < 1 or self.memory_mb < 1 or self.gpus < 0:
             raise EstimatorError(
                 f"A container of image {self.image!r}, {self.cpus} CPUs, {self.memory_mb} MB and {self.gpus} GPUs: "
@@ -40,17 +40,10 @@ class Container:
 
 
 def job_file(job: PortableJob, container: Container, *, run_dir: str, python: str, what: str) -> str:
-    """Write the job file: one task role whose instances are the job's hosts.
+    """Return the job file as YAML: one task role whose instances are the job's hosts.
 
-    Args:
-        job: The job.
-        container: What each instance runs in.
-        run_dir: Where the run keeps its model, output and checkpoints: on storage that all instances share.
-        python: The Python of the image.
-        what: Its first line, for people.
-
-    Returns:
-        YAML.
+    All instances share ``run_dir``, the directory of the model, output and checkpoints. ``python`` is the image's
+    Python, ``what`` the first comment.
     """
     import yaml
 
@@ -62,7 +55,8 @@ def job_file(job: PortableJob, container: Container, *, run_dir: str, python: st
         "taskRoles": {
             _TASK_ROLE: {
                 "instances": job.hosts,
-                # One that fails ends the job: the others wait for it. It has succeeded when all have.
+                # One failed instance ends the job, because the others would wait for it. The job succeeds when all
+                # instances do.
                 "completion": {"minFailedInstances": 1, "minSucceededInstances": job.hosts},
                 "dockerImage": "image",
                 # Docker's 64 MB of shared memory are too few for DataLoader's workers and for NCCL.
@@ -78,14 +72,15 @@ def job_file(job: PortableJob, container: Container, *, run_dir: str, python: st
         },
     }
     text: str = yaml.safe_dump(protocol, sort_keys=False, width=math.inf, allow_unicode=True)
-    if "\x85" in text:  # a line's end to YAML, which a reader makes a blank: escaped, every character is itself
+    if "\x85" in text:  # YAML folds this line break (NEL) to a blank; the escaped form keeps it
         text = yaml.safe_dump(protocol, sort_keys=False, width=math.inf)
     return f"# {' '.join(what.split())}\n{text}"
 
 
 def _commands(job: PortableJob, *, run_dir: str, python: str) -> list[str]:
-    """Return what each instance runs. ``smddp run`` finds the other instances by the variables that OpenPAI sets."""
+    """Return the commands of each instance. ``smddp run`` finds the other instances from OpenPAI's variables."""
     words = [word for part in job.run_command(run_dir=run_dir, python=python) for word in part]
-    # A protocol file has no limit of time: SIGTERM after it is a stop with a checkpoint, and exit code 75.
+    # The protocol has no time limit: `timeout` sends SIGTERM after max_run, and the job saves a checkpoint and exits
+    # with 75.
     limited = ["timeout", "--preserve-status", str(job.max_run), *shell.env_words(job.environment), *words]
     return [*shell.exports(job.environment), shell.command_line(limited)]

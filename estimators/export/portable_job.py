@@ -1,4 +1,4 @@
-"""A job without SageMaker: its script, hosts and channels, as any cluster can start them by ``smddp run``."""
+"""A job without SageMaker: script, hosts and channels, which any cluster can start with ``smddp run``."""
 
 from __future__ import annotations
 
@@ -18,46 +18,42 @@ from estimators.source_code import REQUIREMENTS, SourceCode
 from estimators.submit_script.sent_job import SentJob
 
 _STARTED_BY_RUN = frozenset({"torch_distributed", "mpi", "parameter_server"})
-"""The distributions whose ranks ``smddp run`` starts as well; the others are AWS's own libraries."""
+"""Distributions whose ranks ``smddp run`` can start; the others are AWS's own libraries."""
 
 _ONLY_SAGEMAKER = frozenset({"role", "sagemaker_session", "framework_version"})
-"""The parameters whose errors no other platform minds: who may run it, in which region, with which of AWS's images."""
+"""Parameters whose errors matter on SageMaker alone: its role, its session and region, and AWS's own images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortableJob:
-    """What a cluster needs to know of a job."""
+    """Everything that a cluster needs to start a job."""
 
     name: str
-    """What people call it."""
+    """Name of the job in the cluster's lists."""
     script: Path
-    """The entry point's absolute path, which each host must see."""
+    """Absolute path of the entry point, which each host must see."""
     arguments: tuple[str, ...]
-    """The hyperparameters, as words of the script's command line."""
+    """Hyperparameters as words of the script's command line."""
     hosts: int
     processes_per_host: int | None
-    """Ranks on each host; None: one a GPU, or one."""
+    """Ranks on each host; None starts one per GPU, or one without GPUs."""
     instance_type: str
-    """What a host would be on SageMaker."""
+    """Instance type of each host on SageMaker."""
     environment: Mapping[str, str]
-    """What the job's author has put in, where its channels lie, and more places to import from."""
+    """The job's own variables, the directories of its channels, and the import paths of its dependencies."""
     checkpoint_s3_uri: str | None
     max_run: int
-    """Seconds that it may train."""
+    """Time limit of the training in seconds."""
     requirements: Path | None = None
-    """What SageMaker would install before it starts the script."""
+    """The requirements.txt that SageMaker would install before the script starts; None if absent."""
 
     @classmethod
     def of(cls, job: SentJob, *, data: Mapping[str, Path], code: Path | None = None) -> PortableJob:
-        """Take a job from SageMaker.
+        """Return the portable form of a job.
 
-        Args:
-            job: What would be sent.
-            data: By channel, the directory that each host sees; one that is not given must be a ``file://`` URI.
-            code: Where the hosts see the source directory, or the script's; None: where it is on this machine.
-
-        Raises:
-            EstimatorError: It needs what only SageMaker has. The message says all of it.
+        ``data`` maps a channel to the directory that each host sees; other channels must be ``file://`` URIs. ``code``
+        is the source directory on the hosts, None for its path on this machine. Raise EstimatorError with the list of
+        everything that only SageMaker has.
         """
         given = job.estimator.arguments
         if problems := (*_problems(given, job.inputs, data, code), *_errors_anywhere(job)):
@@ -80,11 +76,9 @@ class PortableJob:
         )
 
     def run_command(self, *, run_dir: str, python: str | None = None) -> list[list[str]]:
-        """Return the command that each host runs, word by word; those that belong together in one list.
+        """Return the command of each host as groups of words that belong together.
 
-        Args:
-            run_dir: Where the run keeps its model, output and checkpoints, the same directory for all hosts.
-            python: The Python of the hosts, in which smddp is installed; None: this one, by its path.
+        All hosts share ``run_dir``. ``python`` is the hosts' Python with smddp; None is this process's, by its path.
         """
         command = [[python or sys.executable, "-m", "smddp.cli", "run"], ["--run-dir", run_dir]]
         if self.processes_per_host is not None:
@@ -124,9 +118,9 @@ def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path], c
 
 
 def _errors_anywhere(job: SentJob) -> Iterator[Problem]:
-    """Yield the errors of the Estimator's own checks, but for those that are SageMaker's alone.
+    """Yield the errors of the Estimator's own checks, except those that matter on SageMaker alone.
 
-    Where the data lies is the exporter's to check.
+    The exporter checks the location of the data itself.
     """
     for problem in job.estimator.plan(job.inputs, job_name=job.name).errors:
         if problem.parameter not in _ONLY_SAGEMAKER and not problem.parameter.startswith("inputs["):
@@ -134,7 +128,7 @@ def _errors_anywhere(job: SentJob) -> Iterator[Problem]:
 
 
 def _folder(source: SourceCode) -> Path:
-    """Return what is uploaded with the script."""
+    """Return the directory that is uploaded with the script."""
     return source.script.parent if source.source_dir is None else Path(source.source_dir)
 
 
@@ -144,7 +138,10 @@ def _requirements(source: SourceCode) -> Path | None:
 
 
 def _words(hyperparameters: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one word a hyperparameter that can't be taken for an option: containers as JSON, the rest as text."""
+    """Yield each hyperparameter as one word, so that no value is parsed as an option.
+
+    Containers become JSON, all other values text.
+    """
     for name, value in hyperparameters.items():
         yield f"--{name}={json.dumps(value) if isinstance(value, dict | list | tuple) else value}"
 
@@ -161,7 +158,7 @@ def _places(inputs: Any, data: Mapping[str, Path]) -> dict[str, str]:
     there = {name: data.get(name) or channels.local_path(place) for name, place in channels.by_name(inputs).items()}
     if not there:
         return {}
-    names = json.dumps(sorted(there), separators=(",", ":"))  # as they are written: a variable has them in capitals
+    names = json.dumps(sorted(there), separators=(",", ":"))  # in their own case: a variable's name is in capitals
     return {"SM_CHANNELS": names, **{_variable(name): str(place) for name, place in there.items()}}
 
 

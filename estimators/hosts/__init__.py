@@ -1,1 +1,1 @@
-"""What a job's hosts leave behind: how each ended, its /opt/ml, and what that says of the job."""
+"""What a job's hosts leave behind: their exits, their /opt/ml, and the failure reason that follows from both."""

@@ -1,4 +1,4 @@
-"""How a host ended."""
+"""The end of a host."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Exit:
-    """The end of a host, as whoever ran it saw it."""
+    """The end of a host, as its executor saw it."""
 
     code: int
-    """The program's exit code; 128 + the signal's number if a signal ended it."""
+    """Exit code of the program; 128 + the signal's number if a signal ended it."""
     lost: str | None = None
-    """What ended the host, if neither its program nor who started it did, as when a machine is lost."""
+    """Cause of the end if neither the program nor the platform ended the host, such as a lost machine; else None."""
     shortage: str | None = None
-    """What the host had too little of, such as memory, if the machine ended something of it for that."""
+    """Resource that ran out, such as memory, if the machine ended a process for it; else None."""

@@ -1,4 +1,4 @@
-"""A failed job's FailureReason: what the host that failed first has to say, in AWS's form and within its limit."""
+"""The FailureReason of a failed job: the message of the first failed host, in AWS's form and within its limit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,10 @@ def algorithm_error(
 ) -> str:
     """Return ``AlgorithmError: <why>, exit code: <n>``.
 
-    Why is what the host that failed first has written about it, else any host that failed, else any host. If none has
-    written anything, it is the last lines that the first one printed.
-
-    Args:
-        exits: Exit codes by host, in the order in which the hosts ended; one of them is not 0.
-        trees: Every host's /opt/ml.
-        tails: Every host's last lines.
-        remark: What the platform knows of it and the program can't have known, such as why data could not be read.
-        told_in: The file in which a program says why it failed, relative to /opt/ml.
+    The reason is the failure file of the first failed host, else of another failed host, else of any host, else the
+    last lines of the first failed host. ``exits`` is in the order in which the hosts ended, with at least one code that
+    is not 0. ``remark`` adds a cause that only the platform knows, such as unreadable data. ``told_in`` is the failure
+    file, relative to /opt/ml.
     """
     failed = [host for host, code in exits.items() if code]
     first = failed[0]
@@ -46,13 +41,16 @@ def algorithm_error(
 
 
 def loss_of_hosts(exits: Mapping[str, Exit]) -> str | None:
-    """Return ``InternalServerError: <lost hosts, and how>``; None if none was. A loss explains other failures."""
+    """Return ``InternalServerError: <lost hosts and causes>``; None if no host was lost.
+
+    A loss explains other failures.
+    """
     lost = [f"{host} was lost: {end.lost}" for host, end in exits.items() if end.lost]
     return within_limit(f"InternalServerError: {'; '.join(lost)}.") if lost else None
 
 
 def tells_outcome(tree: HostTree) -> bool:
-    """Return whether the program of the host with this /opt/ml came to an end of its own, and wrote which."""
+    """Return whether the program with this /opt/ml ended by itself and wrote its success or failure."""
     return any(map(tree.status, (_FAILURE, _SUCCESS)))
 
 

@@ -1,11 +1,11 @@
-"""One host's /opt/ml, as its program left it: read and written without ever leaving it.
+"""One host's /opt/ml as its program left it, read and written without ever leaving the tree.
 
-The program is not trusted with this machine's files: a container's root may put links in /opt/ml, and in place of any
-directory in it, that mean something else here than in the container. So every name is looked up by hand, one part after
-the other from the tree's root. A link goes where the program saw it go: a path that begins with /opt/ml begins at
-the root. What leads out of the tree is not there, and a line in the host's log says so.
+The program is not trusted with this machine's files. A container's root may put links in /opt/ml, or replace any
+directory in it by a link, whose target means something else on this machine. So each name is resolved by hand, one
+component at a time from the tree's root. A link goes where the program saw it go: a target below /opt/ml starts at the
+root. A name that leads out of the tree counts as absent, and the host's log says so.
 
-Only the root itself is taken as given: it is the platform's.
+Only the root itself is trusted: it belongs to the platform.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 _ML_ROOT = PurePosixPath("/opt/ml")
 _MOST_TURNS = 40
-"""As many links as Linux itself follows for one name."""
+"""Limit of links followed for one name, the same as Linux's."""
 _MOST_SHOWN = 300
-"""Characters of a name that a line shows: a path has any length, and a reason must have room for more."""
+"""Longest name in characters that a log line shows: a path has any length, and a reason needs room for more."""
 _MOST_SAID = 1000
-"""Paths that a host's log speaks of: a program can make new ones without end."""
+"""Limit of paths in one host's log: a program can make new ones without end."""
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Finds out what a name is, and opens it neither for reading nor writing: that may wait, or do something."""
+"""Flags that identify a name without opening it for reading or writing, which may block or have side effects."""
 
 _NO_CONTENT = {
     stat.S_IFIFO: "named pipe",
@@ -38,7 +38,7 @@ _NO_CONTENT = {
     stat.S_IFCHR: "device",
     stat.S_IFBLK: "device",
 }
-"""What is neither a directory, a file nor a link, and so nothing that could be copied."""
+"""File types without content to copy: neither a directory, a file nor a link."""
 
 
 class LeadsOutError(OSError):
@@ -49,12 +49,10 @@ class LeadsOutError(OSError):
 
 
 class HostTree:
-    """A host's tree.
+    """One host's /opt/ml.
 
-    Args:
-        root: Where it lies on this machine.
-        seen_as: Where the host's program sees it.
-        say: Writes a line into the host's log.
+    ``root`` is its directory on this machine, ``seen_as`` the path that the host's program sees, and ``say`` writes a
+    line into the host's log.
     """
 
     def __init__(
@@ -67,19 +65,16 @@ class HostTree:
 
     @property
     def root(self) -> Path:
-        """Where it lies on this machine, for what is written before the program runs."""
+        """The directory on this machine, for files that are written before the program runs."""
         return self._root
 
     def entries(
         self, folder: PurePath, *, unread: Callable[[OSError], None] = lambda _: None
     ) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield every file and link below a folder: its path in the folder, and what it is itself, if a link.
+        """Yield the relative path of each file and link below a folder, with its own status, not a link target's.
 
-        Directories that can't be read, named pipes, sockets and devices are passed over; the host's log names them.
-
-        Args:
-            folder: In the tree. If there is none, nothing is below it.
-            unread: Called for each directory that can't be read, the folder itself included; it may raise.
+        Skip unreadable directories, named pipes, sockets and devices, and name them in the host's log. ``unread`` is
+        called for each unreadable directory, the folder included, and may raise. An absent folder has no entries.
         """
 
         def failed(name: str, error: OSError) -> None:
@@ -111,7 +106,7 @@ class HostTree:
                 os.close(place)
 
     def status(self, path: PurePath) -> os.stat_result | None:
-        """Return what is there, at the end of all links; None if nothing is."""
+        """Return the status of a name after following all links; None if it is absent."""
         try:
             with self._found(path) as place:
                 return place.stat()
@@ -122,7 +117,7 @@ class HostTree:
         return None
 
     def tell(self, path: PurePath, what: str) -> None:
-        """Write a line on a path into the host's log, the first time that there is anything to say of it."""
+        """Write a line about a path into the host's log, once for each path."""
         if path in self._said or len(self._said) > _MOST_SAID:
             return
         self._said.add(path)
@@ -133,10 +128,9 @@ class HostTree:
 
     @contextmanager
     def reading(self, path: PurePath) -> Iterator[Path]:
-        """Give a path of this machine by which to read a file; it stays the same for the whole block.
+        """Yield a path of this machine to read a file by; it stays the same file for the whole block.
 
-        Raises:
-            OSError: There is no file; `LeadsOutError`, if that is so because a link leads out of the tree.
+        Raise OSError if there is no file, and its subclass `LeadsOutError` if a link leads out of the tree.
         """
         with self._found(path) as place:
             if not place.is_file():
@@ -144,7 +138,7 @@ class HostTree:
             yield place
 
     def read_link(self, path: PurePath) -> str:
-        """Return where a link leads, in its own words."""
+        """Return the target of a link as it is written."""
         place = self._open(path, follow=False)
         try:
             return os.readlink("", dir_fd=place)
@@ -157,10 +151,9 @@ class HostTree:
             os.mkfifo(folder / path.name)
 
     def open_pipe(self, path: PurePath) -> int:
-        """Open a named pipe to write into it; the descriptor.
+        """Open a named pipe for writing without blocking, and return its descriptor.
 
-        Raises:
-            OSError: ENXIO if nobody reads from it; if it is no named pipe, which the program can have seen to.
+        Raise OSError: ENXIO if no process reads from it, EINVAL if the program has replaced it by something else.
         """
         place = self._open(path, follow=False)
         try:
@@ -177,9 +170,10 @@ class HostTree:
 
     @contextmanager
     def _found(self, path: PurePath) -> Iterator[Path]:
-        """Give a path of this machine that means what was found, whatever happens to its name meanwhile.
+        """Yield a path of this machine that keeps naming the file found, whatever happens to its name meanwhile.
 
-        Errors of the block name what the program knows: the other path, of a descriptor, tells a reader nothing.
+        Errors of the block name the path that the program sees, because the path of a descriptor tells a reader
+        nothing.
         """
         place = self._open(path)
         given = _by_descriptor(place)
@@ -193,12 +187,7 @@ class HostTree:
             os.close(place)
 
     def _open(self, path: PurePath, *, follow: bool = True) -> int:
-        """Look something up; a descriptor of it that only tells what it is.
-
-        Args:
-            path: In the tree.
-            follow: Whether to go on if it is a link itself.
-        """
+        """Return an O_PATH descriptor of a name in the tree; without ``follow``, of a final link itself."""
         here = self._open_root()
         try:
             passed: list[str] = []
@@ -214,7 +203,8 @@ class HostTree:
                 turns += 1
                 if turns > _MOST_TURNS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-                # From the root again: what leads back goes by the names that led here.
+                # Start again from the root: `_turn` resolves ``..`` and relative targets by the names passed, never by
+                # the kernel.
                 ahead = [*self._turn(path, here, name, passed), *ahead]
                 here, passed = _exchange(here, self._open_root()), []
         except BaseException:
@@ -223,7 +213,7 @@ class HostTree:
         return here
 
     def _turn(self, path: PurePath, here: int, name: str, passed: list[str]) -> list[str]:
-        """Return the way from the root to where ``..``, or the link that was met last, leads."""
+        """Return the components from the root to the target of ``..``, or of the link met last."""
         if name == "..":
             if not passed:
                 raise LeadsOutError(path)
@@ -243,7 +233,7 @@ class HostTree:
 
 
 def legible(name: str) -> str:
-    """Return a name that a program chose, for a line of text: quoted if it is not printable, cut if it is long."""
+    """Return a name that a program chose for a log line: escaped if it is not printable, shortened if it is long."""
     if len(name) > _MOST_SHOWN:
         name = f"{name[: _MOST_SHOWN // 2]} … {name[-_MOST_SHOWN // 2 :]}"
     return name if name.isprintable() else ascii(name)

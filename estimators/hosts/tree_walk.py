@@ -1,6 +1,6 @@
-"""All that lies below a directory, however deep: no call for each level, no path that gets too long, few descriptors.
+"""Walk a directory of any depth: without recursion, without long paths, with few descriptors.
 
-Each directory is opened by its name in the one above it, and never through a link.
+Each directory is opened by its name in its parent, and never through a link.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
 _MOST_OPEN = 64
-"""Directories on the way down that stay open. Who goes further up looks the way up again, once for as many levels."""
+"""Limit of open directories on the way down. Going up further opens the way again from the top, once for as many
+levels."""
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def walk(top: int, failed: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield everything below a directory that is no directory: its path, and its own status, not a link's target's.
+    """Yield each entry below a directory that is no directory: its path, and its own status, not a link target's.
 
-    Args:
-        top: A descriptor of the directory.
-        failed: Is told of a directory that can't be read, and why.
+    ``top`` is a descriptor of the directory. ``failed`` is called with each directory that can't be read, and the
+    error.
     """
     with closing(_Way(top)) as way:
         pending: list[tuple[int, str]] = [(0, ".")]
@@ -43,7 +43,7 @@ def walk(top: int, failed: Callable[[str, OSError], None]) -> Iterator[tuple[str
 
 
 class _Way:
-    """The directories from the top to where the walk is; the lowest of them are open."""
+    """The directories from the top to the position of the walk; the lowest of them are open."""
 
     def __init__(self, top: int) -> None:
         self._top = top
@@ -52,7 +52,7 @@ class _Way:
         """Descriptors by depth."""
 
     def enter(self, depth: int, name: str) -> int:
-        """Go to a directory in the one that is at ``depth - 1`` on the way; its descriptor, while the walk is there."""
+        """Enter a directory in the one at ``depth - 1``, and return its descriptor, open until the walk leaves it."""
         for deeper in [at for at in self._open if at >= depth]:
             os.close(self._open.pop(deeper))
         del self._names[depth:]
@@ -65,11 +65,11 @@ class _Way:
         return self._open[depth]
 
     def path(self, depth: int, name: str) -> str:
-        """Return what ``name`` at this depth is called from the top."""
+        """Return the path of ``name`` at this depth from the top."""
         return "/".join([*self._names[1:depth], name])
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all open directories."""
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()

@@ -1,1 +1,1 @@
-"""What a handle on a training job does beside asking the API: its events, metrics, live status, files, and resume."""
+"""The parts of the handle on a training job: events, metrics, live status, files and resume."""

@@ -1,8 +1,8 @@
-"""Searches lines for regexes that a job's request brings, in a process of its own: none of them can hold this one up.
+"""Search lines for the regexes of a job's request in a separate process, so that no regex can block this one.
 
-Python's `re` lets no other thread and no signal run while it matches: one regex of a few characters would hang a
-notebook, or the console with all its pages. Who searches here waits for the answer; the local platform, whose jobs wait
-for no metric, has the same process in ``local/engine/matching.py``.
+While Python's `re` matches, no other thread and no signal handler runs: one regex of a few characters would hang a
+notebook, or the whole console. A caller here waits for the answer. The local platform, whose jobs do not wait for
+metrics, uses the same process in ``local/engine/matching.py``.
 """
 
 from __future__ import annotations
@@ -15,24 +15,16 @@ from estimators.job_handle.matcher_process import MatcherProcess
 
 
 class BoundedSearch:
-    """A process that searches, until `close`.
-
-    Args:
-        regexes: What it searches for.
-
-    Raises:
-        OSError: The process could not be started.
-    """
+    """A process that searches lines, until `close`. Starting it may raise OSError. For one thread at a time."""
 
     def __init__(self, regexes: Sequence[str]) -> None:
         self._process = MatcherProcess(regexes)
         self._process.begin()
 
     def search(self, line: str) -> list[tuple[int, str | None]]:
-        """Return what is found in a line: a regex's number and the text of its first group; None if it is given up.
+        """Return the matches in a line: each regex's number and its first group, or None if the regex took too long.
 
-        Raises:
-            OSError: The process has ended.
+        Raise OSError if the process has ended.
         """
         self._process.lines.write(f"{json.dumps(line)}\n{json.dumps(None)}\n")
         self._process.lines.flush()
@@ -47,5 +39,5 @@ class BoundedSearch:
         """End the process."""
         self._process.kill()
         self._process.answers.close()
-        with suppress(BrokenPipeError):  # a line is left in it
+        with suppress(BrokenPipeError):  # its buffer still holds a line
             self._process.lines.close()

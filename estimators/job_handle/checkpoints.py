@@ -1,4 +1,4 @@
-"""The checkpoints of a job, looked at from outside of it, where the job keeps them."""
+"""Inspect a job's checkpoints from outside the job."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ _LOOKS_AT_A_TIME = 16
 
 
 def place(name: str, description: Mapping[str, Any]) -> str:
-    """Return where a job keeps its checkpoints.
-
-    Raises:
-        EstimatorError: It keeps none.
-    """
+    """Return the URI of a job's checkpoints, or raise EstimatorError if it keeps none."""
     uri: str | None = description.get("CheckpointConfig", {}).get("S3Uri")
     if uri is None:
         raise EstimatorError(
@@ -34,7 +30,7 @@ def place(name: str, description: Mapping[str, Any]) -> str:
 
 
 def listed(uri: str, s3: Any, *, deep: bool) -> list[CheckpointInfo]:
-    """Return all checkpoints of a place, oldest first; one that may not be read does not hide the others."""
+    """Return all checkpoints below a URI, oldest first; an unreadable one does not hide the others."""
     from smddp.checkpoint.restore.listing import inspect_each_alone
     from smddp.storage.parallel import in_parallel
 
@@ -44,10 +40,9 @@ def listed(uri: str, s3: Any, *, deep: bool) -> list[CheckpointInfo]:
 
 
 def require_something(uri: str, s3: Any) -> None:
-    """See that a job can go on from what is in a place, as far as manifests and the sizes of files say.
+    """Raise EstimatorError if a job can't resume from a URI: it is empty, or has no valid checkpoint.
 
-    Raises:
-        EstimatorError: The place is empty, or no checkpoint in it is valid.
+    Only manifests and the sizes of files are checked.
     """
     from smddp.checkpoint.restore.listing import inspect_each_alone
 

@@ -1,4 +1,4 @@
-"""What happens to a training job, as values: changes of its status, lines of its log, values of its metrics."""
+"""The events of a training job: changes of its status, lines of its log, values of its metrics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from estimators.log_reader import LogLine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChange:
-    """The job came into another secondary status, such as Training, Interrupted, Completed."""
+    """The job entered another secondary status, such as Training, Interrupted, Completed."""
 
     time: datetime
     status: str
     message: str
-    """What the platform says about it; may be empty."""
+    """The platform's message; may be empty."""
 
     @classmethod
     def of(cls, transition: Mapping[str, Any]) -> StatusChange:
-        """Take one of a description's SecondaryStatusTransitions."""
+        """Convert one of a description's SecondaryStatusTransitions."""
         return cls(
             time=transition["StartTime"], status=transition["Status"], message=transition.get("StatusMessage", "")
         )
@@ -36,9 +36,9 @@ class MetricValue:
     time: datetime
     host: str
     step: float | None
-    """What the same line says of the step; None if it says nothing."""
+    """The step in the same line, or None if absent."""
     epoch: float | None
-    """What the same line says of the epoch; None if it says nothing."""
+    """The epoch in the same line, or None if absent."""
     metric: str
     """The name in the metric definition."""
     value: float
@@ -50,6 +50,6 @@ _KINDS = {StatusChange: "status", LogLine: "line", MetricValue: "metric"}
 
 
 def as_json(event: JobEvent, job_name: str) -> str:
-    """Return an event as one JSON object, with the job's name and the kind of event: status, line or metric."""
+    """Return an event as a JSON object, with the job's name and the kind of event: status, line or metric."""
     fields = {"job": job_name, "event": _KINDS[type(event)], **dataclasses.asdict(event)}
     return json.dumps(fields, default=lambda time: time.isoformat())

@@ -1,4 +1,4 @@
-"""What a job has left in S3, on this machine: its model and its output, unpacked where they are archives."""
+"""Download a job's model and output from S3, and unpack the archives."""
 
 from __future__ import annotations
 
@@ -20,28 +20,21 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """Where the files of a job lie on this machine."""
+    """The directories with a job's files on this machine."""
 
     model: Path | None
-    """The directory with what was in /opt/ml/model; None if the job has no model."""
+    """The directory with the content of /opt/ml/model; None if absent, or not requested."""
     output: Path | None
-    """The directory with what was in /opt/ml/output/data; None if nothing was."""
+    """The directory with the content of /opt/ml/output/data; None if absent, or not requested."""
 
 
 def download(
     s3: Any, description: Mapping[str, Any], directory: Path, *, only: Literal["model", "output"] | None = None
 ) -> JobFiles:
-    """Download a job's files into two directories, ``model`` and ``output``.
+    """Download a job's files into the directories ``model`` and ``output``, or `only` one, below `directory`.
 
-    Args:
-        s3: A client that finds S3 where the job does.
-        description: What DescribeTrainingJob says about it.
-        directory: Where the two come; made if missing.
-        only: The one that is wanted; by default both.
-
-    Raises:
-        EstimatorError: The job is under way, or has left nothing; something is in the way; S3 refuses; or an archive
-            is damaged or would write outside its directory. Nothing is written before all that is there was found.
+    Nothing is written before all files have been found. Raise EstimatorError if there are none, a directory is not
+    empty, S3 refuses, or an archive is damaged or would write outside its directory.
     """
     name = description["TrainingJobName"]
     output = f"{description['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{name}/output"
@@ -66,7 +59,7 @@ def download(
 
 
 def _require_room(place: Path) -> None:
-    """See that a directory can be made here, or is an empty one."""
+    """Raise if a path is neither absent nor an empty directory."""
     if place.is_symlink() or place.exists():
         if not place.is_dir():
             raise EstimatorError(f"{place} is no directory. Remove it, or give a directory without it.")
@@ -75,7 +68,7 @@ def _require_room(place: Path) -> None:
 
 
 def _objects(s3: Any, uri: str) -> list[str]:
-    """Return the key of an archive that is there, or those of all files below a URI that ends with a slash."""
+    """Return the key of an archive, if it exists; for a URI that ends with a slash, the keys of all files below it."""
     from smddp.storage.s3_errors import is_missing
 
     bucket, key = _parts(uri)
@@ -83,7 +76,7 @@ def _objects(s3: Any, uri: str) -> list[str]:
         if key.endswith("/"):
             pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
             keys = [item["Key"] for page in pages for item in page.get("Contents", [])]
-            return [each for each in keys if not each.endswith("/")]  # the S3 console makes objects of folders
+            return [each for each in keys if not each.endswith("/")]  # the S3 console creates such objects for folders
         try:
             s3.head_object(Bucket=bucket, Key=key)
         except s3.exceptions.ClientError as error:
@@ -94,7 +87,7 @@ def _objects(s3: Any, uri: str) -> list[str]:
 
 
 def _fetch(s3: Any, uri: str, keys: list[str], directory: Path) -> None:
-    """Bring an archive, or all below a URI that ends with a slash, into a directory."""
+    """Download an archive and unpack it, or all files below a URI that ends with a slash, into a directory."""
     bucket, key = _parts(uri)
     try:
         with _in_words(uri):
@@ -108,7 +101,7 @@ def _fetch(s3: Any, uri: str, keys: list[str], directory: Path) -> None:
 
 
 def _parts(uri: str) -> tuple[str, str]:
-    """Return the bucket and the key, in which ``#``, ``?`` and ``%`` are letters as others."""
+    """Split an S3 URI into bucket and key. Unlike in other URLs, ``#``, ``?`` and ``%`` belong to the key."""
     scheme, _, rest = uri.partition("://")
     if scheme != "s3":
         raise EstimatorError(f"{uri} is not in S3: there is nothing to download. Take it from there.")
@@ -118,7 +111,7 @@ def _parts(uri: str) -> tuple[str, str]:
 
 @contextmanager
 def _in_words(uri: str) -> Iterator[None]:
-    """Raise what S3 refuses as an error that says what to do."""
+    """Turn S3's errors into an EstimatorError that says what to do."""
     from boto3.exceptions import Boto3Error
 
     from smddp.storage.s3_errors import S3_ERRORS, explain
@@ -133,7 +126,7 @@ def _archive(s3: Any, bucket: str, key: str, directory: Path) -> None:
     from smddp.container.bundle import unpack
     from smddp.errors import SourceError
 
-    # Beside the directory: /tmp may have less room than the place that the user gave.
+    # Next to the directory: /tmp may have less space than the user's disk.
     with tempfile.TemporaryDirectory(prefix=".smddp-download-", dir=directory.parent) as temporary:
         archive = Path(temporary, "archive.tar.gz")
         s3.download_file(bucket, key, str(archive))

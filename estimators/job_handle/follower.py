@@ -1,4 +1,4 @@
-"""How a job is followed: it is looked at again and again until it has ended, and what each look shows is yielded."""
+"""Follow a job: poll it until it has ended, and yield the news of each poll."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from estimators.log_reader import LogReader
 
 _SHORTEST_POLL, _LONGEST_POLL, _LONGEST_SETTLING = 0.25, 5.0, 3.0
-"""Seconds. How often a job is looked at grows with the time it is followed; how long its last lines, which CloudWatch
-shows later than the job's end, are waited for grows with the time that the job has taken."""
+"""Seconds. The pause between polls grows with the time of following. CloudWatch shows the last lines only after the
+job's end; the wait for them grows with the job's duration."""
 _ALL_SHOWN = 300.0
-"""Seconds after its end a job has no line that CloudWatch does not show, with room for a clock that is wrong."""
+"""Seconds after a job's end by which CloudWatch shows all its lines, with a margin for this machine's clock."""
 
 
 class Follower:
-    """Follows one job from its beginning to its end. Nothing is asked before the first event is."""
+    """Follows one job from its beginning to its end. Sends no request before the first event is requested."""
 
     def __init__(
         self,
@@ -35,20 +35,16 @@ class Follower:
         *,
         with_values: bool,
     ) -> None:
-        """Follow a job.
+        """Follow a job by its `describe` call and, unless None, the log reader that `open_log` returns.
 
-        Args:
-            describe: Asks the API about the job.
-            open_log: Gives a reader at the beginning of the job's log, which asks what it is given whether it is
-                cancelled; None if its lines are not wanted.
-            with_values: Whether the values of metrics in the lines are wanted.
+        `open_log` receives the function that cancels the reader's requests. `with_values` adds the metrics' values.
         """
         self._describe = describe
         self._open_log = open_log
         self._with_values = with_values
 
     def events(self) -> Iterator[JobEvent]:
-        """Yield the job's changes of status, its lines and the values in them as they come, until its end."""
+        """Yield the job's changes of status, its lines and their metric values as they arrive, until its end."""
         for event in self.looks(lambda: False):
             if isinstance(event, float):
                 time.sleep(event)
@@ -56,7 +52,10 @@ class Follower:
                 yield event
 
     async def events_async(self) -> AsyncIterator[JobEvent]:
-        """Yield the same; other threads ask the API, and no thread sleeps: who is cancelled ends within a request."""
+        """Yield the same events without blocking the event loop: requests run in other threads, and no thread sleeps.
+
+        Cancelling takes one request at most.
+        """
         import asyncio
 
         cancelled = threading.Event()
@@ -68,16 +67,12 @@ class Follower:
                 else:
                     yield event
         finally:
-            cancelled.set()  # the thread may be in a pause of minutes, and a program that ends waits for it
+            cancelled.set()  # the thread may be in a retry's pause of minutes, and Python's exit waits for it
 
     def looks(self, cancelled: Callable[[], bool]) -> Generator[JobEvent | float, None, None]:
-        """Yield what each look at the job shows, and how many seconds to sleep before the next one.
+        """Yield the events of each poll, then the seconds to sleep before the next one.
 
-        Args:
-            cancelled: Whether nobody wants the events any more, which ends the pauses of requests that fail.
-
-        Raises:
-            smddp.storage.s3_retries.Cancelled: It was cancelled in such a pause.
+        `cancelled` ends the retries of a failing request: then `smddp.storage.s3_retries.Cancelled` is raised.
         """
         reader = self._open_log(cancelled) if self._open_log is not None else None
         metrics: MetricReader | None = None
@@ -108,7 +103,7 @@ class Follower:
 
 
 def _settling(description: DescribeTrainingJobResponseTypeDef) -> float:
-    """Return for how many seconds after its end was seen a job's last lines are waited for, whoever came when."""
+    """Return the seconds to wait for a job's last lines after its end was first seen; 0 if it ended long ago."""
     times = [transition["StartTime"].timestamp() for transition in description.get("SecondaryStatusTransitions", [])]
     if not times:
         return _LONGEST_SETTLING

@@ -1,4 +1,4 @@
-"""Who wants to be told what happens to a job: a function of the user's, or a shell command, for chat or mail."""
+"""Pass a job's events on to the user's function or shell command, for chat or mail."""
 
 from __future__ import annotations
 
@@ -18,34 +18,24 @@ logger = logging.getLogger(__name__)
 OnEvent: TypeAlias = Callable[[JobEvent], object] | str
 
 COMMAND_SECONDS = 30.0
-"""How long a command may take; it is ended then, and the waiting goes on."""
+"""Time limit of a command; then it is killed, and the wait for the job continues."""
 _MOST_SAID = 300
 """Bytes of a command's output that a warning shows."""
 
 
 def check_listener(on_event: object) -> None:
-    """See that something can be told events.
-
-    Raises:
-        EstimatorError: It is neither a function nor a shell command.
-    """
+    """Raise EstimatorError if `on_event` is neither a function nor a shell command."""
     if not callable(on_event) and not (isinstance(on_event, str) and on_event.strip()):
         raise EstimatorError(f"on_event is {on_event!r}. Give a function that takes an event, or a shell command.")
 
 
 class Listener:
-    """Tells events on. No failure of the one that is told reaches who tells; a warning says it, once a kind."""
+    """Passes events on. A failure of the function or command is only logged, once for each kind."""
 
     def __init__(self, on_event: OnEvent, job_name: str) -> None:
-        """Tell nothing yet.
+        """Take a function, for all events, or a shell command, only for changes of status.
 
-        Args:
-            on_event: A function, which is told all events; or a shell command, which is run at changes of status only,
-                since a process a line would hold up the log.
-            job_name: The job's name.
-
-        Raises:
-            EstimatorError: It is neither.
+        A process for each line would delay the log.
         """
         check_listener(on_event)
         self._on_event = on_event
@@ -53,7 +43,7 @@ class Listener:
         self._warned: set[str] = set()
 
     def tell(self, event: JobEvent) -> None:
-        """Tell an event."""
+        """Pass an event on."""
         if isinstance(self._on_event, str):
             if isinstance(event, StatusChange):
                 self._run(self._on_event, as_json(event, self._job_name))
@@ -85,14 +75,11 @@ class Listener:
 
 
 def _ended(command: str, given: str) -> tuple[int, str]:
-    """Run a command; return its exit code, and the end of what it wrote.
+    """Run a command with `given` as its input; return its exit code and the end of its output.
 
-    It reads and writes files: what it leaves in the background may hold them open, and nobody waits for it.
-
-    Raises:
-        subprocess.TimeoutExpired: It took too long. It has ended, with all that it had started.
-        OSError: It can't be started.
-        ValueError: It can't be started: it has a NUL.
+    1. Input and output are files, not pipes: a background process of the command may keep them open, and nobody waits.
+    2. On a timeout the whole process group is killed before TimeoutExpired is raised.
+    3. OSError and ValueError (a NUL in the command) mean that it was not started.
     """
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
         stdin.write(given.encode(errors="replace"))
@@ -102,7 +89,7 @@ def _ended(command: str, given: str) -> tuple[int, str]:
         try:
             code = child.wait(COMMAND_SECONDS)
         except BaseException:
-            if child.returncode is None:  # not reaped, so that the number is still its own
+            if child.returncode is None:  # not reaped yet, so its process ID can't belong to another process
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
             raise

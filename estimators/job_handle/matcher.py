@@ -1,12 +1,14 @@
 """The process that matches a job's lines against its metric definitions, each match within a limit of CPU time.
 
-Python's `re` lets nothing else run while it matches, and a regex of a few characters can take it years. So it matches
-here, where it can be cut short: a program of its own, run as ``python -I -S matcher.py ALIVE_FD``, that imports nothing
-of this project. Standard input brings one line of JSON (the regexes, the most seconds of a match, and the seconds that
-it may take for each line on average), then each line as JSON. Standard output carries ``[regex's number, text of the
-first group]`` for each that is found, and ``[number, null]`` for a regex that took too long and is not tried again; a
-line ``null`` is answered with ``null`` once all lines before it are searched. The input's end is the program's; so is,
-in the middle of a match, that of the pipe behind ALIVE_FD, which nobody writes to.
+While Python's `re` matches, nothing else in its process runs, and a regex of a few characters can take years. So it
+matches in this separate program, which can be interrupted. It runs as ``python -I -S matcher.py ALIVE_FD`` and imports
+nothing of this project.
+
+1. The first line of standard input is JSON: the regexes, the most seconds of a match, and the mean seconds per line.
+2. Each further line is one log line as JSON. For each match, standard output gets ``[number, first group]``.
+3. ``[number, null]`` means that the regex took too long; it is not tried again.
+4. A line ``null`` is answered with ``null`` once all lines before it have been searched.
+5. The program ends with its input. In the middle of a match it ends when the pipe behind ALIVE_FD is closed.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import time
 from typing import NoReturn
 
 MATCH_SECONDS = 0.5
-"""CPU time that one match may take; a regex that needs more is given up."""
+"""Seconds of CPU time for one match; a regex that needs more is no longer tried."""
 MEAN_SECONDS = 0.01
-"""CPU time that it may take for each line, after the first `MATCH_SECONDS`."""
+"""Mean seconds of CPU time for each line, beyond the first `MATCH_SECONDS`."""
 
 
 class _TooSlow(Exception):  # noqa: N818  # a signal, not an error
@@ -30,7 +32,7 @@ class _TooSlow(Exception):  # noqa: N818  # a signal, not an error
 
 
 class _Budget:
-    """The CPU time that a regex may take: some at once, and more with each line."""
+    """The CPU time that a regex may take: an initial amount, and a little more with each line."""
 
     def __init__(self, most: float, each: float) -> None:
         self._most = most
@@ -38,11 +40,7 @@ class _Budget:
         self._left = most
 
     def search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Search a line.
-
-        Raises:
-            _TooSlow: The time is used up.
-        """
+        """Search a line; raise _TooSlow if the time is used up."""
         began = time.process_time()
         signal.setitimer(signal.ITIMER_VIRTUAL, self._left)
         found = pattern.search(text)
@@ -55,9 +53,9 @@ class _Budget:
 
 def main(alive: int) -> None:
     """Answer until the input ends."""
-    import fcntl  # here, and not where the two numbers above are imported
+    import fcntl  # only in the program, not when another module imports the two numbers above
 
-    # SIGIO, which ends a program that does not ask for it, comes when the pipe's other end is closed.
+    # SIGIO arrives when the other end of the pipe is closed; by default it ends the program.
     fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(alive, fcntl.F_SETFL, os.O_ASYNC)
     signal.signal(signal.SIGVTALRM, _give_up)

@@ -1,4 +1,4 @@
-"""The program ``matcher.py``, started; whoever has the object is its only client."""
+"""Start ``matcher.py``. The object's owner is the program's only client."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from estimators.job_handle import matcher
 
 
 class MatcherProcess:
-    """A process that searches lines for regexes, until `close`, or until this process ends.
-
-    Args:
-        regexes: What it searches for.
-
-    Raises:
-        OSError: The process could not be started.
-    """
+    """A process that searches lines for regexes, until `kill` or the end of this process. May raise OSError."""
 
     def __init__(self, regexes: Sequence[str]) -> None:
         self._order = json.dumps([regexes, matcher.MATCH_SECONDS, matcher.MEAN_SECONDS])
@@ -32,7 +25,7 @@ class MatcherProcess:
                 stdout=subprocess.PIPE,
                 text=True,
                 pass_fds=[watched],
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # so that Ctrl-C does not reach it
                 cwd="/",
             )
         except BaseException:
@@ -42,20 +35,16 @@ class MatcherProcess:
             os.close(watched)
         assert self._process.stdin is not None and self._process.stdout is not None
         self.lines: TextIO = self._process.stdin  # type: ignore[assignment]  # typeshed: IO[str]
-        """What it reads: JSON, a line each."""
+        """Its input: one JSON value on each line."""
         self.answers: TextIO = self._process.stdout  # type: ignore[assignment]
-        """What it has found, likewise."""
+        """Its output, in the same form."""
 
     def begin(self) -> None:
-        """Tell it the regexes, before the first line. It may take its time to read them.
-
-        Raises:
-            BrokenPipeError: It has ended.
-        """
+        """Send the regexes, before the first line. May block, or raise BrokenPipeError if the process has ended."""
         self.lines.write(f"{self._order}\n")
 
     def kill(self) -> None:
-        """End it; both pipes stay for whoever reads or writes them."""
+        """End the process. Both pipes stay open: their user closes them."""
         self._process.kill()
         self._process.wait()
         os.close(self._alive)

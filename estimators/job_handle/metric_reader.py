@@ -1,4 +1,4 @@
-"""The values of a job's metrics, read from its log by the job's own metric definitions."""
+"""Read the values of a job's metrics from its log by the job's own metric definitions."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PLACES = ("step", "epoch")
-"""The metrics that say where in the training the others of the same line were taken."""
+"""The metrics that locate a line's other metrics in the training."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./:-]+")
 
 
 class MetricReader:
-    """Finds the values in lines. What is not smddp's own regex is searched for by another process, until `close`."""
+    """Finds values in lines. Regexes other than smddp's own are matched in another process, until `close`."""
 
     def __init__(self, definitions: Iterable[MetricDefinitionTypeDef]) -> None:
-        """Compile the definitions. One that Python can't compile is left out with a warning: AWS reads it as Java does.
+        """Compile a description's MetricDefinitions, and skip those that Python can't compile, with a warning.
 
-        Args:
-            definitions: MetricDefinitions, as a job's description has them.
+        AWS uses Java's regexes, so a skipped one may be valid.
         """
         places = {name: MetricDefinition.parse(name, regex_of_line(name)) for name in _PLACES}
         self._metrics: list[MetricDefinition] = []
@@ -52,15 +51,15 @@ class MetricReader:
 
     @classmethod
     def of(cls, description: DescribeTrainingJobResponseTypeDef) -> MetricReader:
-        """Return the reader of a job by its description."""
+        """Return the reader for a job's description."""
         return cls(description.get("AlgorithmSpecification", {}).get("MetricDefinitions", []))
 
     def values(self, line: LogLine) -> list[MetricValue]:
         """Return the values in a line, in the order of its pieces and of the definitions.
 
-        A piece is the line itself, or one state of a progress bar; a metric has one value in each at most. ``step`` and
-        ``epoch`` are no metrics of their own, but where the others were taken: as the definitions of these names find
-        them or, without such, as smddp's lines have them, ``step=120 epoch=3``.
+        A piece is the line itself, or one state of a progress bar; each metric has at most one value in a piece.
+        ``step`` and ``epoch`` locate the other values and yield none themselves; without definitions of these names,
+        smddp's form applies: ``step=120 epoch=3``.
         """
         return [value for piece in pieces(line.message) for value in self._values_of(piece, line)]
 
@@ -83,7 +82,7 @@ class MetricReader:
         ]
 
     def _foreign_values(self, piece: str) -> dict[MetricDefinition, float | None]:
-        """Return the values of the regexes that are not smddp's own."""
+        """Return the values that the regexes other than smddp's own find."""
         values: dict[MetricDefinition, float | None] = dict.fromkeys(self._foreign)
         if self._given_up.issuperset(values):
             return values
@@ -109,7 +108,7 @@ class MetricReader:
 
 
 def _is_own(definition: MetricDefinition) -> bool:
-    """Return whether a regex is one of smddp's, whose time is proportional to a line's length."""
+    """Return whether a regex is one of smddp's own, which takes linear time."""
     own = definition.regex.pattern == regex_of_line(definition.name)
     return own and _PLAIN_NAME.fullmatch(definition.name) is not None
 

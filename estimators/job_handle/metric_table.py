@@ -1,4 +1,4 @@
-"""The values of a job's metrics as a table, and as a picture in which its interruptions are marked."""
+"""The values of a job's metrics as a table, and as a plot that marks interruptions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _PANEL_INCHES = 2.2
 
 
 def table(values: Iterable[MetricValue]) -> pandas.DataFrame:
-    """Return a row a value, in their order; step and epoch are integers where all of them are, and NA where unknown.
+    """Return one row for each value, in order; step and epoch are integers if all are whole, and NA if unknown.
 
-    Raises:
-        EstimatorError: pandas is not installed.
+    Raise EstimatorError if pandas is not installed.
     """
     library = _required("pandas", "metrics()", "it comes with the SageMaker SDK: pip install pandas")
     frame: pandas.DataFrame = library.DataFrame([dataclasses.astuple(value) for value in values], columns=_COLUMNS)
@@ -39,7 +38,7 @@ def table(values: Iterable[MetricValue]) -> pandas.DataFrame:
 
 
 def attempts_begun(changes: Sequence[StatusChange]) -> list[datetime]:
-    """Return when the job went on training after each interruption and each restart, by its changes of status."""
+    """Return the times at which training resumed after an interruption or a restart."""
     begun, broken_off = [], False
     for change in changes:
         if change.status in _BROKEN_OFF:
@@ -51,16 +50,10 @@ def attempts_begun(changes: Sequence[StatusChange]) -> list[datetime]:
 
 
 def plot(frame: pandas.DataFrame, metrics: Sequence[str], begun: Sequence[datetime], title: str) -> Figure:
-    """Draw each metric over the steps, or over time where a value has no step, in a panel of its own.
+    """Draw each of `metrics`, or all, in its own panel: over the steps, or over time if any value has no step.
 
-    Args:
-        frame: The table.
-        metrics: Which to draw; none: all.
-        begun: When each attempt but the first began: there is a mark, and the curve has a gap.
-        title: The picture's.
-
-    Raises:
-        EstimatorError: There is no such metric, or no value at all; or matplotlib is not installed.
+    At each time in `begun` there is a mark, and the curve has a gap. Raise EstimatorError if a metric or all values are
+    absent, or matplotlib is not installed.
     """
     known = list(dict.fromkeys(frame["metric"]))
     if not known:
@@ -93,7 +86,7 @@ def _draw(axes: Axes, rows: pandas.DataFrame, over: str, begun: Sequence[datetim
     attempt = sum((rows["time"] >= time).astype(int) for time in begun) if begun else 0 * rows["value"]
     for number, part in rows.groupby(attempt):
         x = part[over].astype("float64") if over == "step" else part[over]
-        few = len(part) == 1  # a line through one point would not be seen
+        few = len(part) == 1  # a line through a single point is invisible
         axes.plot(x, part["value"], color="#1f6feb", linewidth=1.4, marker="." if few else None)
         if number:
             axes.axvline(x.iloc[0], color="#d9480f", linestyle="--", linewidth=1)

@@ -1,4 +1,4 @@
-"""The live line of a job in a notebook: an output of its own above the log, written anew while the cell runs."""
+"""The live line of a job in a notebook: a separate output above the log, updated while the cell runs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ _COLUMNS = 100
 
 
 def in_notebook() -> bool:
-    """Return whether this is a notebook's kernel, and nobody has turned live lines off."""
+    """Return whether this is a notebook's kernel, and live lines are not turned off."""
     from rich.console import Console
 
     return Console().is_jupyter and os.environ.get(PROGRESS_VARIABLE) != "0"
 
 
 class NotebookLine:
-    """One line, as `smddp.process.terminal_line.TerminalLine` is one of a terminal. Its last text stays.
+    """One live line, like `smddp.process.terminal_line.TerminalLine` on a terminal. Its last text stays.
 
-    Args:
-        text: Gives the line for a number of columns; called in a thread.
+    `text` returns the line for a number of columns; it is called in another thread.
     """
 
     def __init__(self, text: Callable[[int], str]) -> None:
@@ -38,7 +37,7 @@ class NotebookLine:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to show the line, below what the cell has shown so far."""
+        """Show the line below the cell's output so far."""
         from IPython.display import display
 
         show: Callable[..., Any] = display
@@ -49,13 +48,13 @@ class NotebookLine:
                 handle.update(self._bundle(), raw=True)
             handle.update(self._bundle(), raw=True)
 
-        # The kernel takes from the context which cell a message belongs to.
+        # The kernel assigns a message to its cell by the context.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(refresh,), name="live line", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Show the line as it is now, for good."""
+        """Show the line's final text; ends the thread."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -65,5 +64,5 @@ class NotebookLine:
             text = self._text(_COLUMNS)
         except Exception:
             logger.debug("the live line can't be made", exc_info=True)
-            text = ""  # no reason to stop waiting for the job
+            text = ""  # must not end the wait for the job
         return {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}

@@ -1,4 +1,4 @@
-"""How a job ended, as the exception that says it."""
+"""Turn the end of a job into an exception."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from estimators.errors import TrainingJobFailed, TrainingJobStopped
 
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
-"""The statuses in which nothing will change any more."""
+"""The final statuses."""
 
 _STOPPED_BY: Mapping[str, str] = {
     "MaxRuntimeExceeded": "it ran for the whole of max_run (MaxRuntimeInSeconds); give it more, or resume it from its "
@@ -18,20 +18,13 @@ _STOPPED_BY: Mapping[str, str] = {
     "Interrupted": "its spot instances were taken away",
     "Stopped": "somebody called StopTrainingJob",
 }
-"""Why a job is Stopped, by its secondary status."""
+"""The cause of a job's stop, by its secondary status."""
 
 
 def require_completed(name: str, description: Mapping[str, Any], advice: Callable[[str], str]) -> None:
-    """Return if a job has completed.
+    """Raise TrainingJobFailed or TrainingJobStopped unless the job has completed.
 
-    Args:
-        name: The job's.
-        description: What the API says about it at its end.
-        advice: Gives what to do about a job of this status, as the end of the message.
-
-    Raises:
-        TrainingJobFailed: The job failed.
-        TrainingJobStopped: The job was stopped.
+    The message ends with `advice(status)`.
     """
     status, secondary = description["TrainingJobStatus"], description.get("SecondaryStatus", "")
     if status == "Completed":

@@ -1,4 +1,4 @@
-"""How far a job is, on one line: its status, epoch and step, the loss and its course, the speed, and the time left."""
+"""A job's progress on one line: status, epoch and step, the loss and its curve, the speed, and the time left."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 16
 _MOST_LOSSES = 4096
 _SPAN_SECONDS = 120.0
-"""Of the job's own time, over which its rate is taken."""
+"""Window of the job's own time over which the rate is measured."""
 _EPOCHS = ("epochs", "num_epochs", "num_train_epochs", "max_epochs")
 _STEPS = ("max_steps", "total_steps", "steps")
-"""Hyperparameters that say when the training ends, by the names in common use."""
+"""Common names of the hyperparameters that set the end of the training."""
 
 
 class ProgressLine:
-    """Takes in what happens to a job, and tells how far it is; told and asked in different threads."""
+    """Receives a job's events and returns its progress.
+
+    One thread updates it while another reads it, without a lock: a read between two changes may fail, which the live
+    line catches until its next refresh.
+    """
 
     def __init__(self, hyperparameters: Mapping[str, str], clock: Callable[[], float] = time.time) -> None:
-        """Begin before the job's first change of status.
+        """Start before the job's first change of status; `hyperparameters` may give the number of epochs or steps.
 
-        Args:
-            hyperparameters: The job's, as its description has them; they may say how many epochs or steps there are.
-            clock: Seconds since 1970.
+        `clock` returns seconds since 1970.
         """
         self._clock = clock
         self._epochs = _first_number(hyperparameters, _EPOCHS)
@@ -45,10 +47,10 @@ class ProgressLine:
         self._laps: deque[tuple[float, float]] = deque()
 
     def update(self, event: JobEvent) -> None:
-        """Take in what happened."""
+        """Take in an event."""
         if isinstance(event, StatusChange):
             self._status, self._since = event.status, event.time.timestamp()
-            self._laps.clear()  # what an interruption takes is no step's time
+            self._laps.clear()  # an interruption must not count as the time of a step
         elif isinstance(event, MetricValue):
             self._newest[event.metric] = event.value
             if event.metric == "loss":
@@ -58,7 +60,7 @@ class ProgressLine:
     def _move(self, event: MetricValue) -> None:
         if event.step is not None and event.step != self._step:
             seconds = event.time.timestamp()
-            if self._step is not None and event.step < self._step:  # resumed before what was logged last
+            if self._step is not None and event.step < self._step:  # resumed from before the last logged step
                 self._laps.clear()
             self._laps.append((seconds, event.step))
             while seconds - self._laps[0][0] > _SPAN_SECONDS and len(self._laps) > 2:
@@ -70,7 +72,7 @@ class ProgressLine:
                 self._steps_an_epoch = event.step / event.epoch
 
     def text(self, columns: int) -> str:
-        """Return the line: the most important parts that fit."""
+        """Return the line, with the most important parts that fit."""
         parts = [(0, f"{self._status or 'waiting'} {duration(self._clock() - self._since)}")]
         if self._epoch is not None:
             parts.append((2, f"epoch {self._epoch:g}" + ("" if self._epochs is None else f"/{self._epochs:g}")))
@@ -95,14 +97,14 @@ class ProgressLine:
         if step <= before or now <= began:
             return None
         left = (total - step) * (now - began) / (step - before) - max(0.0, self._clock() - now)
-        return max(0.0, left) if math.isfinite(left) else None  # a log may say any number
+        return max(0.0, left) if math.isfinite(left) else None  # a log may contain any number
 
 
 def sparkline(values: list[float], columns: int) -> str:
-    """Return the course of some values in so many letters at most, each the mean of a part of them."""
+    """Return the course of some values in at most `columns` characters, each the mean of one section."""
     count = min(columns, len(values))
     edges = [round(number * len(values) / count) for number in range(count + 1)]
-    largest = max(map(abs, values)) or 1.0  # sums and differences of the largest floats are none
+    largest = max(map(abs, values)) or 1.0  # otherwise the sum of very large floats would overflow
     means = [sum(value / largest for value in values[a:b]) / (b - a) for a, b in pairwise(edges)]
     least, most = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (most - least) if most > least else 0.0

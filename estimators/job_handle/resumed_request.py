@@ -1,4 +1,4 @@
-"""The CreateTrainingJob of a job that goes on where another one ended: what its description says, with changes."""
+"""The CreateTrainingJob of a resumed job: the previous job's description, with changes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NAME_PARAMETER, _TYPE_PARAMETER = "sagemaker_job_name", "sagemaker_instance_typ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What is to be different from the job before; None leaves a thing as it was."""
+    """The differences from the previous job; None keeps a value."""
 
     hyperparameters: Mapping[str, Any] | None
-    """Values by name; None as a value takes the hyperparameter away."""
+    """Values by name; a value of None removes the hyperparameter."""
     environment: Mapping[str, str] | None
-    """Variables by name, beside those that the job has."""
+    """Variables by name, added to the job's own or replacing them."""
     instance_type: str | None
     instance_count: int | None
     max_run: int | None
@@ -37,35 +37,26 @@ class Changes:
 
 
 def new_name(before: str, now: datetime | None = None) -> str:
-    """Return a job's name with this moment in the place of the one in it, as the SDK writes it."""
+    """Return a job's name with the current time instead of its own, in the SDK's format."""
     now = now or datetime.now(timezone.utc)
     moment = f"-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03}"
     return f"{_TIME_IN_NAME.sub('', before)[: _LONGEST_NAME - len(moment)].rstrip('-')}{moment}"
 
 
 def sent_request(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the CreateTrainingJob that a description tells of; a copy. Tags are no part of a description."""
+    """Rebuild the CreateTrainingJob from a job's description, as a copy. Tags are not in a description."""
     shape = service_model().operation_model("CreateTrainingJob").input_shape
     assert shape is not None
     request = {key: copy.deepcopy(value) for key, value in description.items() if key in shape.members and value != []}
-    if not request["OutputDataConfig"].get("KmsKeyId"):  # a description says "" for none
+    if not request["OutputDataConfig"].get("KmsKeyId"):  # a description contains "" if there is no key
         request["OutputDataConfig"].pop("KmsKeyId", None)
-    for selected in ("SelectedInstanceType", "SelectedInstanceCount"):  # a description says what became of preferences
+    for selected in ("SelectedInstanceType", "SelectedInstanceCount"):  # a description adds the selected preference
         request.get("ResourceConfig", {}).pop(selected, None)
     return request
 
 
 def resumed_request(description: Mapping[str, Any], changes: Changes, name: str) -> dict[str, Any]:
-    """Return the request. Tags are no part of a description, and so not of it.
-
-    Args:
-        description: What DescribeTrainingJob says about the job before.
-        changes: What is to be different.
-        name: The new job's.
-
-    Raises:
-        EstimatorError: A change does not fit the job.
-    """
+    """Return the request of the resumed job, without tags; raise EstimatorError if a change does not fit the job."""
     request = sent_request(description)
     request["TrainingJobName"] = name
     resources, stopping = request["ResourceConfig"], request["StoppingCondition"]
@@ -96,11 +87,7 @@ def resumed_request(description: Mapping[str, Any], changes: Changes, name: str)
 
 
 def send(sagemaker: Any, request: Mapping[str, Any]) -> None:
-    """Create the job.
-
-    Raises:
-        EstimatorError: The request is refused.
-    """
+    """Create the job, or raise EstimatorError if the request is refused."""
     from botocore.exceptions import ClientError, ParamValidationError
 
     try:
@@ -110,7 +97,7 @@ def send(sagemaker: Any, request: Mapping[str, Any]) -> None:
 
 
 def _hyperparameters(request: Mapping[str, Any], changes: Changes) -> dict[str, str]:
-    """Return the hyperparameters as this job has them: text in JSON, as SDK V2 writes it, or bare, as V3 does."""
+    """Return the hyperparameters in the job's encoding: JSON text, as SDK V2 sends it, or bare text, as V3 does."""
     given = changes.hyperparameters or {}
     if not isinstance(given, Mapping):
         raise EstimatorError(f"hyperparameters is {given!r}. Give a dict of those that change.")

@@ -1,4 +1,4 @@
-"""A job as a person sees it while it runs: its log, and where somebody watches a live line that says how far it is."""
+"""Show a running job to a person: its log and, on a terminal or in a notebook, a live progress line."""
 
 from __future__ import annotations
 
@@ -14,20 +14,15 @@ from smddp.process.live_text import is_watched
 
 
 def is_live() -> bool:
-    """Return whether stdout is a terminal or a notebook, where a live line can be shown."""
+    """Return whether stdout is a terminal or a notebook, which can show a live line."""
     return is_watched(sys.stdout) or in_notebook()
 
 
 @contextmanager
 def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[Callable[[JobEvent], None]]:
-    """Show a job on stdout; the terminal is left as it was, however this ends.
+    """Show a job on stdout; yield the function that takes each event. The terminal is restored in any case.
 
-    Args:
-        name: The job's name.
-        live: Gives the job's hyperparameters, for a live line, where `is_live`; None: there is none.
-
-    Returns:
-        What is to be told each event.
+    `live` returns the job's hyperparameters, for the live line; None shows no live line.
     """
     if live is None:
         view = LogView()
@@ -41,7 +36,7 @@ def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[C
     line = NotebookLine(progress.text) if in_notebook() else TerminalLine(progress.text, sys.stdout)
     try:
         line.start()
-        view = LogView()  # it writes to stdout, which leads above the line now
+        view = LogView()  # created after start(): sys.stdout now writes above the live line
         view.show_name(name)
 
         def show(event: JobEvent) -> None:

@@ -1,6 +1,6 @@
-"""How a program reaches the local platform, and nothing else: a boto3 session, or variables for any AWS client.
+"""Reach the local platform and nothing else: a boto3 session, or variables for any AWS client.
 
-Whatever the caller's own environment and ~/.aws say, neither leads to real AWS.
+Neither reads the caller's own environment or ~/.aws, so neither leads to real AWS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from estimators.local.api.signature import KeyPair
 
 ACCOUNT_ID = "123456789012"
 PRESIGNING = "s3v4"
-"""How S3's clients sign URLs: the platform knows Version 4 alone, botocore's own choice in old regions is Version 2."""
+"""Signature version of S3's presigned URLs: the platform knows Version 4 only, and botocore chooses Version 2 in old
+regions."""
 
 ROLE = f"arn:aws:iam::{ACCOUNT_ID}:role/SmddpLocal"
 
@@ -31,7 +32,7 @@ class Access:
 
     endpoint_url: str
     s3_endpoint_url: str
-    """The same as `endpoint_url` unless the storage is a server of its own."""
+    """The same as `endpoint_url`, unless the storage is a separate server."""
     keys: KeyPair
     region: str
 
@@ -41,19 +42,17 @@ class Access:
         return f"sagemaker-{self.region}-{ACCOUNT_ID}"
 
     def endpoint_of(self, service: str) -> str:
-        """Return where requests to an AWS service (boto3's name for it) go."""
+        """Return the endpoint of an AWS service, by boto3's name of the service."""
         return self.s3_endpoint_url if service == "s3" else self.endpoint_url
 
     def boto_session(self) -> boto3.Session:
-        """Return a boto3 session all of whose clients and resources talk to the local platform."""
+        """Return a boto3 session whose clients and resources all talk to the local platform."""
         return PlatformSession(botocore_session=_LocalSession(self), region_name=self.region)
 
     def client_environment(self, directory: Path, *, bypasses: Iterable[str] = ()) -> dict[str, str]:
         """Return variables for a program on this machine that uses an AWS SDK or the AWS CLI.
 
-        Args:
-            directory: Where the files lie that they name: see `write_files`.
-            bypasses: More hosts that no proxy is to be asked for.
+        ``directory`` contains the files of `write_files`. ``bypasses`` are more hosts to reach without a proxy.
         """
         return {
             **self.container_environment(bypasses=bypasses),
@@ -64,10 +63,9 @@ class Access:
         }
 
     def container_environment(self, *, bypasses: Iterable[str] = ()) -> dict[str, str]:
-        """Return variables for a program that uses an AWS SDK and finds no configuration of anyone's.
+        """Return variables for a program that uses an AWS SDK and has no configuration files.
 
-        Args:
-            bypasses: More hosts that no proxy is to be asked for.
+        ``bypasses`` are more hosts to reach without a proxy.
         """
         own = {urlsplit(self.endpoint_url).hostname or "localhost", "127.0.0.1", "localhost"}
         no_proxy = ",".join(sorted({*own, *bypasses}))
@@ -87,7 +85,7 @@ class Access:
         }
 
     def sdk_environment(self, directory: Path) -> dict[str, str]:
-        """Return variables for the SageMaker SDK, which does not look at AWS_ENDPOINT_URL everywhere."""
+        """Return variables for the SageMaker SDK, which does not read AWS_ENDPOINT_URL everywhere."""
         return {
             "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(directory / "sagemaker.yaml"),
             "SAGEMAKER_USER_CONFIG_OVERRIDE": str(directory / "sagemaker.yaml"),
@@ -96,12 +94,12 @@ class Access:
         }
 
     def environment(self, directory: Path) -> dict[str, str]:
-        """Return variables for any program on this machine, an unmodified submit script among them."""
+        """Return variables for any program on this machine, such as an unmodified submit script."""
         clients = self.client_environment(directory, bypasses=bypassed_hosts(os.environ))
         return {**clients, **self.sdk_environment(directory)}
 
     def write_files(self, directory: Path) -> None:
-        """Write the files that the two environments name, for this user alone."""
+        """Write the files that these variables name, for this user alone."""
         keys = f"aws_access_key_id = {self.keys.access_key}\naws_secret_access_key = {self.keys.secret_key}\n"
         files = {
             "aws-config": f"[default]\nregion = {self.region}\ns3 =\n    signature_version = {PRESIGNING}\n",
@@ -122,25 +120,25 @@ class Access:
 
 
 def bypassed_hosts(environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the hosts for which an environment wants no proxy to be asked."""
+    """Return the hosts that an environment excludes from its proxies."""
     listed = ",".join(environment.get(name, "") for name in ("no_proxy", "NO_PROXY"))
     return frozenset(host.strip() for host in listed.split(",") if host.strip())
 
 
 class PlatformSession(boto3.Session):
-    """A boto3 session whose clients reach one local platform, and nothing else."""
+    """A boto3 session whose clients reach one local platform and nothing else."""
 
     ends_with_program = True
     """The platform's jobs end with this program; jobs on AWS go on."""
     role_prefix = ROLE.removesuffix("SmddpLocal")
-    """How the ARN of a role begins that is given by its name: no role is assumed, so that none need be known."""
+    """Prefix of the ARN of a role that is known by name. No role is assumed, so the role need not exist."""
 
 
 class _LocalSession(botocore.session.Session):
-    """A botocore session that reads no environment variable and no file, and knows one place to go.
+    """A botocore session with fixed endpoints, which reads no environment variable and no file.
 
-    The endpoint is forced here and not in boto3's session because everything goes through here: boto3's clients and
-    resources, and code such as the SageMaker SDK's that builds an endpoint by itself.
+    The endpoint is forced here and not in boto3's session, because every client is made here: boto3's clients and
+    resources, and those of code such as the SageMaker SDK that builds an endpoint itself.
     """
 
     def __init__(self, access: Access) -> None:
@@ -156,7 +154,7 @@ class _LocalSession(botocore.session.Session):
         self.set_default_client_config(Config(proxies={}))
 
     def get_scoped_config(self) -> dict[str, Any]:
-        """Return what the configuration file would say."""
+        """Return the settings in place of a configuration file's."""
         return {"s3": {"signature_version": PRESIGNING}}
 
     def create_client(  # type: ignore[override]

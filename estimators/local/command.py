@@ -29,11 +29,11 @@ _LOOK_SECONDS = 0.5
 
 
 def _existing_or_new(text: str | Path) -> Path:
-    """Return the directory that an option names; refuse an empty text, which as a path is the current directory."""
+    """Return the directory of an option; refuse an empty text, which as a path is the current directory."""
     if text == "":
         raise typer.BadParameter("It is empty. Give the path of a directory; it is made if missing.")
     directory = Path(text)
-    with contextlib.suppress(OSError):  # whoever uses it says so
+    with contextlib.suppress(OSError):  # its user reports it
         if not stat.S_ISDIR(directory.stat().st_mode):
             raise typer.BadParameter(f"{directory} is no directory. Give the path of one; it is made if missing.")
     return directory
@@ -177,14 +177,14 @@ def _executor(
     cpus: float | None,
     memory: str | None,
 ) -> Docker | Slurm | None:
-    """Return where jobs are to run; None: as processes here."""
+    """Return the executor that the options choose; None for processes of this machine."""
     if docker and slurm:
         raise typer.BadParameter("--docker and --slurm: jobs run in containers here, or on Slurm; give one of them.")
     return _cluster(slurm, partition, slurm_options) or _containers(docker, images, cpus, memory)
 
 
 def _containers(docker: bool, images: list[str], cpus: float | None, memory: str | None) -> Docker | None:
-    """Return what the options say of containers; None if jobs are to be processes."""
+    """Return the Docker settings of the options; None without --docker."""
     from estimators.local import Docker
 
     if not docker:
@@ -204,7 +204,7 @@ def _containers(docker: bool, images: list[str], cpus: float | None, memory: str
 
 
 def _cluster(shared: Path | None, partition: str | None, options: list[str]) -> Slurm | None:
-    """Return what the options say of Slurm; None if jobs are not to run there."""
+    """Return the Slurm settings of the options; None without --slurm."""
     from estimators.local import Slurm
 
     if shared is None:
@@ -226,7 +226,7 @@ def _platform(
     port: int = 0,
     storage: Literal["memory", "disk"] = "memory",
 ) -> Iterator[LocalSageMaker]:
-    """Run a platform for the block; if it can't run, end with one line that says why."""
+    """Run a platform for the block; if it can't run, exit with one line that says why."""
     from estimators.local import LocalSageMaker
     from estimators.local.errors import LocalPlatformError
 
@@ -243,12 +243,15 @@ def _platform(
     except LocalPlatformError as error:
         _fail(str(error))
     finally:
-        with contextlib.suppress(KeyboardInterrupt):  # it ends all the same, at once
+        with contextlib.suppress(KeyboardInterrupt):  # the platform ends all the same, at once
             platform.stop()
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the program in the foreground; SIGTERM goes on to it, and Ctrl-C reaches it by itself."""
+    """Run the program in the foreground and return its exit code.
+
+    SIGTERM is forwarded to it, and Ctrl-C reaches it by itself.
+    """
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
@@ -258,7 +261,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
         if not started:
             early.append(number)
 
-    signal.signal(signal.SIGTERM, forward)  # before there is a program: whoever sees it run may send one at once
+    signal.signal(signal.SIGTERM, forward)  # before the start: SIGTERM may come as soon as the program runs
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
@@ -266,7 +269,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
     started.append(process)
     for number in early:
         process.send_signal(number)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after it: a program inherits what is ignored
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after the start: a program inherits ignored signals
     code = wait_for(process)
     return code if code >= 0 else 128 - code
 

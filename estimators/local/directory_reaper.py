@@ -1,9 +1,9 @@
-"""The process that stands beside a platform, and removes what is left of it when nothing of it runs any more.
+"""The process beside a platform that removes its directory once none of the platform's processes is left.
 
-It is a program of its own, ``python -I -S directory_reaper.py LIFELINE``, that imports nothing of this project. The
-lifeline is a locked file. Every process that writes in the platform's directory has inherited the descriptor that holds
-the lock: the server, the supervisors of programs, the reapers of containers. So the lock is free once all of those are
-gone, in order or by SIGKILL. The file holds the paths of what is to go then, each with a NUL behind it.
+It is a separate program, ``python -I -S directory_reaper.py LIFELINE``, and imports nothing of this project. The
+lifeline is a locked file. Each process that writes in the platform's directory inherits the descriptor that owns the
+lock: the server, the supervisors of programs, the reapers of containers. So the lock is free once all of them have
+ended, in order or by SIGKILL. The file lists the paths to remove then, each followed by a NUL.
 """
 
 from __future__ import annotations
@@ -21,27 +21,24 @@ _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def main(lifeline: str) -> None:
-    """Wait until no process holds the lifeline, and remove what it names."""
+    """Wait until no process locks the lifeline, and remove the paths that it lists."""
     with contextlib.suppress(OSError):  # nobody is left to hear of it
         remove_named(Path(lifeline), wait=True)
 
 
 def remove_named(lifeline: Path, *, wait: bool) -> None:
-    """Remove what a lifeline names once no process holds it, and then the lifeline: who is killed here can be followed.
+    """Remove the paths that a lifeline lists, once no process locks it, and last the lifeline itself.
 
-    Args:
-        lifeline: The file. One of another user, or that another user could have written, is left alone.
-        wait: Whether to wait for those who hold it.
-
-    Raises:
-        BlockingIOError: A process holds it, and ``wait`` is false.
-        OSError: It can't be read.
+    If this process is killed meanwhile, another one can finish with the same lifeline. A lifeline that another user
+    owns or could have written is left alone. Raise BlockingIOError if it is locked and ``wait`` is false, OSError if it
+    can't be read.
     """
-    descriptor = os.open(lifeline, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would hold us
+    descriptor = os.open(lifeline, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would block
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid() or found.st_mode != stat.S_IFREG | 0o600 or found.st_nlink != 1:
             return
+        # No time limit with ``wait``: the lock is free when the last process with the lifeline has ended.
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         named = file.read().split(b"\0")[:-1]  # the last one is empty, or was cut off by SIGKILL
         for path in (*(Path(os.fsdecode(name)) for name in named), lifeline):
@@ -50,26 +47,23 @@ def remove_named(lifeline: Path, *, wait: bool) -> None:
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a file, or a directory and all in it, however deep, also what a program has closed to its owner.
+    """Remove a file or a directory tree of any depth, including directories that a program has closed to its owner.
 
-    What others remove meanwhile is no error, and no link is followed.
-
-    Raises:
-        OSError: Something could not be removed; all else is gone.
+    Follow no link, and ignore what others remove meanwhile. Raise OSError if something is left; all else is removed.
     """
-    while not _remove(root):  # each time something more is gone
+    while not _remove(root):  # each pass removes something more
         pass
 
 
 def _remove(root: Path) -> bool:
-    """Remove it; False if another process has removed the directory that was just emptied, and with it the way up."""
+    """Remove the tree; return False if another process removed the current directory, and with it the way up."""
     problem: OSError | None = None
     try:
         here = os.open(root.parent, os.O_PATH | os.O_DIRECTORY)
     except FileNotFoundError:
         return True
-    # One descriptor at a time, and names instead of paths: a tree that is thousands of levels deep has too many of the
-    # former and too long ones of the latter. What is left to remove in each directory, down to `here`:
+    # One descriptor at a time, and names in place of paths: a tree of thousands of levels would need too many
+    # descriptors, or too long paths. `left` lists the names still to remove in each directory, down to `here`.
     left = [(_identity(here), [root.name])]
     while left:
         names = left[-1][1]
@@ -81,7 +75,7 @@ def _remove(root: Path) -> bool:
                 except FileNotFoundError:
                     return False
                 error = _try(os.rmdir, left[-1][1].pop(), here)
-                problem = problem or error  # what came first is why the directory is not empty
+                problem = problem or error  # the first error is why the directory is not empty
             continue
         error = _try(os.unlink, names[-1], here)
         if isinstance(error, IsADirectoryError):
@@ -103,7 +97,7 @@ def _remove(root: Path) -> bool:
 
 
 def _try(remove: Callable[..., None], name: str, parent: int) -> OSError | None:
-    """Remove one entry; what went wrong, unless it is gone already."""
+    """Remove one entry; return the error, or None if the entry is gone."""
     try:
         remove(name, dir_fd=parent)
     except FileNotFoundError:
@@ -114,7 +108,7 @@ def _try(remove: Callable[..., None], name: str, parent: int) -> OSError | None:
 
 
 def _go_down(here: int, name: str) -> tuple[int, list[str]]:
-    """Open a directory, to ourselves too if it is ours and closed; what is in it."""
+    """Enter a directory, and open it to this user first if it is theirs; return its descriptor and its names."""
     there = os.open(name, _PLACE, dir_fd=here)
     try:
         found = os.fstat(there)
@@ -123,13 +117,13 @@ def _go_down(here: int, name: str) -> tuple[int, list[str]]:
         inside = [entry.name for entry in Path(f"/proc/self/fd/{there}").iterdir()]
     except OSError as error:
         os.close(there)
-        raise OSError(error.errno, error.strerror, name) from error  # its own path, of a descriptor, tells nothing
+        raise OSError(error.errno, error.strerror, name) from error  # the path of a descriptor tells nothing
     os.close(here)
     return there, inside
 
 
 def _go_up(here: int, parent: tuple[int, int]) -> int:
-    """Return to the directory that we came from; if something has moved the tree, ``..`` is another one."""
+    """Return to the parent directory; raise OSError if the tree was moved, so that ``..`` is another directory."""
     try:
         above = os.open("..", _PLACE, dir_fd=here)
     finally:

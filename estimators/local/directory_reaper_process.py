@@ -1,4 +1,4 @@
-"""The handle on the process that removes a platform's directory, and the lifeline by which it knows when."""
+"""The handle on the process that removes a platform's directory, and the lifeline that this process waits for."""
 
 from __future__ import annotations
 
@@ -15,20 +15,16 @@ from pathlib import Path
 from estimators.local.directory_reaper import remove_named
 
 _REAP_SECONDS = 5.0
-"""How long a directory that is left waits for those who hold its lifeline yet."""
+"""Time limit in seconds for the processes that still lock the lifeline of a directory that is left."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _PROGRAM = str(Path(__file__).with_name("directory_reaper.py"))
 
 
 class Lifeline:
-    """A descriptor of the locked file that keeps the reaper waiting: each process that writes in the directory has one.
-
-    Args:
-        descriptor: Of the open file that holds the lock.
-    """
+    """The descriptor that owns the lock on the lifeline file: each process that writes in the directory inherits it."""
 
     def __init__(self, descriptor: int) -> None:
-        os.set_inheritable(descriptor, False)  # only whoever is handed it on purpose is to have it
+        os.set_inheritable(descriptor, False)  # only a program that gets it on purpose inherits it
         self._descriptor = descriptor
 
     def fileno(self) -> int:
@@ -36,21 +32,19 @@ class Lifeline:
         return self._descriptor
 
     def also_remove(self, path: Path) -> None:
-        """Have something removed at the end, whether or not it is there yet."""
+        """Add a path to remove at the end, whether or not it exists yet."""
         os.write(self._descriptor, os.fsencode(path) + b"\0")
 
     def close(self) -> None:
-        """Let go."""
+        """Close this process's descriptor."""
         os.close(self._descriptor)
 
 
 class DirectoryReaperProcess:
-    """A process that removes a directory once no process holds its lifeline any more.
+    """A process that removes a directory once no process locks its lifeline any more.
 
-    If it is killed together with all of those, the next one in the same place does its work.
-
-    Args:
-        directory: It need not be there yet: where the reaper comes first, no SIGKILL comes too early to be cleaned up.
+    Start it before the directory exists: then no SIGKILL comes too early to be cleaned up. If it is killed together
+    with all processes of the platform, the next reaper in the same parent directory does its work.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -81,8 +75,8 @@ class DirectoryReaperProcess:
         return self._process.pid
 
     def wait(self, timeout: float = _REAP_SECONDS) -> bool:
-        """Return whether all is removed within some seconds, and so everybody gone who held the lifeline."""
-        if self._process.poll():  # it was killed
+        """Return whether everything is removed within ``timeout`` seconds, so that no process locks the lifeline."""
+        if self._process.poll():  # the reaper was killed
             self._process = self._start()
         try:
             self._process.wait(timeout)
@@ -92,23 +86,30 @@ class DirectoryReaperProcess:
 
 
 def remove_left(place: Path) -> None:
-    """Remove what was left in a place when reapers were killed, too."""
+    """Remove the directories that killed reapers have left in a parent directory."""
     for lifeline in place.glob(f".*{_suffix()}"):
-        with suppress(OSError):  # a platform runs there, or somebody else removes it just now
+        with suppress(OSError):  # a platform runs there, or another process removes it just now
             remove_named(lifeline, wait=False)
 
 
 def _locked(path: Path) -> Lifeline:
-    """Make a lifeline. It gets its name when it is locked: what has the name and is free was left."""
+    """Make a locked lifeline.
+
+    It gets its name only after it is locked, so an unlocked file of that name was left by a killed process.
+    """
     unnamed = path.with_suffix(".new")
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    # No wait: the file is new, and has its final name only once it is locked.
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     unnamed.rename(path)
     return Lifeline(descriptor)
 
 
 def _suffix() -> str:
-    """How a lifeline's name ends: where machines share a directory, each sees only its own processes' locks."""
+    """Return the end of a lifeline's name, with the machine's boot ID.
+
+    Machines that share a directory see only their own processes' locks, so each must see only its own lifelines.
+    """
     try:
         boot = _BOOT.read_text().strip()
     except OSError:  # no Linux
@@ -118,12 +119,11 @@ def _suffix() -> str:
 
 @contextmanager
 def reaped_directory(name: str) -> Iterator[tuple[Path, Lifeline]]:
-    """Make a temporary directory that goes however this process ends, with its lifeline.
+    """Make a temporary directory that is removed however this process ends, and yield it with its lifeline.
 
-    Args:
-        name: What its own name begins with.
+    ``name`` is the prefix of the directory's own name.
     """
-    # Resolved: Docker may share the directory itself, and not a link to it.
+    # Resolved, because Docker may be allowed to share the directory itself but not a link to it.
     directory = Path(tempfile.gettempdir()).resolve() / f"{name}-{secrets.token_hex(8)}"
     reaper = DirectoryReaperProcess(directory)
     try:

@@ -1,14 +1,14 @@
-"""What can go wrong with the local platform itself, as opposed to a job on it."""
+"""Errors of the local platform itself, as opposed to a job on it."""
 
 from __future__ import annotations
 
 
 class LocalPlatformError(RuntimeError):
-    """The local platform could not be started, or is no longer there."""
+    """The local platform could not start, or is gone."""
 
 
 class StorageEndedError(LocalPlatformError):
-    """What keeps the objects has ended, and can't be started again."""
+    """The storage of the objects has ended, and can't be restarted."""
 
 
 INSTALL = "Install what it needs with: pip install 'smddp[local]'"

@@ -1,6 +1,6 @@
-"""How a platform on disk is reached, kept beside its objects: the next one there has the same addresses and keys.
+"""A platform's addresses and keys, kept beside its objects on disk, so that the next platform there has the same.
 
-Whoever knows the keys runs code as the platform's user. What lies here is read only if nobody else can have written it.
+The keys allow running code as the platform's user, so the file is read only if nobody else can have written it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,16 @@ _FILE = "access.json"
 
 
 class KeptAccess:
-    """The file, and the directory for all that a client needs."""
+    """The access file of a platform, and the directory of the files that a client needs."""
 
     def __init__(self, platform: Path) -> None:
-        """Nothing is read or made yet.
-
-        Args:
-            platform: The directory that the platform was given.
-        """
+        """Point at the access files in a platform's directory; nothing is read or made yet."""
         self.directory = platform / "access"
 
     def read(self) -> Access | None:
-        """Return the addresses and keys of the platform that ran here last, or runs; None if none ever did.
+        """Return the addresses and keys of the platform that runs or last ran here; None if no platform ever ran here.
 
-        Raises:
-            LocalPlatformError: Somebody else could have written it, or it is no such file.
+        Raise LocalPlatformError if another user could have written the file, or it is malformed.
         """
         path = self.directory / _FILE
         try:
@@ -55,23 +50,16 @@ class KeptAccess:
             raise LocalPlatformError(f"{path} can't be read: {why}. Remove it: new keys are made then.") from error
 
     def read_running(self) -> Access | None:
-        """Return the addresses and keys of the platform that runs here now; None if none does.
+        """Return the addresses and keys of the platform that runs here now; None if none does. Raise as `read` does.
 
-        What answers there is not asked alone: another user's program could answer. Who holds the objects is ours.
-
-        Raises:
-            LocalPlatformError: As `read` does.
+        An answer alone is no proof, because another user's program could give it: the objects must be locked, too.
         """
         access = self.read()
         runs = access is not None and is_locked(self.directory.parent / "storage") and answers(access)
         return access if runs else None
 
     def require_running(self) -> Access:
-        """Return the addresses and keys of the platform that runs here now.
-
-        Raises:
-            LocalPlatformError: None does; or as `read` does.
-        """
+        """Return the addresses and keys of the platform that runs here now; raise LocalPlatformError if none does."""
         access = self.read_running()
         if access is None:
             platform = self.directory.parent
@@ -82,27 +70,23 @@ class KeptAccess:
         return access
 
     def write(self, access: Access) -> None:
-        """Keep it, readable by this user alone."""
+        """Replace the access file in one step; only this user can read it."""
         partial = self.directory / f"{_FILE}.{os.getpid()}"
         partial.touch(mode=0o600)
         partial.write_text(json.dumps(asdict(access)))
         partial.replace(self.directory / _FILE)
 
     def make(self) -> None:
-        """Make the directory, or see that the one that is there is this user's alone.
-
-        Raises:
-            LocalPlatformError: It is not.
-        """
+        """Make the directory; raise LocalPlatformError if an existing one is not this user's alone."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
         require_private(self.directory)
 
 
 def port_again(endpoint_url: str) -> int:
-    """Return the port if it is free on an address of this machine; else warn, and return 0, which means any port."""
+    """Return the port of an endpoint if it is free on 127.0.0.1; else warn, and return 0, which means any port."""
     port = urlsplit(endpoint_url).port or 0
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: its old connections may linger
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: old connections may linger
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

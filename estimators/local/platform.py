@@ -1,4 +1,4 @@
-"""`LocalSageMaker`: SageMaker, S3 and CloudWatch Logs on this machine, for as long as a `with` block lasts."""
+"""`LocalSageMaker`: SageMaker, S3 and CloudWatch Logs on this machine, for the length of a `with` block."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ if TYPE_CHECKING:
 
 
 class LocalSageMaker:
-    """A SageMaker of one's own. Training jobs sent to it run on this machine, as processes or in containers.
+    """A local SageMaker. Training jobs sent to it run on this machine, as processes or in containers.
 
-    Nothing outside its directory, its own processes and 127.0.0.1 is touched, and nothing of it outlives the block,
-    or this process, but what is yours: with ``storage="disk"`` in a `directory` of your choice, the objects, the keys
-    to them, and the records and logs of all jobs, which the next platform there knows; and the files of a job that
-    could not be uploaded, or that Docker could not hand over, where the job's FailureReason says: in `directory`, or
-    without one in the machine's temporary directory.
+    It touches nothing outside its directory, its own processes and 127.0.0.1. Two things outlive the block, or this
+    process. With ``storage="disk"`` in a `directory` of your choice: the objects, the keys to them, and the records and
+    logs of all jobs, which the next platform there knows. And the files of a job that could not be uploaded, or that
+    Docker could not hand over: they stay where the job's FailureReason says, in `directory`, or without one in the
+    machine's temporary directory.
 
-    With `Docker`, it also makes containers and networks, which go with their jobs, and listens on the address of
-    Docker's bridge. With `Slurm`, it keeps the jobs' files where all nodes see them, and has an allocation for each.
+    With `Docker`, it also makes containers and networks, which are removed with their jobs, and listens on the address
+    of Docker's bridge. With `Slurm`, it keeps the jobs' files where all nodes see them, and has an allocation for each
+    job.
 
     Examples:
         >>> with LocalSageMaker() as sagemaker:
@@ -59,17 +60,16 @@ class LocalSageMaker:
         """Prepare a platform; `start`, or a ``with`` block, starts it.
 
         Args:
-            directory: Where it works; made if missing. A temporary one by default.
-            region: The AWS region that it plays.
-            storage: Where S3 objects lie: in memory, or on disk in `directory`, served by SeaweedFS.
+            directory: Working directory; made if missing. A temporary one by default.
+            region: The AWS region to play.
+            storage: Where S3 objects are kept: in memory, or on disk in `directory`, served by SeaweedFS.
             port: The port on 127.0.0.1; 0 takes any free one.
-            grace_seconds: From SIGTERM to SIGKILL, when a job is stopped or interrupted.
+            grace_seconds: Time from SIGTERM to SIGKILL when a job is stopped or interrupted.
             executor: Runs each host of a job as a container of the job's image, or on a node of a Slurm cluster;
-                None: as processes of this machine.
+                None runs it as processes of this machine.
 
         Raises:
-            ValueError: The storage is unknown, the region is no name of one, the directory is no path, or the executor
-                is none.
+            ValueError: The storage, the region, the directory or the executor is not valid.
         """
         if storage not in ("memory", "disk"):
             raise ValueError(f"storage={storage!r}: give 'memory' or 'disk'")
@@ -96,9 +96,9 @@ class LocalSageMaker:
         """Start the platform, and return once it answers.
 
         Raises:
-            LocalPlatformError: It is running already, or could not start; no Docker engine answers, if it needs one;
-                others could replace what lies in its directory.
-            UnguardedScriptError: multiprocessing has started this process, and it still imports the script.
+            LocalPlatformError: It is running already, or could not start; it needs a Docker engine and none answers;
+                other users could replace the files in its directory.
+            UnguardedScriptError: multiprocessing has started this process, which still imports the script.
         """
         refuse_in_import("LocalSageMaker")
         if self._server is not None:
@@ -123,7 +123,7 @@ class LocalSageMaker:
         place = shared or self._directory or tempfile.gettempdir()
         directory = Path(place, f"smddp-local-{secrets.token_hex(8)}")
         on_disk = (self._directory or directory) / "storage"
-        # Where a platform runs already, this one's start is refused below: the ports are that one's, and no stranger's.
+        # If a platform runs there already, the start below fails, and the busy ports deserve no warning.
         known = earlier if not is_locked(on_disk) else None
         self._server = ServerProcess(
             ServerSettings(
@@ -147,10 +147,11 @@ class LocalSageMaker:
         return self
 
     def stop(self) -> None:
-        """End the platform with all its jobs, and say which of them ran. Does nothing if it is not running.
+        """End the platform with all its jobs, and log which of them ran. Does nothing if it is not running.
 
-        With ``storage="disk"`` in a directory of yours, running jobs are stopped as by StopTrainingJob, and waited for:
-        their checkpoints are kept. Ctrl-C ends them at once. Without, they end at once.
+        With ``storage="disk"`` in a directory of yours, running jobs are stopped as by StopTrainingJob, and the
+        platform waits for them: their checkpoints are kept. Ctrl-C ends them at once. In all other cases they end at
+        once.
         """
         if self._server is None:
             return
@@ -180,44 +181,44 @@ class LocalSageMaker:
 
     @property
     def boto_session(self) -> boto3.Session:
-        """A boto3 session that can reach nothing but this platform, whatever the environment or ~/.aws say."""
+        """A boto3 session that can reach only this platform, whatever the environment or ~/.aws say."""
         if self._boto_session is None:
             self._boto_session = self._access.boto_session()
         return self._boto_session
 
     @property
     def endpoint_url(self) -> str:
-        """The one address of every service but, with ``storage="disk"``, S3."""
+        """The address of every service, except S3 with ``storage="disk"``."""
         return self._access.endpoint_url
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables to run any other program with, such as the AWS CLI or an unmodified submit script.
+        """Variables for any other program, such as the AWS CLI or an unmodified submit script.
 
-        Put them over an environment from which other variables that start with ``AWS_`` are gone.
+        Set them over an environment without any other variables that start with ``AWS_``.
         """
         return self._access.environment(self._running.client_directory)
 
     @property
     def role(self) -> str:
-        """The ARN of a role that jobs may be given; nothing checks what it may do."""
+        """The ARN of a role for jobs; nothing checks its permissions."""
         return ROLE
 
     @property
     def default_bucket(self) -> str:
-        """A bucket that exists."""
+        """The name of the default bucket, which exists."""
         return self._access.default_bucket
 
     @property
     def server_pid(self) -> int:
-        """The process id of the server."""
+        """The process ID of the server."""
         return self._running.pid
 
     def check(self) -> None:
-        """See that the platform runs.
+        """Check that the platform runs.
 
         Raises:
-            LocalPlatformError: It was not started, or its server has ended; with the end of its log.
+            LocalPlatformError: It was not started, or its server has ended; the message has the end of its log.
         """
         if not self._running.is_running:
             log = self._running.end_of_log()
@@ -227,7 +228,7 @@ class LocalSageMaker:
             )
 
     def interrupt(self, job_name: str) -> None:
-        """Reclaim the instances of a running spot job, as EC2 does: SIGTERM, the grace time, and it starts again.
+        """Reclaim the instances of a running spot job, as EC2 does: SIGTERM, the grace time, and a new start.
 
         Raises:
             botocore.exceptions.ClientError: There is no such job, or it can't be interrupted.
@@ -235,14 +236,14 @@ class LocalSageMaker:
         ask(self._access, "InterruptTrainingJob", {"TrainingJobName": job_name}, service="SmddpLocal")
 
     def set_chaos(self, *faults: Fault) -> None:
-        """Set what goes wrong from now on, in place of all that was set; without faults, nothing does any more.
+        """Replace all faults that are set; without arguments, clear them.
 
         Args:
-            faults: `Throttle`, `ServerError` and `Slow` of `estimators.local.chaos` for requests, but those of the
-                platform itself, such as for a job's data; `NoCapacity`, `LoseHost` and `Reclaim` for jobs.
+            faults: `Throttle`, `ServerError` and `Slow` of `estimators.local.chaos` for requests, except the platform's
+                own, such as for a job's data; `NoCapacity`, `LoseHost` and `Reclaim` for jobs.
 
         Raises:
-            botocore.exceptions.ClientError: Nothing is answered here that a fault is `on`.
+            botocore.exceptions.ClientError: The platform answers no request that a fault's `on` names.
 
         Examples:
             >>> with LocalSageMaker() as sagemaker:
@@ -274,4 +275,4 @@ def _is_region(name: str) -> bool:
         validate_region_name(name)
     except InvalidRegionError:
         return False
-    return name != ""  # which botocore takes for none at all
+    return name != ""  # botocore accepts an empty name

@@ -1,4 +1,4 @@
-"""A directory whose files nobody but this process's user reads or replaces: what lies in it is run as code."""
+"""A directory that only this process's user may read or replace files in, because its files are run as code."""
 
 from __future__ import annotations
 
@@ -15,19 +15,14 @@ from estimators.local.errors import LocalPlatformError
 logger = logging.getLogger(__name__)
 
 PRIVATE = 0o077
-"""The umask of whatever writes there."""
+"""The umask of every program that writes there."""
 
 LOCK = ".lock"
-"""The file that a platform locks in the directory of its objects, so that two never write the same."""
+"""The file that a platform locks in its objects' directory, so that two platforms never write the same objects."""
 
 
 def require_private(path: Path) -> None:
-    """See that nobody else can have written a file, or in a directory: it is ours, and was closed all along.
-
-    Raises:
-        LocalPlatformError: Somebody else can.
-        FileNotFoundError: There is none.
-    """
+    """Raise LocalPlatformError unless a path is ours and closed to others; raise FileNotFoundError if it is absent."""
     found = path.lstat()
     if found.st_uid != os.geteuid() or found.st_mode & PRIVATE or stat.S_ISLNK(found.st_mode):
         raise LocalPlatformError(
@@ -37,12 +32,10 @@ def require_private(path: Path) -> None:
 
 
 def require_unshared(directory: Path) -> None:
-    """See that nobody else can put something of their own in the place of what lies in a directory, or of it.
+    """Raise LocalPlatformError if another user could replace a directory, or a file in it.
 
-    Who may write in a directory may rename what is in it, however closed that is; but for a sticky one, such as /tmp.
-
-    Raises:
-        LocalPlatformError: Somebody can.
+    A user who may write in a directory may rename its entries, however closed they are, except in a sticky one such as
+    /tmp.
     """
     for place in (directory, *directory.parents):
         found = place.lstat()
@@ -63,7 +56,7 @@ def require_unshared(directory: Path) -> None:
 
 
 def _is_own_group(group: int) -> bool:
-    """Return whether a group holds nobody but this user and root: many systems give each user one of the same name."""
+    """Return whether only this user and root are in a group; many systems give each user a group of the same name."""
     if group == 0:
         return True
     try:
@@ -74,9 +67,10 @@ def _is_own_group(group: int) -> bool:
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether a platform that runs holds a directory."""
+    """Return whether a running platform locks a directory."""
     try:
         with (directory / LOCK).open() as lock:
+            # Shared, so that two checks don't take each other for a platform; a platform that starts meanwhile retries.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -86,11 +80,7 @@ def is_locked(directory: Path) -> bool:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that is closed to all others, or close one that is there.
-
-    Raises:
-        LocalPlatformError: It belongs to somebody else, who could change what is in it.
-    """
+    """Make a directory closed to all others, or close an existing one; raise LocalPlatformError if it is not ours."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = directory.stat()
     if found.st_uid != os.geteuid():

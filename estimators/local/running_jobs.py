@@ -1,4 +1,4 @@
-"""The jobs that still run when their platform is to end: who they are, and what they may still save."""
+"""The jobs that still run when their platform ends: name them, stop them, and say what they have saved."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 
 _TUNING_NAME = "HyperParameterTuningJobName"
 _KINDS = ("ProcessingJob", "TrainingJob")
-"""Of jobs on hosts, as the names of their operations and members say it."""
+"""Kinds of jobs on hosts, as in the names of their operations and members."""
 _POLL_SECONDS = 0.2
 _UPLOAD_SECONDS = 60.0
-"""How long a job that was stopped may take after its grace to bring its checkpoints to S3."""
+"""Time limit in seconds for a stopped job's upload of its checkpoints to S3, after its grace time."""
 
 
 class _Job(NamedTuple):
@@ -30,18 +30,14 @@ class _Job(NamedTuple):
 
 
 def end(access: Access, *, grace_seconds: float | None) -> None:
-    """Say which jobs run, and stop them, if anything of them is kept.
+    """Log the running jobs, and stop them if the platform's objects are kept.
 
-    Args:
-        access: How the platform is reached. One that does not answer has no jobs any more.
-        grace_seconds: From a job's SIGTERM to its SIGKILL; None if no object outlives the platform, so that there is
-            nothing to wait for.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C, while jobs are stopped.
+    ``grace_seconds`` is the time from a job's SIGTERM to its SIGKILL; None means that no object outlives the platform,
+    so that there is nothing to wait for. A platform that does not answer has no jobs any more. Ctrl-C during the stop
+    raises KeyboardInterrupt.
     """
     try:
-        _stop_tuning_jobs(access)  # first: one would start another training job in place of one that is stopped
+        _stop_tuning_jobs(access)  # first: a tuning job would replace a training job that is stopped
         jobs = _running(access)
     except (BotoCoreError, ClientError, ValueError) as error:
         logger.debug("the local platform does not answer: %s", error)
@@ -75,10 +71,10 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
 
 
 def _running(access: Access) -> list[_Job]:
-    jobs = {  # a set: a job that is stopped between two questions is on both lists
+    jobs = {  # a set: a job that is stopped between two requests is on both lists
         _Job(kind, job[f"{kind}Name"])
         for kind in _KINDS
-        for status in ("InProgress", "Stopping")  # in the order of its life, so that none is on neither list
+        for status in ("InProgress", "Stopping")  # in the order of a job's life, so that no job is on neither list
         for job in _listed(access, f"List{kind}s", f"{kind}Summaries", status)
     }
     return sorted(jobs)

@@ -1,8 +1,8 @@
 """The server's own process: `python -m estimators.local.serve LIFELINE`, started and watched by `ServerProcess`.
 
-It is told what to do by one line of JSON on its standard input, answers with one line on its standard output, and
-ends on SIGTERM or as soon as its parent is gone, together with every job, after removing its directory. If it is
-killed, the reaper does that, as soon as nobody has the lifeline any more, a descriptor.
+It reads its settings as one line of JSON from its standard input, and answers with one line on its standard output. On
+SIGTERM, or as soon as its parent is gone, it ends every job, removes its directory, and exits. If it is killed, the
+reaper removes the directory once no process has the lifeline, a descriptor, any more.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ logger = logging.getLogger(__name__)
 ENGINE_S3 = Config(
     max_pool_connections=64, read_timeout=15, retries={"mode": "standard"}, user_agent_extra=PLATFORM_AGENT
 )
-"""Several jobs read at once, each from several threads; S3 is on this machine, and a silence of 15 seconds is none."""
+"""Several jobs read at once, each in several threads. S3 is on this machine: 15 seconds of silence are a failure."""
 ENGINE_REQUESTS = Config(user_agent_extra=PLATFORM_AGENT)
 
 OPEN_FILES = 4 * 2 * MAX_CONNECTIONS + 256
-"""Four servers (API and S3, here and on Docker's bridge), whose connections take a second descriptor each: the file of
-a large body, or the way to SeaweedFS. The rest is for jobs, logs and clients of the process's own."""
+"""Four servers (API and S3, on 127.0.0.1 and on Docker's bridge), each of whose connections takes a second descriptor:
+the file of a large body, or the connection to SeaweedFS. The rest is for jobs, logs and the process's own clients."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error: it unwinds whatever the main thread is doing
-    """SIGTERM came."""
+    """SIGTERM has arrived."""
 
 
 def main() -> None:
-    """Serve until the end."""
+    """Serve until SIGTERM, or until the parent is gone."""
     lifeline = Lifeline(int(sys.argv[1]))
     parent = os.getppid()
     signal.signal(signal.SIGTERM, _stop)
@@ -81,7 +81,7 @@ def _stop(*_: object) -> NoReturn:
 
 
 def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitStack) -> Access:
-    """Start everything; `stack` ends it again, the jobs first."""
+    """Start everything; `stack` ends it in reverse order, the jobs first."""
     run_directory, client_directory = Path(settings.run_directory), Path(settings.client_directory)
     tempfile.tempdir = str(run_directory)  # so that nothing of this process's own stays in /tmp
     open_files = _raise_open_files()
@@ -147,7 +147,7 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
 
 
 def _open_store(settings: ServerSettings) -> JobStore:
-    """Open what remembers the jobs, beside the objects on disk."""
+    """Open the store of job records, beside the objects on disk."""
     if settings.storage_directory is None:
         return NOTHING_KEPT
     directory = Path(settings.storage_directory).parent / "records"
@@ -156,9 +156,9 @@ def _open_store(settings: ServerSettings) -> JobStore:
 
 
 def _raise_open_files() -> int:
-    """Allow this process as many open files as it may have; the limit that the user had, and that jobs shall have.
+    """Raise this process's limit of open files to its maximum; return the user's limit, which jobs get.
 
-    Programs that use select(), or close every descriptor that there may be, need a low one.
+    Programs that use select(), or that close every possible descriptor, need a low limit.
     """
     users, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -175,7 +175,7 @@ def _open(
     chaos: Chaos,
     stack: contextlib.ExitStack,
 ) -> tuple[socket.socket, Access]:
-    """Listen at one of this machine's addresses, and say how the platform is reached there."""
+    """Listen at one of this machine's addresses; return the socket, and the access to the platform through it."""
     listener = stack.enter_context(_listen(address, port))
     endpoint_url = s3_endpoint_url = f"http://{address}:{listener.getsockname()[1]}"
     if storage is not None:
@@ -196,9 +196,9 @@ def _open(
 
 
 def _create_bucket(s3: Any, access: Access) -> None:
-    """Create the default bucket unless the storage has it from an earlier run."""
+    """Create the default bucket, unless the storage has kept it from an earlier run."""
     with contextlib.suppress(s3.exceptions.BucketAlreadyOwnedByYou, s3.exceptions.BucketAlreadyExists):
-        if access.region == "us-east-1":  # the one region that S3 does not let one name
+        if access.region == "us-east-1":  # S3 refuses this one region as a LocationConstraint
             s3.create_bucket(Bucket=access.default_bucket)
         else:
             s3.create_bucket(
@@ -207,7 +207,7 @@ def _create_bucket(s3: Any, access: Access) -> None:
 
 
 def _bridge_address() -> str:
-    """Return where containers can reach this process."""
+    """Return the address at which containers reach this process."""
     try:
         require_engine()
         return bridge_address()
@@ -223,14 +223,14 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _tell(answer: dict[str, str]) -> None:
-    """Answer the parent, once: what anyone prints later goes to the log."""
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone already, which `_await_end` sees
+    """Answer the parent, once; later prints go to the log."""
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone; `_await_end` notices it
         print(json.dumps(answer), flush=True)  # noqa: T201 - the protocol with the parent
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
 
 def _await_end(parent: int) -> None:
-    """Wait for the parent's death: its end of the pipe closes, or, if a fork of it holds that, a new parent has us."""
+    """Wait until the parent is gone: its pipe closes, or, if a fork of it still has the pipe, its ID changes."""
     pipe = sys.stdin.fileno()
     while os.getppid() == parent:
         readable, _, _ = select.select([pipe], [], [], 0.5)

@@ -1,7 +1,7 @@
-"""The parent's handle on the server's process: start it, know how to reach it, end it.
+"""The parent's handle on the server's process: start it, reach it, end it.
 
-The server runs in a process of its own so that the user's program loads neither moto nor Flask, and in a session of
-its own so that Ctrl-C in a terminal is the program's to decide.
+The server has its own process, so that the user's program loads neither moto nor Flask, and its own session, so that
+the program decides about Ctrl-C in a terminal.
 """
 
 from __future__ import annotations
@@ -28,32 +28,30 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 20.0
-_REAP_SECONDS = 5.0
-"""For what the server had started to end after it. Networks of Docker's may take longer, and need nothing here."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ServerSettings:
-    """What a server is told when it starts."""
+    """The settings of a server, sent when it starts."""
 
     run_directory: str
-    """For everything that ends with the server, which makes it."""
+    """Directory of all files that end with the server."""
     storage_directory: str | None
-    """For the objects, on disk; None keeps them in memory."""
+    """Directory of the objects on disk; None keeps them in memory."""
     region: str
     client_directory: str
-    """For the files that a client's environment names."""
+    """Directory of the files that a client's environment names."""
     port: int
-    """0: any free one."""
+    """Port of the API on 127.0.0.1; 0 takes any free one."""
     s3_port: int
-    """Likewise, of objects on disk."""
+    """Port of S3 for objects on disk; 0 takes any free one."""
     grace_seconds: float
     executor: Docker | Slurm | None
-    """How jobs run elsewhere; None: they are processes of this machine."""
+    """Runs jobs in containers or on Slurm; None runs them as processes of this machine."""
     keys: KeyPair
 
     def to_json(self) -> str:
-        """Return one line."""
+        """Return the settings as one line of JSON."""
         return json.dumps({**asdict(self), "kind": type(self.executor).__name__})
 
     @classmethod
@@ -66,17 +64,18 @@ class ServerSettings:
 
 
 class ServerProcess:
-    """A running server. It ends when it is told to, or when this process does, however that happens."""
+    """A running server. It ends when it is told to, or when this process ends in any way."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        """Start the server, and return once it answers.
+        """Start the server and return once it answers.
 
-        Raises:
-            LocalPlatformError: It could not start, with the reason or the last lines of its log.
+        Raise LocalPlatformError with the server's reason, or the end of its log, if it can't start.
         """
         self.directory = Path(settings.run_directory)
         self.client_directory = Path(settings.client_directory)
-        # The order matters: from the first moment on there is somebody to remove the directory.
+        # 1. The reaper starts before the directory exists, so that a SIGKILL at any moment leaves nothing.
+        # 2. The server inherits the lifeline.
+        # 3. This process closes its own copy, so that the reaper waits for the server and its children only.
         self._reaper = DirectoryReaperProcess(self.directory)
         try:
             self.directory.mkdir(mode=0o700)
@@ -112,20 +111,20 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The server's process id, and that of its process group."""
+        """The process ID of the server, and of its process group."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the server has not ended, in order or by a signal."""
+        """Whether the server still runs."""
         return self._process.poll() is None
 
     def end_of_log(self) -> str:
-        """Return the last lines that were written to its log since this was asked last."""
+        """Return the last lines (20 at most) written to the server's log since the previous call."""
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-20:])
 
     def stop(self) -> None:
-        """End the server and all that it runs, and remove its directory. Does nothing the second time."""
+        """End the server and all its jobs, and remove its directory; do nothing the second time."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.terminate()
         with contextlib.suppress(BrokenPipeError):
@@ -141,7 +140,7 @@ class ServerProcess:
         self._reaper.wait()
 
     def _tell(self, settings: ServerSettings) -> dict[str, str]:
-        """Tell the server what to do, and return its answer."""
+        """Send the server its settings, and return its answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(f"{settings.to_json()}\n".encode())

@@ -1,4 +1,4 @@
-"""One signed request to the platform, without the second that a client of SageMaker's takes to be made."""
+"""One signed request to the platform, without the second that making a SageMaker client takes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,10 @@ _ANSWER_SECONDS = 10
 
 
 def ask(access: Access, operation: str, request: Mapping[str, Any], *, service: str = "SageMaker") -> dict[str, Any]:
-    """Call an operation on training jobs.
+    """Call an operation of the platform, and return its answer.
 
-    Args:
-        access: Where the platform is, and its keys.
-        operation: AWS's name of it, such as ``ListTrainingJobs``.
-        request: Its members.
-        service: The prefix of the operation's name; the platform's own operations have ``SmddpLocal``.
-
-    Raises:
-        botocore.exceptions.ClientError: The platform refuses it.
-        botocore.exceptions.BotoCoreError: Nobody answers.
-        ValueError: Another program answers.
+    ``service`` is the prefix of the operation's name; the platform's own operations have ``SmddpLocal``. Raise
+    ClientError if the platform refuses, BotoCoreError if nobody answers, ValueError if another program answers.
     """
     message = AWSRequest(
         method="POST",
@@ -56,7 +48,7 @@ def ask(access: Access, operation: str, request: Mapping[str, Any], *, service: 
 
 
 def answers(access: Access) -> bool:
-    """Return whether a platform answers there, and takes these keys."""
+    """Return whether a platform answers at this address and accepts these keys."""
     try:
         return "TrainingJobSummaries" in ask(access, "ListTrainingJobs", {"MaxResults": 1})
     except (BotoCoreError, ClientError, ValueError):  # nobody, another program, or another platform

@@ -1,4 +1,4 @@
-"""A local job from its description to its end."""
+"""Run a local job from its arguments to its end."""
 
 from __future__ import annotations
 
@@ -29,21 +29,12 @@ def fit(
     logs: bool,
     job_name: str | None,
 ) -> LocalModeJob:
-    """Run a job to its end.
+    """Run a job to its end, and return its handle.
 
-    Args:
-        arguments: The parameters for ``PyTorch``, which a plan has found nothing wrong with.
-        image: The image of its hosts.
-        inputs: The channels.
-        session: Whose S3 the job has.
-        logs: Whether to show the hosts' lines.
-        job_name: The job's name; None makes one.
-
-    Raises:
-        EstimatorError: No Docker engine answers, the image can't be had, or the SDK or the platform refuses the job.
-        TrainingJobFailed: The job failed; its reason says where, and why.
-        TrainingJobStopped: It was stopped, not by Ctrl-C.
-        KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
+    ``arguments`` are parameters of ``PyTorch`` that a plan has checked. The job uses the S3 of ``session``. Raise
+    EstimatorError if no Docker engine answers, the image can't be had, or the SDK or the platform refuses the job;
+    TrainingJobFailed or TrainingJobStopped if the job ends so; KeyboardInterrupt after Ctrl-C, once the hosts have
+    saved what they could.
     """
     from estimators.sdk import request_values
 

@@ -1,4 +1,4 @@
-"""A job of this machine that has ended: there is nothing to wait for, and no service that kept its log."""
+"""A finished job of this machine: there is nothing to wait for, and no service that kept its log."""
 
 from __future__ import annotations
 
@@ -18,36 +18,27 @@ if TYPE_CHECKING:
 
 
 class LocalModeJob(TrainingJob):
-    """A job of ``instance_type="local"``, at its end."""
+    """A finished job of ``instance_type="local"``."""
 
     def __init__(self, name: str, description: Mapping[str, Any]) -> None:
-        """Point at a job.
-
-        Args:
-            name: The job's name.
-            description: What DescribeTrainingJob says about it at its end.
-        """
+        """Point at a job; ``description`` is its last DescribeTrainingJob."""
         self.name = name
         self._description: Any = {"SecondaryStatus": description["TrainingJobStatus"], **description}
 
     def describe(self) -> DescribeTrainingJobResponseTypeDef:
-        """All that there is to say about the job, as by DescribeTrainingJob."""
+        """Return the description of the finished job, as DescribeTrainingJob gives it."""
         description: DescribeTrainingJobResponseTypeDef = self._description
         return description
 
     def _log(self, cancelled: Callable[[], bool] = lambda: False) -> LogReader:  # noqa: ARG002
-        """Nothing keeps the log of a local job.
-
-        Raises:
-            EstimatorError: Always.
-        """
+        """Raise EstimatorError: nothing keeps the log of a local job."""
         raise EstimatorError(
             f"{self.name} has no log: nothing keeps that of a local job, and fit() has shown it. "
             "estimators.local.LocalSageMaker keeps it."
         )
 
     def lines(self) -> Iterator[LogLine]:
-        """Refuse, as `_log` does, before a line is asked for."""
+        """Raise EstimatorError, at the call and not only at the first line."""
         return iter(self._log().unread())
 
     def wait(self, logs: bool = True, *, on_event: OnEvent | None = None) -> None:
@@ -59,32 +50,24 @@ class LocalModeJob(TrainingJob):
         *,
         only: Literal["model", "output"] | None = None,  # noqa: ARG002
     ) -> JobFiles:
-        """Refuse: what a local job leaves is on this machine, or where its output path says.
-
-        Raises:
-            EstimatorError: Always.
-        """
+        """Raise EstimatorError: the files of a local job are already on this machine, or in its output path."""
         raise EstimatorError(
             f"{self.name} is a local job, of which nothing is downloaded: what it has left lies in its output_path."
         )
 
     def resume(self, **_changes: Any) -> TrainingJob:
-        """Refuse: who has run a local job has its Estimator.
-
-        Raises:
-            EstimatorError: Always.
-        """
+        """Raise EstimatorError: a local job is started again by its Estimator."""
         raise EstimatorError(f"{self.name} is a local job, which is not started again by its name{self.how_to_resume}.")
 
     def _s3(self) -> None:
-        """Return no client: S3 is then where boto3's configuration says."""
+        """Return no client, so that boto3's own configuration decides where S3 is."""
 
     def _advice(self, status: str) -> str:
         return self.how_to_resume if status == "Stopped" else ""
 
     @property
     def how_to_resume(self) -> str:
-        """What the next ``fit()`` does, as the end of a sentence."""
+        """The effect of the next ``fit()``, as the end of a sentence."""
         if place := self.checkpoint_s3_uri:
             return f"; the next fit() goes on from what checkpoints there are in {place}"
         kept = "checkpoint_s3_uri='file:///directory' keeps them"

@@ -1,4 +1,4 @@
-"""The CreateTrainingJob of a local job, as the SDK makes it, and what of it stands for files of this machine."""
+"""The CreateTrainingJob of a local job, as the SDK makes it, and the files of this machine that it refers to."""
 
 from __future__ import annotations
 
@@ -22,26 +22,18 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
 RUNS = Path("runs")
-"""Where the model comes, in a directory of the job's name, if the job names no place."""
+"""Directory of the models of jobs without an output path, each in a directory of the job's name."""
 _INSTANCE_TYPE = "ml.m5.large"
-"""What the API's model is shown for "local", which it does not know."""
+"""Replaces "local" in the request, because the API's model does not know "local"."""
 
 
 def training_request(
     arguments: Mapping[str, Any], inputs: Any, *, image: str, code: SourceCode, job_name: str | None, session: Session
 ) -> TrainingRequest:
-    """Return the request of a job.
+    """Return the request of a local job.
 
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        inputs: The channels.
-        image: The image of its hosts.
-        code: The code, as it is staged for the containers; or on S3.
-        job_name: The job's name; None makes one.
-        session: Whose region and defaults the job has.
-
-    Raises:
-        EstimatorError: The SDK refuses it, or the platform does.
+    ``code`` is staged for the containers, or is on S3; the region and defaults come from ``session``. Raise
+    EstimatorError if the SDK or the platform refuses the job.
     """
     from estimators.sdk import dry_run
 
@@ -53,7 +45,7 @@ def training_request(
         "checkpoint_s3_uri": checkpoints,
         "checkpoint_local_path": checkpoints,
         "output_path": output,
-        "enable_network_isolation": True,  # for which the SDK would send the code as a channel
+        "enable_network_isolation": True,  # with it, the SDK would send the code as a channel
     }
     omitted = {"source_dir", "dependencies", "git_config", *ONLY_SAGEMAKER} | {name for name in here if here[name]}
     sdks = {name: value for name, value in arguments.items() if name not in omitted} | code.arguments

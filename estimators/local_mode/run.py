@@ -1,7 +1,7 @@
-"""Runs one local job to its end: the platform's engine and its Docker executor, in this process, without a server.
+"""Run one local job to its end, by the platform's engine and its Docker executor, in this process, without a server.
 
-There is nobody else to serve, and so the user's own session brings and takes what lies on S3. If this process is
-killed, the containers get their time to save, and go with all that is the job's (``container_reaper``).
+The user's own session transfers the files on S3. If this process is killed, the containers get their time to save, and
+are removed with all files of the job (``container_reaper``).
 """
 
 from __future__ import annotations
@@ -33,26 +33,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 120
-"""What a host gets to save a checkpoint when the job is stopped, as on SageMaker."""
+"""Seconds for a host to save a checkpoint when the job is stopped, as on SageMaker."""
 _STOPPING = "stopping: each host has %d s to save a checkpoint. Ctrl-C once more ends them at once"
 
 
 def run(
     request: TrainingRequest, *, session: Session, gpus: bool, logs: bool, directory: Path, lifeline: Lifeline
 ) -> LocalModeJob:
-    """Run a job to its end.
+    """Run a job to its end, and return its handle.
 
-    Args:
-        request: The job.
-        session: Whose S3 it uses.
-        gpus: Whether its hosts see this machine's GPUs.
-        logs: Whether to show its hosts' lines.
-        directory: Of the job.
-        lifeline: Of the directory.
-
-    Raises:
-        EstimatorError: No Docker engine answers, or the image can't be had.
-        KeyboardInterrupt: Ctrl-C; the hosts were stopped, and have saved what they could.
+    ``lifeline`` belongs to ``directory``, the job's own. Raise EstimatorError if no Docker engine answers or the image
+    can't be had; KeyboardInterrupt after Ctrl-C, once the hosts have saved what they could.
     """
     from estimators.sdk import sessions
 
@@ -88,14 +79,17 @@ def run(
 
 
 def run_to_its_end(record: JobRecord, runner: TrainingRunner) -> None:
-    """Run a job; whoever breaks this off, by Ctrl-C or by a handler of the user's own, leaves no host running."""
+    """Run a job to its end; if Ctrl-C or a handler of the user's interrupts it, leave no host running."""
     try:
         runner.start()
         runner.join()
     except BaseException:
         try:
+            # 1. The first interruption stops the job: each host has STOP_SECONDS to save a checkpoint.
+            # 2. A second one, during the stop, ends the hosts at once.
+            # 3. Both go on to the caller, after the hosts have ended.
             logger.warning(_STOPPING, STOP_SECONDS)
-            with suppress(ApiError):  # it has ended meanwhile
+            with suppress(ApiError):  # the job has ended meanwhile
                 record.stop()
             runner.join()
         except BaseException:
@@ -111,14 +105,14 @@ def run_to_its_end(record: JobRecord, runner: TrainingRunner) -> None:
 
 
 def access(session: Session, s3_endpoint: str) -> dict[str, str]:
-    """Variables by which a host reaches S3 as the user does: where, and with which keys."""
+    """Return the variables by which a host reaches S3 as the user does: the endpoint and the keys."""
     found = {}
     if not (urlsplit(s3_endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn")):
         found["AWS_ENDPOINT_URL_S3"] = s3_endpoint
     credentials = session.boto_session.get_credentials()
     if credentials is None:
         return found
-    if credentials.method == "iam-role":  # this machine's own: a host asks where it is asked for here, and again later
+    if credentials.method == "iam-role":  # this machine's role: a host gets and renews its keys itself
         return {**found, "AWS_EC2_METADATA_DISABLED": "false"}
     keys = credentials.get_frozen_credentials()
     token = {"AWS_SESSION_TOKEN": keys.token} if keys.token else {}
@@ -126,7 +120,7 @@ def access(session: Session, s3_endpoint: str) -> dict[str, str]:
 
 
 class _ShownLog:
-    """What of CloudWatch Logs a job needs: shows each line as it comes, and keeps none."""
+    """A job's CloudWatch Logs: shows each line as it comes, and keeps none."""
 
     def __init__(self, view: LogView | None) -> None:
         self._view = view
@@ -144,5 +138,5 @@ class _ShownLog:
         try:
             for event in logEvents:
                 self._view.show_line(host, event["message"])
-        except BrokenPipeError:  # nobody reads any more what is shown; the job goes on
+        except BrokenPipeError:  # the reader of the output is gone; the job goes on
             self._view = None

@@ -1,4 +1,4 @@
-"""What the SDK's own Local Mode is given of a job: its parameters without those that it refuses or that do nothing."""
+"""A job's parameters for the SDK's own Local Mode, without those that it refuses or ignores."""
 
 from __future__ import annotations
 
@@ -9,21 +9,17 @@ from estimators.checks.local_jobs import NOT_IN_SDK, ONLY_SAGEMAKER
 from smddp.job import CHECKPOINT_URI_VARIABLE
 
 UNUSED_ROLE = "arn:aws:iam::000000000000:role/local-mode"
-"""No role is assumed on this machine, but the SDK wants one, and asks AWS for the ARN of a name."""
+"""No role is assumed on this machine, but the SDK wants an ARN, and asks AWS for the ARN of a name."""
 _NOT_GIVEN = frozenset({"checkpoint_s3_uri", "checkpoint_local_path", *ONLY_SAGEMAKER, *NOT_IN_SDK})
 
 
 def for_sdk(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of ``PyTorch`` that the SDK's Local Mode takes.
-
-    Args:
-        arguments: Those of the Estimator.
-    """
+    """Return the Estimator's parameters as ``PyTorch`` takes them in the SDK's Local Mode."""
     given = {name: value for name, value in arguments.items() if name not in _NOT_GIVEN}
     if "/" not in str(given.get("role")):
         given["role"] = UNUSED_ROLE
     uri = str(arguments.get("checkpoint_s3_uri"))
     if uri.startswith("s3://"):
         given["environment"] = {CHECKPOINT_URI_VARIABLE: uri, **given.get("environment", {})}
-    # These would be on if nothing were said of them.
+    # Both are on by default.
     return {**given, "debugger_hook_config": False, "disable_profiler": True}

@@ -1,4 +1,4 @@
-"""The arguments of a call as they are laid out: renamed where they stand, or laid out anew with their comments."""
+"""The arguments of a call in their layout: renamed in place, or laid out anew with their comments."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _INDENT = "    "
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An argument, with the comments around it."""
+    """An argument with the comments around it."""
 
     arg: cst.Arg
     above: tuple[str, ...] = ()
     """Comments on lines of their own before it."""
     beside: tuple[str, ...] = ()
-    """Comments that follow it on its line."""
+    """Comments after it on its line."""
 
 
 _Items = tuple[list[Item], tuple[str, ...]]
@@ -33,7 +33,7 @@ def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
 
 
 def renamed(arg: cst.Arg, name: str) -> cst.Arg:
-    """Return an argument under another name, laid out as it was; one that was given by position gets the name."""
+    """Return an argument under another name in the same layout; a positional one gets the name, too."""
     if arg.keyword is not None:
         return arg.with_changes(keyword=cst.Name(name))
     return keyword(name, arg.value).with_changes(comma=arg.comma, whitespace_after_arg=arg.whitespace_after_arg)
@@ -59,7 +59,7 @@ def items(call: cst.Call) -> _Items:
 
 
 def without(found: Sequence[Item], closing: tuple[str, ...], is_left: Callable[[Item], bool]) -> _Items:
-    """Return the items but for some; their comments stay, above what follows."""
+    """Return the items that ``is_left`` does not select; comments of the others move above the next item."""
     kept: list[Item] = []
     comments: tuple[str, ...] = ()
     for item in found:
@@ -72,7 +72,7 @@ def without(found: Sequence[Item], closing: tuple[str, ...], is_left: Callable[[
 
 
 def laid_out(call: cst.Call, found: Sequence[Item], closing: Iterable[str]) -> cst.Call:
-    """Return a call with these arguments: on one line if it was on one and has no comments, else a line for each."""
+    """Return a call with these arguments: on one line if it was so and has no comments, else one argument per line."""
     closing = tuple(closing)
     on_one_line = not _has_line_break(call) and not closing and not any(item.above or item.beside for item in found)
     args = [item.arg.with_changes(whitespace_after_arg=cst.SimpleWhitespace("")) for item in found]
@@ -93,7 +93,7 @@ def laid_out(call: cst.Call, found: Sequence[Item], closing: Iterable[str]) -> c
 
 
 def around(found: Sequence[Item], above: tuple[str, ...], beside: tuple[str, ...]) -> list[Item]:
-    """Return items with more comments above the first and beside the last."""
+    """Return the items with more comments above the first and beside the last."""
     placed = list(found)
     placed[0] = replace(placed[0], above=(*above, *placed[0].above))
     placed[-1] = replace(placed[-1], beside=(*placed[-1].beside, *beside))
@@ -101,7 +101,7 @@ def around(found: Sequence[Item], above: tuple[str, ...], beside: tuple[str, ...
 
 
 def _indents(call: cst.Call) -> tuple[str, str]:
-    """Return the indentation, beyond its block's, of a call's arguments and of its closing parenthesis."""
+    """Return the indentation, relative to the block, of a call's arguments and of its closing parenthesis."""
     space = call.whitespace_before_args
     if isinstance(space, cst.ParenthesizedWhitespace) and space.indent and space.last_line.value:
         inside = space.last_line.value
@@ -125,7 +125,7 @@ def _line_break(
 
 
 def _split(space: cst.BaseParenthesizableWhitespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the comment on the line on which a space begins, and those on the lines after it."""
+    """Return the comment on the first line of a whitespace, and the comments on the lines after it."""
     if not isinstance(space, cst.ParenthesizedWhitespace):
         return (), ()
     first = space.first_line.comment

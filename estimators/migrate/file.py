@@ -1,4 +1,4 @@
-"""A migrated script as a diff, and in its file: as a whole or not at all, with the old one beside it."""
+"""A migrated script as a diff, or in its file: written as a whole or not at all, with the old script beside it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ _NO_LINE_END = "\n\\ No newline at end of file\n"
 
 
 def diff(old: bytes, new: bytes, name: str) -> str:
-    """Return what changes in a script, as a unified diff that ``patch`` takes."""
+    """Return the changes to a script as a unified diff that ``patch`` takes."""
     lines = difflib.unified_diff(_lines(old), _lines(new), fromfile=name, tofile=name)
     return "".join(line if line.endswith("\n") else line + _NO_LINE_END for line in lines)
 
 
 def written(path: Path, new: bytes) -> Path:
-    """Replace a script; return where the old one is kept.
+    """Replace a script, and return the path of the old one.
 
-    Raises:
-        OSError: There is a file of an earlier migration already, or the directory can't be written to.
+    Raise OSError if an earlier migration's old script is there, or the directory is not writable.
     """
     path = path.resolve()
     kept = path.with_name(f"{path.name}.orig")
+    # 1. Copy the script to a new file.
+    # 2. Write the new text to a temporary file beside the script.
+    # 3. Rename that file over the script. After an error in 2 or 3 the script is unchanged, and both files are removed.
     with kept.open("xb") as copy:
         copy.write(path.read_bytes())
     shutil.copystat(path, kept)

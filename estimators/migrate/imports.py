@@ -1,4 +1,4 @@
-"""The imports of a migrated script: the Estimator's where the SDK's class was imported, and none for nothing."""
+"""The imports of a migrated script: the Estimator's in place of the SDK class's, and none that nothing uses."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ from estimators.migrate.job import ScriptJob
 from estimators.migrate.script import Edit, Script, bound_name
 
 _OF_A_TOOL = ("# noqa", "# type:", "# pylint", "# isort", "# pyright")
-"""How comments begin that are about the import beside them, and go with it."""
+"""Beginnings of comments about the import beside them, which are removed with it."""
 
 
 class Imports:
-    """The imports of a script some of whose jobs are migrated."""
+    """The imports of a script with migrated jobs."""
 
     def __init__(self, script: Script, jobs: Sequence[ScriptJob], needed: Sequence[str]) -> None:
-        """Look which imports are for nothing once the jobs are migrated.
-
-        Args:
-            script: The script, as it was.
-            jobs: Those of it that are migrated.
-            needed: What the jobs need, as statements.
-        """
+        """Find the imports that nothing uses after the migration; ``needed`` are the import statements of the jobs."""
         self._script = script
         self._needed = needed
         self._removed: dict[cst.CSTNode, set[str]] = {}
@@ -50,11 +44,11 @@ class Imports:
         return False
 
     def removed_names(self) -> set[str]:
-        """Return the names that are imported no more."""
+        """Return the names that are no longer imported."""
         return {name for found in self._removed.values() for name in found}
 
     def edits(self) -> dict[cst.CSTNode, Edit]:
-        """Return what replaces statements."""
+        """Return the edits of the statements."""
         edits: dict[cst.CSTNode, Edit] = {}
         carried: dict[cst.CSTNode, list[cst.EmptyLine]] = {}
         for statement in self._script.nodes(cst.SimpleStatementLine):
@@ -77,7 +71,7 @@ class Imports:
         return edits
 
     def _following(self, statement: cst.SimpleStatementLine) -> cst.SimpleStatementLine | None:
-        """Return the statement after an import, if that is a plain one, too."""
+        """Return the statement after an import, if it is a simple one, too; else None."""
         block = self._script.parent(statement)
         body = list(getattr(block, "body", ()))
         after = body[body.index(statement) + 1 :] if statement in body else []

@@ -1,4 +1,4 @@
-"""One job of a script: what would be edited to migrate it, what changes with that, and what keeps it as it is."""
+"""One job of a script: the edits that migrate it, notes on what changes, and the reasons why it stays."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from estimators.migrate.script import Edit, Script, Variable, within
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScriptJob:
-    """A call that describes a job, with all that belongs to it. It is migrated as a whole, or stays as it is."""
+    """A call that describes a job, with all that belongs to it. It is migrated as a whole, or not at all."""
 
     script: Script
     call: cst.Call
     local_name: str
-    """What the script is to call the Estimator."""
+    """Name of the Estimator in the migrated script."""
     edits: dict[cst.CSTNode, Edit] = field(default_factory=dict)
     replaced: set[cst.CSTNode] = field(default_factory=set)
-    """The nodes that the migrated script does not have: what is imported for them alone goes, too."""
+    """Nodes that the migrated script does not have; imports for them alone are removed, too."""
     classes: list[cst.CSTNode] = field(default_factory=list)
-    """The names of V2's or V3's class for which the Estimator is to be imported."""
+    """Nodes that name V2's or V3's class, in place of which the Estimator is imported."""
     inputs: set[str] = field(default_factory=set)
-    """Of the SDK, what the migrated script needs beside: ``TrainingInput``, ``FileSystemInput``."""
+    """Classes of the SDK that the migrated script needs, too: ``TrainingInput``, ``FileSystemInput``."""
     variables: set[Variable] = field(default_factory=set)
-    """The variables that it shares with other jobs, which can't be migrated without it."""
+    """Variables of the job; another job that shares one can be migrated only together with this job."""
     notes: list[Note] = field(default_factory=list)
-    """What changes, and what is still to do once the job is migrated."""
+    """The changes, and the tasks that are left to a person."""
     blockers: list[Note] = field(default_factory=list)
-    """Why it can't be migrated."""
+    """Reasons why the job can't be migrated."""
 
     def edit(self, node: cst.CSTNode, edit: Edit) -> None:
-        """Replace a node; after what others make of it."""
+        """Replace a node, after the edits that it has already."""
         before = self.edits.get(node)
         self.edits[node] = edit if before is None else lambda updated: edit(before(updated))
 
     def replace(self, node: cst.CSTNode) -> None:
-        """Note that a node is not in the migrated script, with all that stands in it."""
+        """Mark a node, and all nodes in it, as absent from the migrated script."""
         self.replaced |= within(node)
 
     def name_estimator(self, node: cst.CSTNode) -> None:
-        """Replace the name of a class by that of the Estimator."""
+        """Replace the name of a class by the Estimator's."""
         self.edit(node, lambda _: cst.Name(self.local_name))
         self.replace(node)
         self.classes.append(node)
 
     def tell(self, node: cst.CSTNode, found: str, remedy: str, *, is_open: bool = False) -> None:
-        """Say what changes at a node; or, if it is open, what a person must do."""
+        """Note a change at a node, or, if it is open, a task for a person."""
         self.notes.append(Note(line=self.script.line(node), is_open=is_open, found=found, remedy=remedy))
 
     def block(self, node: cst.CSTNode, found: str, remedy: str) -> None:
-        """Keep the job as it is, because of a node."""
+        """Keep the job as it is, with a reason at a node."""
         note = Note(line=self.script.line(node), is_open=True, found=found, remedy=remedy)
         if note not in self.blockers:
             self.blockers.append(note)

@@ -1,4 +1,4 @@
-"""The migration of a submit script: its jobs as an Estimator's, all else as it is, and notes on the difference."""
+"""The migration of a submit script: its jobs become an Estimator's, all else stays, and notes name the differences."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _RAISED_BY_SDK = frozenset(
         "sagemaker.core.utils.exceptions.FailedStatusError",
     }
 )
-"""What V2 and V3 raise for a job that failed."""
+"""Exceptions of V2 and V3 for a failed job."""
 _OF_SDK = ("sagemaker.estimator.", "sagemaker.pytorch.", "sagemaker.train.")
-"""How the full names begin of what is migrated, and of what else stands beside it."""
+"""Prefixes of the full names of classes that are migrated, and of their neighbours."""
 _MODULES = frozenset({"sagemaker.estimator", "sagemaker.pytorch", "sagemaker.train"})
 _OWN_NAMES = frozenset({"Estimator", "remote", "errors", "local", "training_job"})
 _BY_TEXT = frozenset({"eval", "exec", "globals", "locals", "vars"})
@@ -38,14 +38,14 @@ _PIPELINE_SESSIONS = frozenset({"LocalPipelineSession", "PipelineSession"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """A script after its migration."""
+    """The result of a script's migration."""
 
     source: bytes
-    """The script; as it was, if nothing could be migrated."""
+    """The migrated script; unchanged if nothing could be migrated."""
     migrated: int
-    """How many jobs were migrated."""
+    """Number of migrated jobs."""
     notes: tuple[Note, ...]
-    """In the order of the lines that they are about."""
+    """In the order of their lines."""
 
     @property
     def is_complete(self) -> bool:
@@ -56,11 +56,9 @@ class Migration:
 def migrate(source: bytes) -> Migration:
     """Return a submit script with its ``PyTorch`` and ``ModelTrainer`` jobs as an Estimator's.
 
-    A job is migrated as a whole, or stays as it is with a note that says why. A script whose jobs are an Estimator's
-    stays as it is.
-
-    Raises:
-        EstimatorError: It is no Python, is nested too deeply, or describes no job; or no SageMaker SDK is installed.
+    A job is migrated as a whole, or stays, and a note says why; jobs of an Estimator stay as they are. Raise
+    EstimatorError if the script is no Python, is nested too deeply or describes no job, or if no SageMaker SDK is
+    installed.
     """
     try:
         return _migrated(source)
@@ -115,7 +113,7 @@ def _jobs(script: Script, calls: dict[cst.Call, str], local_name: str) -> list[S
 
 
 def _whole(jobs: Sequence[ScriptJob]) -> list[ScriptJob]:
-    """Return the jobs that can be migrated; one that shares a variable with one that can't be, can't be, either."""
+    """Return the jobs that can be migrated; a job that shares a variable with a job that stays, stays, too."""
     kept = list(jobs)
     for job in jobs:
         if not job.blockers:
@@ -132,7 +130,7 @@ def _whole(jobs: Sequence[ScriptJob]) -> list[ScriptJob]:
 
 
 def _block_by_other_uses(job: ScriptJob, kept: Sequence[ScriptJob]) -> None:
-    """Keep a job as it is whose configuration, in a variable, is used by more than the jobs that are migrated."""
+    """Block a job if a variable with its configuration is used outside the migrated jobs, too."""
     replaced = {node for other in kept for node in other.replaced}
     for variable in job.variables - {job.script.assigned_to(job.call)}:
         for use in variable.uses:
@@ -144,7 +142,7 @@ def _block_by_other_uses(job: ScriptJob, kept: Sequence[ScriptJob]) -> None:
 def _annotate(
     script: Script, calls: Mapping[cst.Call, str], jobs: Sequence[ScriptJob], kept: Sequence[ScriptJob]
 ) -> None:
-    """Have annotations name the Estimator, where all jobs of the class that they name are migrated."""
+    """Name the Estimator in annotations with the SDK's class, if all jobs of that class are migrated."""
     for node in _in_annotations(script):
         of_class = [job for job in jobs if calls[job.call] == script.imported_name(node)]
         is_whole = isinstance(node, cst.Name | cst.Attribute) and not isinstance(script.parent(node), cst.Attribute)
@@ -157,7 +155,7 @@ def _in_annotations(script: Script) -> set[cst.CSTNode]:
 
 
 def _needed(jobs: Sequence[ScriptJob], local_name: str, bound: dict[str, str]) -> list[str]:
-    """Return the imports that migrated jobs need, as statements."""
+    """Return the import statements that migrated jobs need."""
     alias = "" if local_name == "Estimator" else f" as {local_name}"
     needed = [] if _ESTIMATOR & bound.keys() else [f"from estimators import Estimator{alias}"]
     inputs = {name for job in jobs for name in job.inputs if bound.get(f"sagemaker.core.inputs.{name}") != name}
@@ -165,7 +163,7 @@ def _needed(jobs: Sequence[ScriptJob], local_name: str, bound: dict[str, str]) -
 
 
 def _is_taken(script: Script, name: str, jobs: Sequence[ScriptJob], imports: Imports) -> bool:
-    """Return whether a name still means something else in the migrated script."""
+    """Return whether a name still has another meaning in the migrated script."""
     replaced = {node for job in jobs for node in job.replaced}
     for node in script.nodes(cst.Name):
         parent = script.parent(node)
@@ -178,12 +176,12 @@ def _is_taken(script: Script, name: str, jobs: Sequence[ScriptJob], imports: Imp
 
 
 def _merged(edits: Sequence[dict[cst.CSTNode, Edit]]) -> dict[cst.CSTNode, Edit]:
-    """Return edits of several jobs; what two of them share, both edit alike."""
+    """Return the edits of several jobs as one; jobs that share a node edit it alike."""
     return {node: edit for each in edits for node, edit in each.items()}
 
 
 def _left(script: Script, calls: dict[cst.Call, str], kept: Sequence[ScriptJob]) -> Iterator[Note]:
-    """Yield what the script does with the SDK's classes beside making jobs of them."""
+    """Yield notes on the uses of the SDK's classes that are not jobs."""
     for call, name in calls.items():
         owner, _, method = name.rpartition(".")
         if owner in _CLASSES and not any(isinstance(node, cst.Call) for node in within(call.func)):
@@ -210,7 +208,7 @@ def _left(script: Script, calls: dict[cst.Call, str], kept: Sequence[ScriptJob])
 
 
 def _left_beside(script: Script) -> Iterator[Note]:
-    """Yield what stands beside jobs of the Estimator and does not go with it."""
+    """Yield notes on code that does not fit the Estimator's jobs beside it."""
     remedy = "Catch TrainingJobFailed of estimators.errors."
     for node in (*script.nodes(cst.Name), *script.nodes(cst.Attribute)):
         name = script.imported_name(node)
@@ -240,7 +238,7 @@ def _calls_fit(statement: cst.CSTNode) -> bool:
 
 
 def _named(script: Script) -> Iterator[tuple[cst.CSTNode, str]]:
-    """Yield where a class of the SDK is named, but for calls, annotations, bases and imports."""
+    """Yield each place that names a class of the SDK outside calls, annotations, bases and imports."""
     annotations = _in_annotations(script)
     for node in (*script.nodes(cst.Name), *script.nodes(cst.Attribute)):
         parent = script.parent(node)

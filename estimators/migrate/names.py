@@ -1,6 +1,6 @@
 """The names that change: of classes, of parameters, and of the members of V3's configurations.
 
-Tests hold the tables against the installed SDKs.
+Tests check the tables against the installed SDKs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 PYTORCH = frozenset({"sagemaker.pytorch.PyTorch", "sagemaker.pytorch.estimator.PyTorch"})
 GENERIC = frozenset({"sagemaker.estimator.Estimator"})
 MODEL_TRAINER = frozenset({"sagemaker.train.ModelTrainer", "sagemaker.train.model_trainer.ModelTrainer"})
-"""The classes whose jobs are migrated, by each name that they can be imported by."""
+"""The migrated classes, by each of their import names."""
 
 POSITIONS: Mapping[str, tuple[str, ...]] = {
     "PyTorch": (
@@ -25,7 +25,7 @@ POSITIONS: Mapping[str, tuple[str, ...]] = {
         *("max_wait", "checkpoint_s3_uri", "checkpoint_local_path", "enable_network_isolation"),
     ),
 }
-"""The names of V2's parameters by position, as far as anybody gives them so."""
+"""The names of V2's parameters by position, as far as people pass them so."""
 
 PYTORCH_ALONE = frozenset(
     {"framework_version", "py_version", "distribution", "compiler_config", "training_recipe", "recipe_overrides"}
@@ -43,7 +43,7 @@ V1_NAMES: Mapping[str, str] = {
     "image_name": "image_uri",
     "distributions": "distribution",
 }
-"""V1's parameters that have another name in V2."""
+"""V1's parameters with another name in V2."""
 
 TRAINER_PARAMETERS: Mapping[str, str] = {
     "role": "role",
@@ -56,7 +56,7 @@ TRAINER_PARAMETERS: Mapping[str, str] = {
     "distributed": "distribution",
     "tags": "tags",
 }
-"""Of ModelTrainer, by name, those that the Estimator has under a name."""
+"""ModelTrainer's parameters that the Estimator has, and the Estimator's names for them."""
 
 CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "source_code": ("SourceCode", {"source_dir": "source_dir", "entry_script": "entry_point"}),
@@ -88,19 +88,19 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "checkpoint_config": ("CheckpointConfig", {"s3_uri": "checkpoint_s3_uri", "local_path": "checkpoint_local_path"}),
     "output_data_config": ("OutputDataConfig", {"s3_output_path": "output_path", "kms_key_id": "output_kms_key"}),
 }
-"""Of ModelTrainer, by name, those that hold several of the Estimator's parameters: their class, and its members."""
+"""ModelTrainer's parameters that bundle several of the Estimator's: the name of their class, and their members."""
 
 REQUIRED: Mapping[str, Mapping[str, str]] = {
     "source_code": {"entry_script": "the Estimator starts a script"},
     "checkpoint_config": {"s3_uri": "ModelTrainer makes up an S3 prefix, a new one for each job"},
 }
-"""Members without which a configuration can't be expressed, and why."""
+"""Members without which a configuration can't be migrated, and why."""
 
 DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "compute": {"instance_type": '"ml.m5.xlarge"'},
     "stopping_condition": {"max_run": "3600"},
 }
-"""What ModelTrainer takes where nothing is given, and the Estimator does not: parameters and their values."""
+"""ModelTrainer's defaults that the Estimator does not have: parameters and values."""
 
 NO_PLACE: Mapping[str, str] = {
     "command": "Give the script as entry_script, or run the command from a script of yours.",
@@ -120,7 +120,7 @@ NO_PLACE: Mapping[str, str] = {
     "local_container_root": "Remove it.",
     "smp": "The model-parallel library is the distribution dict of V2: see docs/how-to/distributions.md.",
 }
-"""What the Estimator has no parameter for in this form, by ModelTrainer's name, and what to do."""
+"""Parameters of ModelTrainer that the Estimator has in no such form, and what to do."""
 
 TRAINING_INPUT: Mapping[str, str] = {
     "s3_uri": "s3_data",
@@ -144,4 +144,5 @@ OF_THE_JOB: Mapping[str, str] = {
     "latest_training_job.wait": "wait",
     "latest_training_job.stop": "stop",
 }
-"""What V2's estimator has after ``fit``, and what the TrainingJob that the Estimator's ``fit`` returns calls it."""
+"""Attributes of V2's estimator after ``fit``, and their names on the TrainingJob that the Estimator's ``fit``
+returns."""

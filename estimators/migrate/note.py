@@ -1,4 +1,4 @@
-"""What a person should know of a migrated script, at one of its lines."""
+"""A note for a person on one line of a migrated script."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Note:
-    """What was found at a line, and what to do."""
+    """A finding at a line, and a remedy."""
 
     line: int
-    """Of the script before its migration, from 1 on."""
+    """Line of the script before its migration, counted from 1."""
     is_open: bool
-    """Whether a person must do something: it could not be migrated."""
+    """Whether a person must do something, because it could not be migrated."""
     found: str
-    """What is there, and why it can't stay, or what changes."""
+    """The finding: why it can't stay, or what changes."""
     remedy: str
     """What to do."""
 

@@ -1,4 +1,4 @@
-"""A submit script as it is written: its syntax tree, what its names mean, and where its variables are used."""
+"""A submit script: its syntax tree, the meaning of its names, and the uses of its variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from libcst.metadata import (
 from estimators.errors import EstimatorError
 
 Edit = Callable[[Any], Any]
-"""Makes what stands in a node's place, from the node with its children edited."""
+"""Returns the replacement of a node, from the node with its children already edited."""
 _Node = TypeVar("_Node", bound=cst.CSTNode)
 
 
@@ -34,18 +34,13 @@ class Variable:
 
     name: str
     bindings: tuple[cst.BaseExpression | None, ...]
-    """What it is bound to, each time; None for what is no plain assignment."""
+    """The value of each binding; None for a binding that is no plain assignment."""
     uses: tuple[cst.CSTNode, ...]
-    """Where it is read."""
+    """The nodes that read it."""
 
 
 class Script:
-    """A parsed script.
-
-    Raises:
-        EstimatorError: It is no Python.
-        RecursionError: It is nested too deeply.
-    """
+    """A parsed script; raises EstimatorError if it is no Python, RecursionError if it is nested too deeply."""
 
     def __init__(self, source: bytes) -> None:
         try:
@@ -83,24 +78,24 @@ class Script:
         return iter(self._of_kind[kind])
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode:
-        """Return the node that a node stands in."""
+        """Return the parent of a node."""
         return self._parents[node]
 
     def line(self, node: cst.CSTNode) -> int:
-        """Return the line that a node begins on."""
+        """Return the line on which a node begins."""
         return int(self._positions[node].start.line)
 
     def text(self, node: cst.CSTNode) -> str:
-        """Return a node as it is written."""
+        """Return the source text of a node."""
         return str(self.module.code_for_node(node))
 
     def imported_name(self, node: cst.CSTNode) -> str | None:
-        """Return the full name of what an expression names, if that was imported: ``sagemaker.pytorch.PyTorch``."""
+        """Return the full name of an expression that was imported, such as ``sagemaker.pytorch.PyTorch``; else None."""
         first = node
         while isinstance(first, cst.Attribute):
             first = first.value
         if isinstance(first, cst.Name) and first.value not in self._imported_names:
-            return None  # to look a name up takes as long as it is bound often
+            return None  # a look-up takes longer the more often a name is bound
         scope = self._scopes.get(node)
         if scope is None:
             return None
@@ -112,7 +107,7 @@ class Script:
         return iter(self._imports)
 
     def star_import(self) -> str:
-        """Return what to say where a name may come from ``from sagemaker.… import *``; "" if there is none."""
+        """Return a remark for names that ``from sagemaker.… import *`` may provide; "" without such an import."""
         for statement in self.nodes(cst.ImportFrom):
             if isinstance(statement.names, cst.ImportStar) and statement.module is not None:
                 module = self.text(statement.module)
@@ -121,11 +116,11 @@ class Script:
         return ""
 
     def imported(self) -> dict[str, str]:
-        """Return the names that are imported for the whole script, with the full name of what each is."""
+        """Return the names that are imported at the top level, with their full names."""
         return {each.name: _full_name(self, each) for each in self.imports() if isinstance(each.scope, GlobalScope)}
 
     def written(self, value: cst.BaseExpression | None) -> Any:
-        """Return the value that an expression writes out, itself or as a variable's; ``...`` if it does not."""
+        """Return the literal value of an expression, or of a variable bound once; ``...`` if it has none."""
         if isinstance(value, cst.Name) and (variable := self.variable(value)) and len(variable.bindings) == 1:
             value = variable.bindings[0]
         try:
@@ -147,7 +142,7 @@ class Script:
         return listed
 
     def assigned_to(self, value: cst.CSTNode) -> Variable | None:
-        """Return the variable that an expression is assigned to, if that is all that is done with it."""
+        """Return the variable that an expression is assigned to, if it has no other use; else None."""
         assign = self.parent(value)
         target: cst.CSTNode | None = None
         if isinstance(assign, cst.Assign) and len(assign.targets) == 1:
@@ -159,7 +154,7 @@ class Script:
         return self.variable(target) if isinstance(target, cst.Name) else None
 
     def attribute(self, target: cst.Attribute) -> Variable:
-        """Return an attribute, such as ``self.estimator``, as the variable that it is within its class."""
+        """Return an attribute, such as ``self.estimator``, as a variable of its class."""
         inside: cst.CSTNode = target
         while not isinstance(inside, cst.ClassDef | cst.Module):
             inside = self.parent(inside)
@@ -173,7 +168,7 @@ class Script:
         return self._variables[key]
 
     def variable(self, name: cst.Name) -> Variable | None:
-        """Return the variable of a name that is read or bound; None for what is no variable of the script."""
+        """Return the variable of a name that is read or bound; None if the name is no variable of the script."""
         scope: Scope | None = self._scopes.get(name)
         found = [each for each in scope[name.value] if isinstance(each, Assignment)] if scope else []
         if not found or any(isinstance(each, ImportAssignment) for each in found):
@@ -186,11 +181,11 @@ class Script:
         return self._variables[key]
 
     def is_of_class(self, name: cst.CSTNode) -> bool:
-        """Return whether a node stands in a class itself, and not in a method: what it binds is an attribute, too."""
+        """Return whether a node is in a class itself, not in a method: a name that it binds is an attribute, too."""
         return isinstance(self.scope(name), ClassScope)
 
     def precedes(self, statement: cst.CSTNode, node: cst.CSTNode) -> bool:
-        """Return whether a node is reached by a statement that stands before it, in its block or one around it."""
+        """Return whether a statement stands before a node, in the same block or in one around the node."""
         block = self.parent(self.parent(statement))
         above = node
         while above in self._parents and above is not block:
@@ -198,7 +193,7 @@ class Script:
         return above is block and self.line(statement) < self.line(node)
 
     def scope(self, node: cst.CSTNode) -> Scope | None:
-        """Return the scope that a node stands in."""
+        """Return the scope of a node."""
         while node not in self._scopes:
             node = self.parent(node)
         return self._scopes[node]
@@ -227,7 +222,7 @@ def _is_too_deep(source: bytes) -> bool:
 
 
 def _syntax_error(source: bytes, fault: cst.ParserSyntaxError) -> str:
-    """Return what is wrong with a script in Python's own words, where it finds that, too."""
+    """Return the syntax error of a script, in Python's own words if Python finds it, too."""
     try:
         ast.parse(source)
     except SyntaxError as own:
@@ -243,7 +238,7 @@ def bound_name(alias: cst.ImportAlias) -> str:
 
 
 def _full_name(script: Script, each: ImportAssignment) -> str:
-    """Return the full name of what an import binds a name to."""
+    """Return the full name of a name that an import binds."""
     node = each.node
     if not isinstance(node, cst.Import | cst.ImportFrom) or isinstance(node.names, cst.ImportStar):
         return ""
@@ -254,7 +249,7 @@ def _full_name(script: Script, each: ImportAssignment) -> str:
 
 
 def within(node: cst.CSTNode) -> set[cst.CSTNode]:
-    """Return a node with all that stands in it."""
+    """Return a node and all nodes in it."""
     collector = _Collector(cst.CSTNode)
     node.visit(collector)
     return set(collector.found)

@@ -1,7 +1,7 @@
 """A job of V2: ``sagemaker.pytorch.PyTorch``, or ``sagemaker.estimator.Estimator`` that starts a script.
 
-The Estimator takes the same parameters. What changes is how they are given, two defaults, and what there is after
-``fit``.
+The Estimator takes the same parameters. Three things change: how they are passed, two defaults, and the attributes
+after ``fit``.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ _ON_BY_DEFAULT = {
     "debugger_hook_config=True": {"debugger_hook_config", "rules"},
     "disable_profiler=False": {"disable_profiler", "rules", "profiler_config"},
 }
-"""What keeps what the SDK turns on by itself, and the parameters with which nothing changes."""
+"""Arguments that keep features which the SDK turns on by default, and parameters that already decide about them."""
 _UNSEEN = "**"
-"""Stands for the keys of a dict that can't be seen."""
+"""Stands for the unknown keys of a dict."""
 _THERE = (
     "fit(), plan() and to_sagemaker(), and neither model_data nor deploy(): the TrainingJob that fit() returns has."
 )
 _HARMLESS = (cst.Expr, cst.Del, cst.Comparison, cst.If, cst.Assert, cst.FormattedStringExpression)
-"""Where an estimator may stand by itself, and goes nowhere."""
+"""Nodes in which an estimator may stand by itself without being passed on."""
 SEND_ON = "Give what takes it estimator.to_sagemaker(), which is the SDK's own object."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V2Jobs:
-    """What makes jobs of the calls of a script."""
+    """Makes jobs of the calls in a script."""
 
     script: Script
     local_name: str
-    """What the script is to call the Estimator."""
+    """Name of the Estimator in the migrated script."""
     known: Set[str]
     """The names of the Estimator's parameters."""
     job_names: dict[Variable, str] = field(default_factory=dict)
-    """What the migrated script calls the jobs of an estimator."""
+    """Names of an estimator's jobs in the migrated script."""
 
     def job(self, call: cst.Call, class_name: str) -> ScriptJob:
-        """Return the job of a call of ``PyTorch``, or of the generic ``Estimator``."""
+        """Return the job of a call of ``PyTorch`` or of the generic ``Estimator``."""
         job = ScriptJob(script=self.script, call=call, local_name=self.local_name)
         job.name_estimator(call.func)
         given = self._arguments(job, class_name)
@@ -64,7 +64,7 @@ class V2Jobs:
         return job
 
     def _arguments(self, job: ScriptJob, class_name: str) -> dict[str, cst.BaseExpression | None]:
-        """Return the arguments by the Estimator's names for them, without a value those of a dict; edit the call."""
+        """Return the arguments by the Estimator's names, with None for the keys of an unpacked dict; edit the call."""
         given: dict[str, cst.BaseExpression | None] = {}
         new_names: list[str | None] = []
         positions = iter(names.POSITIONS[class_name])
@@ -98,7 +98,7 @@ class V2Jobs:
         return given
 
     def _ignored(self, class_name: str, name: str) -> tuple[str, str] | None:
-        """Return what to say of a parameter that the SDK's class ignores in silence; None if it does not."""
+        """Return the note on a parameter that the SDK's class silently ignores; None if the class uses it."""
         new = names.V1_NAMES.get(name, name)
         if new not in self.known:
             return f"{class_name} ignores {name}: it is no parameter", f"It is left out. {nearest(name, self.known)}"
@@ -108,7 +108,7 @@ class V2Jobs:
         return None
 
     def _unpacked(self, job: ScriptJob, arg: cst.Arg) -> set[str]:
-        """Return the keys of a dict that is given with ``**``; say if one is wrong, or that they can't be seen."""
+        """Return the keys of a dict after ``**``; note that they are unknown, or block the job if one is wrong."""
         keys = _keys(self.script, arg.value)
         text = self.script.text(arg.value)
         if keys is None:
@@ -134,7 +134,7 @@ class V2Jobs:
             self._name_job(job, variable, of_the_job)
 
     def _look_at_variable(self, job: ScriptJob, variable: Variable) -> None:
-        """Look at what else the variable may hold, and at where else the estimator may be used."""
+        """Check the other values of the variable, and other places where the estimator may be used."""
         if not all(self._is_estimator_or_none(bound) for bound in variable.bindings):
             found = f"{variable.name} is not always an estimator that is made here"
             job.block(job.call, found, "Give it a variable of its own.")
@@ -150,7 +150,7 @@ class V2Jobs:
             job.tell(job.call, found, f"Whoever imports it has {_THERE}", is_open=True)
 
     def _used_elsewhere(self, job: ScriptJob, variable: Variable) -> Iterator[cst.Attribute]:
-        """Yield what may be the estimator that is an attribute, of objects that this does not follow."""
+        """Yield attributes of unknown objects that may be the estimator, if the estimator is an attribute."""
         owner, _, name = variable.name.rpartition(".")
         if owner or self.script.is_of_class(job.call):
             for node in self.script.nodes(cst.Attribute):
@@ -163,7 +163,7 @@ class V2Jobs:
         return isinstance(bound, cst.Name) and bound.value == "None"
 
     def _look_at(self, job: ScriptJob, use: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
-        """Look at a use of the estimator; yield an attribute that the TrainingJob has, with its name there."""
+        """Check a use of the estimator; yield an attribute that the TrainingJob has, with its name there."""
         parent = self.script.parent(use)
         if isinstance(parent, cst.Attribute) and parent.value is use:
             outer = self.script.parent(parent)
@@ -200,7 +200,7 @@ class V2Jobs:
         job.tell(use, found, f"There it has {_THERE}", is_open=True)
 
     def _name_job(self, job: ScriptJob, variable: Variable | None, uses: list[tuple[cst.Attribute, str]]) -> None:
-        """Have the result of ``fit`` in a variable, and what is asked of the job asked of that."""
+        """Assign the result of ``fit`` to a variable, and read the job's attributes from that variable."""
         of_fit = [use for use in variable.uses if _is_fit(self.script, use)] if variable else []
         fits = [self._fit_statement(use) for use in of_fit]
         scopes = {self.script.scope(each) for each in (*of_fit, *(use for use, _ in uses))}
@@ -223,7 +223,7 @@ class V2Jobs:
             job.edit(use, lambda _, asked=asked: asked)  # type: ignore[misc]
 
     def _free_name(self) -> str:
-        """Return a name for a job's variable that the script does not have yet."""
+        """Return a new name for a job's variable."""
         taken = {*self.script.names(), *self.job_names.values()}
         numbered = (f"job_{number}" for number in count(2))
         return next(name for name in chain(("job", "training_job"), numbered) if name not in taken)
@@ -249,7 +249,7 @@ def _check_generic(job: ScriptJob, given: Mapping[str, cst.BaseExpression | None
 
 
 def _check_versions(job: ScriptJob, given: Mapping[str, cst.BaseExpression | None]) -> None:
-    """Say if the SDK that is installed has no image of a version that is written out."""
+    """Note a literal version for which the installed SDK has no image."""
     wanted = ("framework_version", "py_version")
     if "image_uri" in given or not given.keys() >= set(wanted):
         return
@@ -294,7 +294,7 @@ def _is_fit(script: Script, use: cst.CSTNode) -> bool:
 
 
 def _rewritten(call: cst.Call, new_names: list[str | None]) -> cst.Call:
-    """Return a call with its arguments renamed; None leaves one out, and "" leaves it as it is."""
+    """Return a call with its arguments renamed; None removes an argument, and "" keeps its name."""
     if not any(name is None or (name and arg.keyword is None) for arg, name in zip(call.args, new_names, strict=True)):
         args = [renamed(arg, name) if name else arg for arg, name in zip(call.args, new_names, strict=True)]
         return call.with_changes(args=args)
@@ -305,17 +305,17 @@ def _rewritten(call: cst.Call, new_names: list[str | None]) -> cst.Call:
 
 
 _READERS = frozenset({"dict", "len", "list", "print", "repr", "set", "sorted", "str"})
-"""Functions that change no dict."""
+"""Functions that do not change a dict."""
 
 
 def _does_something(value: cst.BaseExpression) -> bool:
-    """Return whether an expression may do more than give a value."""
+    """Return whether an expression may have a side effect."""
     doing = cst.Call | cst.NamedExpr | cst.Await | cst.Yield
     return any(isinstance(node, doing) for node in within(value))
 
 
 def _is_read(script: Script, use: cst.CSTNode) -> bool:
-    """Return whether a dict is read at a place: unpacked, given to what changes no dict, or asked for a value."""
+    """Return whether a dict is only read at a place: unpacked, passed to a reader, or asked for a value."""
     parent = script.parent(use)
     if isinstance(parent, cst.Arg):
         call = script.parent(parent)
@@ -328,7 +328,7 @@ def _is_read(script: Script, use: cst.CSTNode) -> bool:
 
 
 def _keys(script: Script, value: cst.BaseExpression) -> set[str] | None:
-    """Return the keys of a dict that is written out, here or where its one variable is bound; None if it is not."""
+    """Return the keys of a dict that is a literal, here or in the variable; None if they are unknown."""
     if isinstance(value, cst.Name):
         variable = script.variable(value)
         bound = variable.bindings if variable else ()

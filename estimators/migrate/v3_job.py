@@ -1,7 +1,7 @@
 """A job of V3: ``sagemaker.train.ModelTrainer`` with its configurations, and the ``train`` that sends it.
 
 A configuration becomes parameters of the Estimator: within the call, or, if it is in a variable, as ``dict(…)`` in its
-place. The rest of the values stays where it stands.
+place. All other values stay in place.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _TRAIN = {"input_data_config": "inputs", "wait": "wait", "logs": "logs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V3Jobs:
-    """What makes jobs of the calls of a script."""
+    """Makes jobs of the calls in a script."""
 
     script: Script
     local_name: str
-    """What the script is to call the Estimator."""
+    """Name of the Estimator in the migrated script."""
 
     def job(self, call: cst.Call) -> ScriptJob:
         """Return the job of a call of ``ModelTrainer``."""
@@ -166,7 +166,7 @@ class V3Jobs:
 
 
 def _rewritten(call: cst.Call, added: Sequence[cst.Arg]) -> cst.Call:
-    """Return the Estimator's call for ModelTrainer's, whose configurations are ``dict(…)``, or in variables."""
+    """Return the Estimator's call in place of ModelTrainer's, with configurations as ``dict(…)`` or in variables."""
     found, closing = without(*items(call), lambda item: _is_left_out(item.arg))
     result: list[Item] = []
     comments: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The values that ModelTrainer and its ``train`` take, as the Estimator takes them: where they stand."""
+"""Convert the values of ModelTrainer and its ``train`` to the Estimator's, in place."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _Convert = Callable[[cst.BaseExpression], None]
 
 
 class Values:
-    """Converts the values of one job, or says why they stay."""
+    """Converts the values of one job, or blocks the job with the reason."""
 
     def __init__(self, job: ScriptJob) -> None:
         self._job = job
         self._script = job.script
 
     def configuration(self, name: str, value: cst.BaseExpression) -> None:
-        """Make a configuration ``dict(…)`` of the Estimator's parameters."""
+        """Turn a configuration into a ``dict(…)`` of the Estimator's parameters."""
         class_name, _ = names.CONFIGURATIONS[name]
         self._each(value, lambda bound: self._configuration(name, bound), f"{class_name}(…)")
 
     def distribution(self, value: cst.BaseExpression) -> None:
-        """Make ``Torchrun`` or ``MPI`` a distribution of the Estimator."""
+        """Turn ``Torchrun`` or ``MPI`` into a distribution of the Estimator."""
         self._each(value, self._distribution, "Torchrun(…) or MPI(…)")
 
     def tags(self, value: cst.BaseExpression) -> None:
-        """Make each ``Tag`` of a list the API's dict."""
+        """Turn each ``Tag`` of a list into the API's dict."""
         self._each(value, self._tags, "a list of Tag(…)")
 
     def channels(self, value: cst.BaseExpression) -> None:
-        """Make a list of ``InputData`` a dict of channels."""
+        """Turn a list of ``InputData`` into a dict of channels."""
         if self._script.written(value) is not None:
             self._each(value, self._channels, "a list of InputData(…)")
 
     def _each(self, value: cst.BaseExpression, convert: _Convert, wanted: str) -> None:
-        """Convert a value, or all that a variable is bound to."""
+        """Convert a value, or each value that a variable is bound to."""
         if not isinstance(value, cst.Name):
             convert(value)
             return
@@ -61,7 +61,7 @@ class Values:
         self._job.replaced.add(value)
 
     def _called(self, value: cst.BaseExpression) -> str:
-        """Return the name of the SDK's class that a value is made of; "" if of none."""
+        """Return the name of the SDK's class that an expression calls; "" if it calls none."""
         full = self._script.imported_name(value.func) if isinstance(value, cst.Call) else None
         return full.rpartition(".")[2] if full and full.startswith("sagemaker.") else ""
 
@@ -85,7 +85,7 @@ class Values:
         self._job.edit(value, lambda updated: self._as_dict(name, updated))
 
     def _is_default(self, member: str, value: cst.BaseExpression) -> bool:
-        """Return whether a member says what the Estimator does without it, or by `_as_dict`."""
+        """Return whether a member states what the Estimator does without it, or `_as_dict` converts it."""
         is_variable = isinstance(value, cst.Name) and value.value != "None"
         written = ... if is_variable else self._script.written(value)
         return (
@@ -238,7 +238,7 @@ def _tag(call: cst.Call) -> cst.Dict:
 
 
 def _channel(call: cst.Call) -> cst.Dict:
-    """Return a channel as a dict of one."""
+    """Return a channel as a dict with one entry."""
     given = {arg.keyword.value: arg.value for arg in call.args if arg.keyword}
     source = given["data_source"]
     if (content_type := given.get("content_type")) is not None:
@@ -251,7 +251,7 @@ def _channel(call: cst.Call) -> cst.Dict:
 
 
 def _dict_of_channels(channels: cst.List) -> cst.Dict:
-    """Return a list of dicts of one, and of variables that hold such, as one dict with the list's layout."""
+    """Return a list of dicts with one entry, and of variables with such, as one dict in the list's layout."""
     elements: list[cst.BaseDictElement] = []
     for element in channels.elements:
         value = element.value

@@ -1,4 +1,4 @@
-"""A job before it is sent: what it would run on, use and cost, and what is wrong with it."""
+"""A job before it is sent: its hosts, resources, cost and problems."""
 
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import Prices

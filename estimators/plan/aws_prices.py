@@ -1,6 +1,6 @@
-"""Prices from AWS's Price List API: what training on an instance type costs in a region, on demand.
+"""Prices from AWS's Price List API: on-demand training on an instance type in a region.
 
-It has no prices of managed spot training. What it answers is described in
+The API has no prices of managed spot training. Its answers are described in
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/price-changes.html
 """
 
@@ -19,19 +19,14 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
 _API_REGION = "us-east-1"
-"""One of the few regions where the API is; it has the prices of all."""
+"""One of the few regions with the API, which has the prices of all regions."""
 _OFFER = "Give a table of prices, or a file, instead of 'aws'."
 
 
 def aws_prices(instance_types: Collection[str], session: Session | None) -> PriceTable:
-    """Ask AWS for the prices of instance types, one request each.
+    """Ask AWS for the prices of instance types in the session's region, with one request for each.
 
-    Args:
-        instance_types: Such as ``ml.g5.xlarge``.
-        session: Whose credentials and region are used; None for those of boto3.
-
-    Raises:
-        EstimatorError: There is no region, or AWS can't be asked, or refuses.
+    Raise EstimatorError if there is no region, or the API fails or refuses.
     """
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
@@ -74,7 +69,7 @@ def _hourly(client: Any, instance_type: str, region: str) -> Iterator[Decimal]:
         {"Type": "TERM_MATCH", "Field": "regionCode", "Value": region},
         {"Type": "TERM_MATCH", "Field": "instanceName", "Value": instance_type},
     ]
-    usage = re.compile(rf"(?:[A-Z0-9]+-)?Train:{re.escape(instance_type)}")  # not of notebooks, endpoints, warm pools
+    usage = re.compile(rf"(?:[A-Z0-9]+-)?Train:{re.escape(instance_type)}")  # not notebooks, endpoints, warm pools
     pages = client.get_paginator("get_products").paginate(ServiceCode="AmazonSageMaker", Filters=filters)
     for page in pages:
         for document in page["PriceList"]:

@@ -1,4 +1,4 @@
-"""What the hosts of a job cost, in US dollars, and whether that is more than it may."""
+"""The cost of a job's hosts, in US dollars, and whether it exceeds a limit."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ _REMEDY = "Give prices that have it, or leave max_cost out."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What the hosts of a job cost, and the instances of its Debugger rules; storage, transfer and taxes come on top.
+    """The cost of a job's hosts and of the instances of its Debugger rules, without storage, transfer and taxes.
 
-    What AWS charges is the time that a job trains, on each host, and what a warm pool is kept after it. See
+    AWS charges each host for the job's training time, and for the time a warm pool is kept afterwards. See
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_DescribeTrainingJob.html (BillableTimeInSeconds)
     """
 
     per_hour: Decimal | None = None
-    """Dollars an hour of all of them, on demand; None if it is not known."""
+    """Dollars per hour for all hosts, on demand; None if unknown."""
     per_hour_of_spot: Decimal | None = None
-    """Dollars an hour with all hosts as spot instances, for a spot job of which the table says it."""
+    """Dollars per hour with all hosts as spot instances; None if the job is no spot job, or the price is unknown."""
     at_most: Decimal | None = None
-    """Dollars for the whole of `max_run`, and of the time that a warm pool is kept, on demand; None if not known."""
+    """Dollars for the whole of `max_run` and of the warm pool's time, on demand; None if unknown."""
     seconds: int = 0
-    """How long that is."""
+    """Seconds that `at_most` covers."""
     source: str
-    """Who says the prices."""
+    """Where the prices come from."""
     unknown: str | None = None
-    """Why the cost is not known."""
+    """Why the cost is unknown, or None if it is known."""
 
     @classmethod
     def of_this_machine(cls) -> Cost:
-        """Return that of a local job: AWS charges nothing."""
+        """Return the cost of a local job: AWS charges nothing."""
         return cls(per_hour=Decimal(0), at_most=Decimal(0), source="it runs on this machine")
 
     @classmethod
     def of(
         cls, topology: Topology, arguments: Mapping[str, Any], table: PriceTable, *, rules: Sequence[str] | None
     ) -> Cost:
-        """Work out what a job costs.
+        """Compute the cost of a job.
 
         Args:
-            topology: Its hosts.
+            topology: The job's hosts.
             arguments: The parameters for ``PyTorch``.
             table: Prices.
-            rules: The instance types of its rules, each on demand for `max_run`; None if they are not known.
+            rules: The instance types of the job's rules, each on demand for `max_run`; None if unknown.
         """
         if unknown := next(_unknown(topology, arguments, table, rules), None):
             return cls(source=table.source, unknown=unknown)
         assert rules is not None
-        ways = [topology.hosts, *((each,) for each in topology.instead)]  # it may be the dearest
+        ways = [topology.hosts, *((each,) for each in topology.instead)]  # any of them may be the most expensive
         priced = [[(count, table.prices[name]) for count, name in way if count is not None] for way in ways]
         hosts = max(priced, key=lambda way: sum(count * price.on_demand for count, price in way))
         kept = arguments.get("keep_alive_period_in_seconds") or 0
@@ -75,7 +75,7 @@ class Cost:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON holds it: dollars as numbers."""
+        """Return the cost for JSON, with dollars as numbers."""
         return {
             "per_hour": _number(self.per_hour),
             "per_hour_of_spot": _number(self.per_hour_of_spot),
@@ -98,12 +98,7 @@ class Cost:
 
 
 def check(cost: Cost | None, max_cost: object) -> Iterator[Problem]:
-    """Yield that a job may cost more than it may, or that this is not known.
-
-    Args:
-        cost: Its cost; None if no prices were given.
-        max_cost: The most that it may cost, in dollars.
-    """
+    """Yield that a job may cost more than `max_cost` dollars, or that its cost is unknown."""
     where = "max_cost"
     limit = _limit(max_cost)
     if limit is None:
@@ -121,7 +116,7 @@ def check(cost: Cost | None, max_cost: object) -> Iterator[Problem]:
 
 
 def dollars(amount: Decimal) -> str:
-    """Return dollars as text, rounded up: to cents, or to a hundredth of one where it is less than ten cents."""
+    """Return dollars as text, rounded up to cents, or to a hundredth of a cent below ten cents."""
     step = Decimal("0.0001") if 0 < amount < Decimal("0.1") else Decimal("0.01")
     return f"${amount.quantize(step, ROUND_UP):,}"
 
@@ -137,7 +132,7 @@ def _limit(max_cost: object) -> Decimal | None:
 
 
 def rule_instances(request: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the instance types of a request's Debugger and profiler rules: AWS's own rules have none, and are free."""
+    """Return the instance types of a request's Debugger and profiler rules. AWS's own rules have none, and are free."""
     rules = [*request.get("DebugRuleConfigurations", ()), *request.get("ProfilerRuleConfigurations", ())]
     return tuple(rule["InstanceType"] for rule in rules if "InstanceType" in rule)
 
@@ -145,7 +140,7 @@ def rule_instances(request: Mapping[str, Any]) -> tuple[str, ...]:
 def _unknown(
     topology: Topology, arguments: Mapping[str, Any], table: PriceTable, rules: Sequence[str] | None
 ) -> Iterator[str]:
-    """Yield why the cost of a job is not known."""
+    """Yield the reasons why the cost of a job is unknown."""
     if "training_plan" in arguments or any(
         "TrainingPlanArns" in each.members for each in instance_preferences(arguments)
     ):

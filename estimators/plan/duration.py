@@ -1,4 +1,4 @@
-"""Seconds as people say them."""
+"""Durations in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def in_words(seconds: int) -> str:
-    """Return ``1 d 2 h``, ``90 s`` as ``1 min 30 s``; no unit that is 0 is said."""
+    """Return seconds as ``1 d 2 h`` or ``1 min 30 s``, without units that are 0."""
     parts = []
     for size, unit in _UNITS:
         count, seconds = divmod(seconds, size)

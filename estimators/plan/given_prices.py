@@ -1,4 +1,4 @@
-"""Prices as a user gives them: a mapping, a file, or the word that has AWS asked for them."""
+"""The user's prices: a mapping, a file, or ``"aws"``."""
 
 from __future__ import annotations
 
@@ -16,29 +16,21 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
 Prices = Mapping[str, Any] | str | os.PathLike[str]
-"""A mapping of instance type to dollars an hour, or to ``{"on_demand": …, "spot": …}``; the path of a JSON file of
-such a mapping, or of a CSV file with the columns instance_type, on_demand and, if you like, spot; or ``"aws"``."""
+"""A mapping from instance type to dollars per hour, or to ``{"on_demand": …, "spot": …}``; the path of a JSON file with
+such a mapping, or of a CSV file with the columns instance_type, on_demand and, optionally, spot; or ``"aws"``.
+"""
 
 AWS = "aws"
-"""Asks AWS's Price List API for the prices of a job's own instance types in its region."""
+"""Stands for the prices in AWS's Price List API, of the job's instance types in its region."""
 
 _FORM = 'Give dollars an hour, such as 1.41, or {"on_demand": 1.41, "spot": 0.6}.'
 _MOST = 10**6
-"""Dollars an hour that are no slip."""
+"""Highest plausible price, in dollars per hour."""
 _COLUMNS = ("instance_type", "on_demand", "spot")
 
 
 def price_table(given: Prices, instance_types: Collection[str], session: Session | None) -> PriceTable:
-    """Return the prices that a user gives, or has AWS asked for.
-
-    Args:
-        given: A mapping, a path, or ``"aws"``.
-        instance_types: The types that a job needs: AWS is asked for no others.
-        session: Whose credentials and region AWS is asked with.
-
-    Raises:
-        EstimatorError: They can't be read, or AWS can't be asked.
-    """
+    """Return the user's prices, or AWS's for these instance types; raise EstimatorError if they can't be read."""
     if isinstance(given, str) and given == AWS:
         from estimators.plan.aws_prices import aws_prices
 
@@ -53,7 +45,7 @@ def price_table(given: Prices, instance_types: Collection[str], session: Session
         raise EstimatorError(f"prices is {str(path)!r}, no file of prices. Give a .json or .csv file, or 'aws'.")
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as fault:  # no UTF-8 is one, a path with a zero byte another
+    except (OSError, ValueError) as fault:  # ValueError: not UTF-8, or a path with a NUL
         raise EstimatorError(f"The prices can't be read from {path}: {fault}. Give a file of UTF-8 text.") from fault
     return PriceTable(prices=_prices(readers[path.suffix](text, path), str(path)), source=str(path), missing={})
 

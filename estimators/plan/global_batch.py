@@ -1,7 +1,7 @@
-"""The global batch of a job whose script takes it from a hyperparameter: ``trainer.loader(…, config.batch_size)``.
+"""Find the global batch if the script takes it from a hyperparameter: ``trainer.loader(…, config.batch_size)``.
 
-smddp's Trainer takes the batch size of an optimizer step, over all ranks and micro-batches. Only what the script writes
-out is known: a size that it works out, or one of other loops, is not.
+smddp's Trainer takes the batch size of an optimizer step, over all ranks and micro-batches. Only a literal in the
+script is found: not a size that it computes, nor the size in other loops.
 """
 
 from __future__ import annotations
@@ -14,12 +14,7 @@ from estimators import source_code
 
 
 def global_batch(source: source_code.SourceCode, hyperparameters: Mapping[str, Any]) -> int | None:
-    """Return the samples of an optimizer step, or None if the script does not say it so.
-
-    Args:
-        source: The job's code.
-        hyperparameters: Those of the job.
-    """
+    """Return the samples of an optimizer step, or None if the script does not state them in this form."""
     if not source.is_local or not source.script.is_file():
         return None
     tree = source_code.parsed(source.script)
@@ -34,7 +29,7 @@ def global_batch(source: source_code.SourceCode, hyperparameters: Mapping[str, A
 
 
 def _run_by_smddp(tree: ast.AST) -> Iterator[str]:
-    """Yield the functions that are given to ``smddp.run``."""
+    """Yield the names of the functions passed to ``smddp.run``."""
     for call in _calls(tree):
         if ast.unparse(call.func) == f"{source_code.PACKAGE}.run" and call.args and isinstance(call.args[0], ast.Name):
             yield call.args[0].id
@@ -51,7 +46,7 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _size(call: ast.Call, config: str, hyperparameters: Mapping[str, Any]) -> int | None:
-    """Return the batch size of a call of ``loader``: a number, or a hyperparameter of the script's configuration."""
+    """Return the batch size in a call of ``loader``: a number, or a field of the script's configuration."""
     given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "batch_size")]
     match given:
         case [ast.Constant(value=int(size))]:

@@ -1,4 +1,4 @@
-"""Looks at a job from all sides before it is sent. Nothing here touches the network, but to ask AWS for its prices."""
+"""Check a job completely before it is sent. Only the request for AWS's prices uses the network."""
 
 from __future__ import annotations
 
@@ -24,36 +24,27 @@ if TYPE_CHECKING:
 
 
 _COSTS_OF_THEIR_OWN = frozenset({"rules", "profiler_config"})
-"""Parameters that may ask for instances beside the hosts."""
+"""Parameters that may add instances besides the hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitArguments:
-    """What ``fit`` is given, beside the parameters of the job."""
+    """The arguments of ``fit``, besides the parameters of the job."""
 
     inputs: Any = None
     """The channels."""
     job_name: str | None = None
-    """The job's name, if it is given one."""
+    """The job's name, or None to generate one."""
     experiment_config: Any = None
     """The experiment that the job belongs to."""
     prices: Prices | None = None
-    """What instance types cost."""
+    """The prices of instance types."""
     max_cost: float | None = None
     """The most dollars that the job may cost."""
 
 
 def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Session | None) -> Plan:
-    """Look at a job from all sides.
-
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        call: What it would be started with.
-        session: Where the job would be sent.
-
-    Raises:
-        EstimatorError: The prices can't be read, or AWS can't be asked for them.
-    """
+    """Plan a job on a session; raise EstimatorError if the prices can't be read."""
     from estimators.sdk import pipeline_variables
 
     given = {**arguments, "inputs": call.inputs, "job_name": call.job_name, "experiment_config": call.experiment_config}
@@ -124,12 +115,7 @@ def _resources(
 
 
 def make_local_plan(arguments: Mapping[str, Any], *, session: Session) -> Plan:
-    """Look only at what a session's own Local Mode can't do, or ours.
-
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        session: Where the job would be sent.
-    """
+    """Return only the problems that come from running the job in our local mode, or in the session's."""
     return Plan(topology=Topology.of(arguments), problems=tuple(_local_problems(arguments, {}, session)))
 
 
@@ -200,25 +186,26 @@ def _problems(arguments: Mapping[str, Any], call: FitArguments, session: Session
         "job_name": call.job_name,
         "experiment_config": call.experiment_config,
         "tags": request_values.request_tags(arguments.get("tags")),
-        # Of a local job's channels the names are checked: its data may lie where the API has no words for it.
+        # Of a local job's channels only the names are checked: the API can't express a local directory.
         "inputs": channels.requested(dict.fromkeys(data, "s3://bucket/data") if local_mode else data) or None,
     }
     yield from parameters.check_limits(requested)
 
 
 def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
-    """Return whether the job names no image, so that the versions of PyTorch and Python decide it."""
+    """Return whether the versions of PyTorch and Python decide the image, because the job names none."""
     return "image_uri" not in arguments and "training_recipe" not in arguments
 
 
 def _finished(
     arguments: Mapping[str, Any], call: FitArguments, session: Session | None
 ) -> tuple[Mapping[str, Any] | None, list[Problem]]:
-    """Return the request that the SDK makes, if it is right, and what the SDK or AWS refuses in it.
+    """Return the request that the SDK makes, or None if it is invalid, and the refusals by the SDK or AWS.
 
-    What a check of a parameter has said is not said again. Local jobs and training recipes have no request here.
+    A problem of a parameter that another check has reported is not repeated. Local jobs and training recipes have no
+    request here.
     """
-    if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # recipes come over the network
+    if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # the SDK downloads recipes
         return None, []
     from estimators.sdk import dry_run, sessions, training_images
 
@@ -236,7 +223,7 @@ def _finished(
 
 
 def _refused_variable(arguments: Mapping[str, Any], instance_type: Any, session: Session | None) -> Iterator[Problem]:
-    """Yield that the SDK refuses the distribution because it can't see which type the pipeline will decide on."""
+    """Yield that the SDK refuses the distribution because a pipeline variable hides the instance type."""
     from estimators.sdk import sessions, training_images
 
     if not chooses_image_by_version(arguments):
@@ -254,7 +241,7 @@ def _refused_variable(arguments: Mapping[str, Any], instance_type: Any, session:
 
 
 def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:
-    """Return the SDK's refusal, with what it would accept instead."""
+    """Return the SDK's refusal as a problem, with the versions that it would accept."""
     from estimators.sdk import training_images
 
     if "framework_version" in arguments or "py_version" in arguments:

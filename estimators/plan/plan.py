@@ -1,4 +1,4 @@
-"""What is known of a job before it is sent."""
+"""The plan of a job before it is sent."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from estimators.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What `Estimator.plan` found."""
+    """The result of `Estimator.plan`."""
 
     topology: Topology
-    """What the job would run on."""
+    """The job's hosts and ranks."""
     problems: tuple[Problem, ...]
-    """What is wrong with it, or may be."""
+    """Errors and warnings about the job."""
     global_batch: int | None = None
-    """Samples of an optimizer step over all ranks, if the script takes them from a hyperparameter of the job."""
+    """Samples of an optimizer step over all ranks, or None unless the script takes them from a hyperparameter."""
     resources: Resources | None = None
-    """What it uses besides: None if there are errors, for a local job, and for one of a training recipe."""
+    """Everything else that the job uses. None if there are errors, for a local job, and for a training recipe."""
     cost: Cost | None = None
-    """What its hosts cost, if prices were given."""
+    """The cost of the hosts, or None without prices."""
     carried: Carried | None = None
-    """Which of its hyperparameters travel in the bundle, if that was looked at."""
+    """The hyperparameters in the code's bundle; None for `to_sagemaker`'s plan of a local job."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:
-        """The problems that keep the job from being sent."""
+        """The problems that prevent the job from being sent."""
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """The problems that are told, and no more."""
+        """The problems that are only logged."""
         return tuple(problem for problem in self.problems if problem.severity == "warning")
 
     def require(self) -> None:
-        """Raise if the job can't be sent as it is.
+        """Raise if the job has errors.
 
         Raises:
             EstimatorError: There are errors; the message lists them all.
@@ -54,10 +54,10 @@ class Plan:
             raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}", self.errors)
 
     def policies(self) -> Policies:
-        """Return the IAM policies that this very job needs, of its role and of the user who sends it.
+        """Return the IAM policies that this job needs: its role's, and those of the user who sends it.
 
         Raises:
-            EstimatorError: They are not known: the job has errors, or is none that SageMaker runs as it is described.
+            EstimatorError: The policies are unknown: the job has errors, runs locally, or is a training recipe.
         """
         if self.resources is None:
             raise EstimatorError(
@@ -68,7 +68,7 @@ class Plan:
         return Policies.of(self.resources)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON holds it."""
+        """Return the plan as a dict for JSON."""
         return {
             "hosts": [{"count": count, "instance_type": name} for count, name in self.topology.hosts],
             "instead": [{"count": count, "instance_type": name} for count, name in self.topology.instead],

@@ -1,8 +1,8 @@
-"""The IAM policies that one job needs: of the role that it runs as, and of the user who sends it.
+"""The IAM policies that one job needs: its role's, and those of the user who sends it.
 
-The rules of the role are those that AWS lists for CreateTrainingJob, narrowed to what the job names:
-https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html#sagemaker-roles-createtrainingjob-perms
-Where a rule is from elsewhere, its function says so.
+The role's rules are those that AWS lists for CreateTrainingJob, narrowed to the job's own resources:
+https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html#sagemaker-roles-createtrainingjob-perms A rule from
+another source names it in its function.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Statement = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """Two documents for IAM, and what they can't know."""
+    """Two IAM policy documents, and notes on what they can't cover."""
 
     role: Mapping[str, Any]
-    """For the role that the job runs as. It must trust sagemaker.amazonaws.com, besides."""
+    """For the job's role, which must also trust sagemaker.amazonaws.com."""
     submitter: Mapping[str, Any]
     """For the user who calls ``fit()``, waits and reads the log."""
     notes: tuple[str, ...]
-    """What may be needed besides, and can't be seen in the job."""
+    """Rights that the job may need, but does not reveal."""
 
     @classmethod
     def of(cls, job: Resources) -> Policies:
-        """Return what a job needs."""
+        """Return the policies of a job with these resources."""
         partition = _partition(job.region)
         return cls(
             role={"Version": _VERSION, "Statement": list(_of_role(job, partition))},
@@ -43,7 +43,7 @@ class Policies:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return both documents and the notes as JSON holds them."""
+        """Return both documents and the notes as a dict for JSON."""
         return {"role": self.role, "submitter": self.submitter, "notes": list(self.notes)}
 
 
@@ -69,7 +69,7 @@ def _of_role(job: Resources, partition: str) -> Iterator[Statement]:
     if job.subnets:
         yield from _network_interfaces()
     if job.output_key:
-        # S3 asks for GenerateDataKey at each upload, and for Decrypt at one in parts:
+        # S3 requires GenerateDataKey for each upload, and Decrypt for a multipart upload:
         # https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html
         actions = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
         yield _with_key("EncryptOutput", actions, job.output_key, job, partition)
@@ -95,24 +95,24 @@ def _reading(job: Resources, partition: str) -> Iterator[Statement]:
 
 
 def _checkpoints(uri: str, partition: str) -> Iterator[Statement]:
-    """Yield the rules for checkpoints, which SageMaker copies in both directions, and smddp's own store writes.
+    """Yield the rules for checkpoints, which SageMaker copies in both directions, and which smddp itself writes.
 
-    What a job deletes is deleted there. smddp aborts the uploads that a killed process left (s3.list_multipart_uploads)
-    and replaces objects on a condition, for which S3 wants the right to read them.
+    SageMaker repeats the job's deletions on S3. smddp aborts the uploads of killed processes
+    (s3.list_multipart_uploads), and replaces objects conditionally, for which S3 requires the right to read them.
     """
     prefix = uri.rstrip("/")
     key = _key(prefix)
     actions = ["s3:AbortMultipartUpload", "s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
     yield _allow("KeepCheckpoints", actions, _objects(prefix, partition, "/*"))
-    # Of an object that is not there S3 says so only to those who may list, and then there is no prefix to compare.
+    # S3 answers 404 for an absent object only to users who may list; that request has no prefix to compare.
     condition = {"StringLikeIfExists": {"s3:prefix": [key, f"{key}/*"] if key else [ANY]}}
     yield {**_allow("ListCheckpoints", ["s3:ListBucket"], _bucket(uri, partition)), "Condition": condition}
-    # IAM knows no condition of a prefix for this one.
+    # IAM has no prefix condition for this action.
     yield _allow("FindUnfinishedUploads", ["s3:ListBucketMultipartUploads"], _bucket(uri, partition))
 
 
 def _network_interfaces() -> Iterator[Statement]:
-    """Yield the rules of a job in a VPC; those that describe know no resource."""
+    """Yield the rules of a job in a VPC. IAM supports no resource for the Describe actions."""
     changing = [
         "ec2:CreateNetworkInterface",
         "ec2:CreateNetworkInterfacePermission",
@@ -124,8 +124,8 @@ def _network_interfaces() -> Iterator[Statement]:
 
 
 def _of_submitter(job: Resources, partition: str) -> Iterator[Statement]:
-    """Yield what ``fit()`` calls, from its own source and the SDK's."""
-    names = dict.fromkeys((job.job_name, job.job_name.lower()))  # the ARN of a job has its name in lower case
+    """Yield the rules for the calls of ``fit()``, from its own source and the SDK's."""
+    names = dict.fromkeys((job.job_name, job.job_name.lower()))  # a job's ARN contains its name in lower case
     jobs = [f"arn:{partition}:sagemaker:{job.region}:{job.account}:training-job/{name}" for name in names]
     actions = ["sagemaker:CreateTrainingJob", "sagemaker:DescribeTrainingJob", "sagemaker:StopTrainingJob"]
     yield _allow("TrainingJob", sorted([*actions, *(["sagemaker:AddTags"] if job.has_tags else [])]), jobs)
@@ -134,7 +134,7 @@ def _of_submitter(job: Resources, partition: str) -> Iterator[Statement]:
     if job.account == ANY:
         yield _allow("FindRole", ["iam:GetRole"], job.role)
     if job.uploads_code and job.code:
-        # HEAD, by which code that is there is not uploaded again, is a right to read.
+        # GetObject: a HEAD finds code that is already uploaded.
         yield _allow("UploadCode", ["s3:GetObject", "s3:PutObject"], _objects(job.code, partition))
     if any(re.fullmatch(rf"sagemaker-{job.region}-(\d{{12}}|\*)", _split(uri)[0]) for uri in _own_places(job)):
         bucket = f"arn:{partition}:s3:::sagemaker-{job.region}-{job.account}"
@@ -180,7 +180,7 @@ def _listing(sid: str, uri: str, partition: str, *prefixes: str) -> Statement:
 
 
 def _with_key(sid: str, actions: list[str], key: str, job: Resources, partition: str) -> Statement:
-    """Return a rule for a key, given as its ARN, its ID or an alias, which IAM takes only as a condition.
+    """Return a rule for a key by its ARN, ID or alias; IAM accepts an alias only as a condition.
 
     https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html
     """

@@ -1,4 +1,4 @@
-"""Prices of instance types, in US dollars an hour of one host."""
+"""Prices of instance types, in US dollars per hour and host."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from decimal import Decimal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPrice:
-    """What one host of a type costs an hour, in US dollars."""
+    """The price of one host per hour, in US dollars."""
 
     on_demand: Decimal
-    """Without spot capacity: the most that a spot instance costs, too."""
+    """The on-demand price, which is also the most that a spot instance costs."""
     spot: Decimal | None = None
-    """As spot capacity, if the table says it."""
+    """The spot price, or None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable:
-    """Prices, and who says so."""
+    """Prices and their source."""
 
     prices: Mapping[str, HostPrice]
-    """By instance type."""
+    """The price of each instance type."""
     source: str
-    """What is named beside each figure."""
+    """The source to show with each price."""
     missing: Mapping[str, str]
-    """By instance type, why it has no price, where that is known."""
+    """The reason why an instance type has no price, where known."""

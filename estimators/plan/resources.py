@@ -1,4 +1,4 @@
-"""What a job uses beside its hosts, as its finished request says it: places on S3, role, image, disks, network."""
+"""Everything that a job uses besides its hosts, from its finished request: S3 prefixes, role, image, disks, network."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from estimators.sdk.placeholders import CODE, NO_ACCOUNT
 from estimators.source_code import SourceCode
 
 _TIME = re.compile(r"-\d{4}(?:-\d\d){5}-\d{3}$")
-"""The time at the end of a name that the SDK makes."""
+"""The time at the end of a name that the SDK generates."""
 ANY = "*"
-"""Stands for what is decided only when the job is sent: the time in its name, the digest of its code, and the
-account, if no ARN says it."""
+"""Stands for values that are decided only when the job is sent: the time in its name, the digest of its code, and the
+account, if no ARN contains it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,41 +30,41 @@ class Channel:
     kind: str
     """``S3Prefix``, ``ManifestFile``, ``AugmentedManifestFile``, ``EFS`` or ``FSxLustre``, as the API calls it."""
     mode: str
-    """How the hosts get it: ``File``, ``FastFile`` or ``Pipe``."""
+    """How the hosts read it: ``File``, ``FastFile``, ``Pipe``, or ``mounted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a job uses beside its hosts."""
+    """Everything that a job uses besides its hosts."""
 
     job_name: str
-    """Its name; with ``*`` for the time, if the SDK makes the name."""
+    """The job's name, with ``*`` for the time if the SDK generates it."""
     region: str
     account: str
-    """The account of its role; ``*`` if only the role's name is given."""
+    """The role's account, or ``*`` if only the role's name is known."""
     role: str
-    """The ARN of the role that it runs as."""
+    """The ARN of the job's role."""
     image: str | None
-    """The image of its hosts; None for an algorithm of the Marketplace."""
+    """The image of the hosts, or None for an algorithm of the Marketplace."""
     code: str | None
-    """Where its code lies on S3, or will be uploaded to; None if it has none, as one of a training image alone."""
+    """The S3 URI of the code, uploaded already or when the job is sent; None if the job has no code."""
     uploads_code: bool
-    """Whether `code` is uploaded when the job is sent, and not there already."""
+    """Whether `code` is uploaded when the job is sent; False if the user has put it on S3."""
     channels: tuple[Channel, ...]
     checkpoints: str | None
     """The S3 prefix of /opt/ml/checkpoints."""
     output: str
     """The S3 prefix of the model and the output."""
     more_outputs: tuple[str, ...]
-    """The S3 prefixes of TensorBoard's files, of the debugger's and of the profiler's."""
+    """The S3 prefixes of files from TensorBoard, the debugger and the profiler."""
     max_run: int
     """Seconds that the job may train."""
     max_wait: int | None
-    """Seconds that a spot job may take, waiting included."""
+    """Seconds that a spot job may take, including the wait for instances; None for other jobs."""
     keep_alive: int
-    """Seconds that its hosts are kept for the next job, as a warm pool."""
+    """Seconds that the hosts are kept as a warm pool for the next job."""
     volume_gb: int | None
-    """Of each host; None for what the API chooses."""
+    """GB of each host's volume, or None for the API's default."""
     volume_key: str | None
     """The KMS key of the volumes."""
     output_key: str | None
@@ -71,23 +72,23 @@ class Resources:
     isolated: bool
     """Whether the containers have no network."""
     encrypts_traffic: bool
-    """Whether the hosts' own traffic is encrypted."""
+    """Whether the traffic between hosts is encrypted."""
     subnets: tuple[str, ...]
-    """Of the user's own VPC, if the job runs in one."""
+    """The subnets of the user's VPC; empty if the job runs in none."""
     security_groups: tuple[str, ...]
     remote_debug: bool
-    """Whether a shell in the containers may be opened while they run."""
+    """Whether the user may open a shell in the running containers."""
     has_tags: bool
 
     @classmethod
     def of(cls, request: Mapping[str, Any], arguments: Mapping[str, Any], *, region: str, is_named: bool) -> Resources:
-        """Return what a request says.
+        """Read the resources from a request.
 
         Args:
-            request: What the SDK would send, as `estimators.sdk.dry_run` builds it.
-            arguments: The parameters for ``PyTorch`` that it was made of.
-            region: Where it would be sent.
-            is_named: Whether its name was given.
+            request: The SDK's request, as `estimators.sdk.dry_run` builds it.
+            arguments: The parameters for ``PyTorch`` that the request was made from.
+            region: The job's region.
+            is_named: Whether the user has named the job.
         """
         name: str = request["TrainingJobName"]
         output: str = request["OutputDataConfig"]["S3OutputPath"]
@@ -126,11 +127,11 @@ class Resources:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON holds it."""
+        """Return the resources as a dict for JSON."""
         return asdict(self)
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield it for people: what, and its value."""
+        """Yield each resource as a label and a readable value."""
         waiting = "" if self.max_wait is None else f", {in_words(self.max_wait)} with waiting for spot instances"
         kept = f"; then kept for {in_words(self.keep_alive)}" if self.keep_alive else ""
         yield "runs", f"at most {in_words(self.max_run)}{waiting}{kept}"
@@ -161,7 +162,7 @@ def _channels(request: Mapping[str, Any]) -> Iterator[Channel]:
     for channel in request.get("InputDataConfig", ()):
         source = channel["DataSource"]
         on_s3, system = source.get("S3DataSource"), source.get("FileSystemDataSource", {})
-        if on_s3 and on_s3["S3Uri"] == CODE[0]:  # the code of a job without a network, which is told of by itself
+        if on_s3 and on_s3["S3Uri"] == CODE[0]:  # the channel with the code of an isolated job: `code` already shows it
             continue
         yield Channel(
             name=channel["ChannelName"],
@@ -172,12 +173,12 @@ def _channels(request: Mapping[str, Any]) -> Iterator[Channel]:
 
 
 def _more_outputs(request: Mapping[str, Any]) -> Iterator[str]:
-    """Yield where a job's tools write to, as `DebugHookConfig` and its like say it."""
+    """Yield the S3 prefixes to which a job's tools write, from `DebugHookConfig` and similar members."""
     configs = [request.get(name, {}) for name in ("TensorBoardOutputConfig", "DebugHookConfig", "ProfilerConfig")]
     rules = [*request.get("DebugRuleConfigurations", ()), *request.get("ProfilerRuleConfigurations", ())]
     yield from (each["S3OutputPath"] for each in (*configs, *rules) if each.get("S3OutputPath"))
 
 
 def _known(uri: str) -> str:
-    """Return a URI with ``*`` for an account that is not known."""
+    """Return a URI with ``*`` for an unknown account."""
     return uri.replace(NO_ACCOUNT, ANY)

@@ -1,4 +1,4 @@
-"""The hosts of a job, and what starts its ranks on them."""
+"""The hosts of a job, and the launcher of its ranks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ _COUNT = re.compile(r"[1-9][0-9]{0,3}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The hosts of a job, and what starts its ranks on them."""
+    """The hosts of a job, and the launcher of its ranks."""
 
     hosts: tuple[tuple[int | None, str], ...]
-    """How many of which instance type: one pair, or one for each instance group; None if a training recipe says it."""
+    """Pairs of number and instance type: one, or one for each instance group. The number is None if a recipe sets it.
+    """
     instead: tuple[tuple[int | None, str], ...] = ()
-    """Likewise, the types of `instance_preferences` after the first: the first that AWS has is taken."""
+    """Alternatives in the same form: the `instance_preferences` after the first. The job takes the first available."""
     launcher: str
-    """What runs the script on each host, or on those of the `trained` groups; on others the script runs alone."""
+    """The launcher on each host, or on those of the `trained` groups; on the others the script runs alone."""
     trained: tuple[str, ...] = ()
     """The instance groups whose hosts get ranks; empty if all hosts do."""
     hosts_with_ranks: int | None
-    """How many hosts get ranks; None if a training recipe says it."""
+    """Number of hosts with ranks; None if a recipe sets it, or it depends on the preference taken."""
     processes_per_host: int | None
-    """Ranks on each host; None if the container decides (one a GPU, or one)."""
+    """Ranks on each host; None if the container decides (one for each GPU, or one)."""
     stated_processes: int | None = None
-    """Ranks over all hosts, if the job asks mpirun for fewer than the hosts take."""
+    """Ranks over all hosts, if the job limits mpirun to fewer; otherwise None."""
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Topology:
-        """Return what parameters of ``PyTorch`` describe."""
+        """Read the topology from parameters of ``PyTorch``."""
         groups = instance_groups(arguments)
         hosts: list[tuple[int | None, str]] = [(group.instance_count, group.instance_type) for group in groups]
         if "instance_type" in arguments:
@@ -61,7 +62,7 @@ class Topology:
 
     @property
     def processes(self) -> int | None:
-        """Ranks over all hosts; None if it is not known."""
+        """Ranks over all hosts, or None if unknown."""
         if self.stated_processes is not None:
             return self.stated_processes
         if self.processes_per_host is None or self.hosts_with_ranks is None:

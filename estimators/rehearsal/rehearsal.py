@@ -1,4 +1,4 @@
-"""A rehearsal: some steps of a job on the embedded platform, with the job's own hosts, before anything is paid for."""
+"""Rehearse a job: train some steps on the embedded platform, with the job's own hosts, before anything is paid for."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ _ELSEWHERE = frozenset(
         *("training_repository_access_mode", "training_repository_credentials_provider_arn"),
     }
 )
-"""The parameters that say where a job's things lie on AWS, or what AWS does beside training."""
+"""Parameters about storage on AWS, or about services besides training: left out of a rehearsal."""
 
 _RESUMED = re.compile(r"\bsmddp\.training\.run_checkpoints\b.*\bresumed at step (\d+), in epoch \d+")
-"""What the Trainer logs, in a line that shows the logger's name."""
+"""The Trainer's line about a resume, with the logger's name."""
 
 _MEMORY = re.compile(r"\bThe largest process had (\d+) MiB of memory\.")
-"""What each host's log ends with."""
+"""The last line of each host's log."""
 
 _PLACE = "rehearsal/checkpoints"
 _CHECKPOINT = re.compile(rf"{_PLACE}/(?:(?P<part>.*?)/)??step-(?P<step>\d+)/")
-"""A key of a checkpoint; a Trainer with a name has its checkpoints in a part of the place."""
+"""A key of a checkpoint; a named Trainer keeps its checkpoints below its own part of the prefix."""
 
 _MOST_STEPS = (10**12 - 1) // 2
-"""Of an attempt: SMDDP_MAX_STEPS has 12 digits, and the second attempt ends at twice as many."""
+"""Most steps of an attempt: SMDDP_MAX_STEPS has 12 digits, and the second attempt ends at twice the steps."""
 
 _MOST_SECONDS = 28 * 24 * 3600
-"""How long SageMaker lets a job run."""
+"""SageMaker's limit on a job's run time."""
 
 Fit = Callable[[Mapping[str, Any], "Session", Mapping[str, Any]], "TrainingJob"]
-"""Runs a job to its end, of parameters, on a session's platform, with channels."""
+"""Runs a job to its end: takes the parameters, the session and the channels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What a rehearsal found; a job that can't train has raised."""
+    """The result of a successful rehearsal."""
 
     topology: str
-    """The hosts, and what started the ranks."""
+    """The hosts and the launcher of the ranks."""
     seconds: float
-    """How long it took, the platform's start included."""
+    """Duration, including the platform's start."""
     steps: int
-    """Optimizer steps that the job trained, in both attempts together; 0 if it has neither checkpoints nor metrics."""
+    """Optimizer steps of both attempts together; 0 if the job has neither checkpoints nor metrics."""
     resumed_at: int | None
-    """The step at which the second attempt went on from the checkpoint; None if the job keeps no checkpoints."""
+    """The step at which the second attempt resumed; None if the job keeps no checkpoints."""
     metrics: Mapping[str, float]
-    """The last value of each metric, such as ``loss`` and ``samples_per_second``: of this machine."""
+    """The last value of each metric, such as ``loss`` and ``samples_per_second``, measured on this machine."""
     model_bytes: int
     """The size of model.tar.gz."""
     checkpoint_bytes: int
-    """The size of the newest checkpoint, of all named Trainers together; 0 if there is none."""
+    """The size of the newest checkpoint, summed over named Trainers; 0 if there is none."""
     memory_bytes: int
-    """The most memory that a process has had, a rank of any host; not a GPU's. 0 if no log says."""
+    """Peak host memory of the largest process, over all hosts; 0 if no log reports it."""
     samples: tuple[str, ...]
-    """How much was fetched of each channel on S3."""
+    """A sentence on the sample of each channel on S3."""
 
     def __str__(self) -> str:
         checkpoints = "no checkpoints, for the job has no checkpoint_s3_uri: once stopped, it begins anew"
@@ -95,19 +95,10 @@ def rehearse(
     seconds: int,
     s3: Callable[[], S3Client],
 ) -> Rehearsal:
-    """Train a job for some steps on a platform of its own, and once more from the checkpoint.
+    """Train a job for `steps` optimizer steps on a new local platform and, if it keeps checkpoints, resume once.
 
-    Args:
-        arguments: The parameters for ``PyTorch``.
-        inputs: The channels: on S3, from which a sample is fetched, or directories and files of this machine.
-        fit: Runs a job.
-        steps: Optimizer steps of each of the two attempts.
-        seconds: After which an attempt is given up.
-        s3: Gives the client that fetches samples, if one is needed.
-
-    Raises:
-        EstimatorError: The job can't be rehearsed, an attempt took too long, or the second did not resume.
-        TrainingJobFailed: It can't train; its reason says why.
+    Each attempt may take `seconds`. Raise EstimatorError if the job can't be rehearsed, takes too long or does not
+    resume, and TrainingJobFailed if it fails.
     """
     from estimators.local import LocalSageMaker
 
@@ -126,7 +117,7 @@ def rehearse(
         here = {name: value for name, value in arguments.items() if name not in _ELSEWHERE}
         here |= {"role": platform.role, "max_run": seconds}
         given = dict(arguments.get("environment") or {})
-        saves_directly = given.pop(CHECKPOINT_URI_VARIABLE, None)  # else a rehearsal would write to the job's own place
+        saves_directly = given.pop(CHECKPOINT_URI_VARIABLE, None)  # else it would write to the job's real checkpoints
         keeps = bool(arguments.get("checkpoint_s3_uri") or saves_directly)
         if keeps:
             here["checkpoint_s3_uri"] = f"s3://{bucket}/{_PLACE}"
@@ -134,7 +125,7 @@ def rehearse(
         for attempt in (1, 2) if keeps else (1,):
             environment = {**given, MAX_STEPS_VARIABLE: str(attempt * steps)}
             job = _attempt(fit, {**here, "environment": environment}, platform.session, data)
-            metrics |= job.final_metrics()  # the second has none if the first did all that there is to do
+            metrics |= job.final_metrics()  # the second has none if the first trained to the end
             lines = [line for _, line in job.logs()]
             memory += [int(match[1]) << 20 for line in lines if (match := _MEMORY.search(line))]
             if attempt > 1:
@@ -196,7 +187,7 @@ def _attempt(fit: Fit, arguments: Mapping[str, Any], session: Session, data: Map
 
 
 def _resumed_at(lines: Iterable[str]) -> int:
-    """Return the step that a job's log says it went on from."""
+    """Return the step at which the job resumed, from its log."""
     found = [match for line in lines if (match := _RESUMED.search(line))]
     if not found:
         raise EstimatorError(
@@ -208,7 +199,7 @@ def _resumed_at(lines: Iterable[str]) -> int:
 
 
 def _newest(saved: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
-    """Return step and size of the newest checkpoint of each Trainer, of objects' keys and sizes."""
+    """Return step and size of each Trainer's newest checkpoint, from keys and sizes of objects."""
     sizes: dict[str | None, dict[int, int]] = {}
     for key, size in saved:
         if found := _CHECKPOINT.match(key):

@@ -1,4 +1,4 @@
-"""The data of a rehearsal: a directory of this machine, or a sample of what a channel has on S3."""
+"""The data of a rehearsal: a local directory, or a sample of a channel on S3."""
 
 from __future__ import annotations
 
@@ -23,26 +23,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 64 * 2**20
-"""Of a channel on S3, at most this much is fetched: objects from all over it, none of them larger."""
+"""Most bytes fetched of a channel on S3, spread over its objects; larger objects are skipped."""
 
 _LISTED = 10_000
-"""Objects of a channel among which the sample is chosen."""
+"""Most objects listed of a channel, from which the sample is chosen."""
 
 
 def bring(
     name: str, place: Any, platform: LocalSageMaker, s3: Callable[[], S3Client], *, hosts: int
 ) -> tuple[Any, str | None]:
-    """Return a channel whose data, or a sample of it, lie on a platform, and what was sampled, in words.
+    """Copy a channel's files, or a sample of its S3 prefix, to the platform; return the new channel and a note.
 
-    Args:
-        name: The channel's.
-        place: Where its data are: on S3, or a directory or file of this machine.
-        platform: Where to.
-        s3: Gives the client for data on S3.
-        hosts: The job's: each gets an object at least of a channel that is sharded over them.
-
-    Raises:
-        EstimatorError: There is nothing, it can't be read, or it is of a kind that no sample can be taken of.
+    The note describes the sample, or is None without one. A sharded channel gets at least one object for each of
+    `hosts`. Raise EstimatorError if the channel is empty, unreadable, or of a kind that can't be sampled.
     """
     there, bucket, prefix = platform.boto_session.client("s3"), platform.default_bucket, f"rehearsal/data/{name}"
     brought = f"s3://{bucket}/{prefix}"
@@ -80,16 +73,9 @@ def bring(
 
 
 def upload(name: str, place: str | PurePath, platform: LocalSageMaker, prefix: str) -> str:
-    """Bring a channel's files to a platform's default bucket, and return their URI.
+    """Upload a local directory or file to the platform's bucket below `prefix`; return its URI.
 
-    Args:
-        name: The channel's.
-        place: A directory or file of this machine, also as ``file://``.
-        platform: Where to.
-        prefix: Of the keys.
-
-    Raises:
-        EstimatorError: There are none.
+    Raise EstimatorError if there are no files.
     """
     files = list(_files(name, Path(str(place).removeprefix("file://"))))
     if not files:
@@ -101,7 +87,7 @@ def upload(name: str, place: str | PurePath, platform: LocalSageMaker, prefix: s
 
 
 def objects(s3: S3Client, bucket: str, prefix: str, *, most: int | None = None) -> Iterator[tuple[str, int]]:
-    """Yield the keys below a prefix, all or so many, with their sizes in bytes."""
+    """Yield the keys below a prefix with their sizes in bytes, at most `most`."""
     limit: PaginatorConfigTypeDef = {} if most is None else {"MaxItems": most}
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix, PaginationConfig=limit)
     for page in pages:
@@ -119,12 +105,9 @@ def _files(name: str, root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _sample(uri: str, found: Sequence[tuple[str, int]], *, least: int) -> list[tuple[str, int]]:
-    """Return some of the objects of a prefix, from all over it, of `SAMPLE_BYTES` together.
+    """Return objects spread over a prefix, of at most `SAMPLE_BYTES` together, with at least `least` that contain data.
 
-    Args:
-        uri: The prefix.
-        found: All keys, with their sizes in bytes.
-        least: Objects with data that the sample must have, where the prefix has as many.
+    `found` has all keys with their sizes in bytes.
     """
     if not found:
         raise EstimatorError(f"{uri}: there are no objects.")
@@ -150,12 +133,12 @@ def _sample(uri: str, found: Sequence[tuple[str, int]], *, least: int) -> list[t
 
 
 def _has_data(key: str, size: int) -> bool:
-    """Return whether an object is neither empty nor one of Spark's and Hadoop's markers, such as ``_SUCCESS``."""
+    """Return whether an object is neither empty nor a marker of Spark or Hadoop, such as ``_SUCCESS``."""
     return size > 0 and not key.rpartition("/")[2].startswith(("_", "."))
 
 
 def _said(name: str, taken: Sequence[tuple[str, int]], found: Sequence[tuple[str, int]]) -> str:
-    """Return what was taken of a channel; log a warning if some objects are too large."""
+    """Describe a channel's sample in words; log a warning if some objects are too large."""
     larger = sum(size > SAMPLE_BYTES for _, size in found)
     first = "the first " if len(found) == _LISTED else ""
     said = (
@@ -170,7 +153,7 @@ def _said(name: str, taken: Sequence[tuple[str, int]], found: Sequence[tuple[str
 
 
 def _below(key: str, prefix: str) -> str:
-    """Return what comes after a prefix, from ``/`` on; of a prefix that is the object's own name, that name."""
+    """Return a key's part after a prefix, starting with ``/``; if the prefix ends inside a name, the whole name."""
     rest = key.removeprefix(prefix)
     if not prefix or prefix.endswith("/") or rest.startswith("/"):
         return f"/{rest.lstrip('/')}"

@@ -1,6 +1,6 @@
-"""A function as a job: called here with its arguments, it runs as a training job, and its result comes back.
+"""A function as a job: a call runs as a training job, and returns the function's result.
 
-What the job itself does with the call is ``smddp.remote_function``'s.
+The part inside the job is in ``smddp.remote_function``.
 """
 
 from estimators.remote_function.function import RemoteFunction as RemoteFunction

@@ -22,27 +22,17 @@ _OWN_PACKAGE = "estimators"
 def code_with_call(
     root: Path | None, dependencies: Sequence[str], arguments: Sequence[Path], *, script: Path | None, pickled: bool
 ) -> tuple[Path, tuple[Problem, ...]]:
-    """Make the directory of a job's code.
+    """Make the directory of a job's code, inside a new directory that the caller removes; return it with its warnings.
 
-    Args:
-        root: The directory of the user's code; None: there is none.
-        dependencies: More files and directories of it.
-        arguments: The files of the call.
-        script: The file of `root` that has the function; None if the job does not look for it there.
-        pickled: Whether they are pickles, which the job needs cloudpickle for.
-
-    Returns:
-        The directory, alone in another one, which is the caller's to remove; and what may be wrong with the code.
-
-    Raises:
-        EstimatorError: The code can't be sent.
+    `root` and `dependencies` are the user's code, `arguments` the files of the call. `script` is the file of `root`
+    that must be included, and `pickled` adds cloudpickle. Raise EstimatorError if the code can't be sent.
     """
-    own = [] if root is None else [f"{root}/"]  # the slash: what is in it, and not it
+    own = [] if root is None else [f"{root}/"]  # the slash: its content, not the directory itself
     source = source_code.SourceCode(
         entry_point=str(ENTRY_POINT), source_dir=None, dependencies=(*own, *dependencies, *map(str, arguments))
     )
     if source_code.imports_package(source, _OWN_PACKAGE) and not (root and (root / _OWN_PACKAGE).is_dir()):
-        # As the script that sends the job does, which has the function.
+        # The script that sends the job often contains the function, and imports this package.
         package = str(source_code.package_directory(_OWN_PACKAGE))
         source = replace(source, dependencies=(*source.dependencies, package))
     problems = tuple(source_code.check(source, py_version=None, isolated=False))

@@ -1,4 +1,4 @@
-"""`remote`: a function that runs as a training job when it is called."""
+"""`remote`: a function that runs as a training job when called."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _OF_PLAN = frozenset({"inputs", "job_name", "experiment_config", "prices", "max_cost"})
 _OF_FIT = _OF_PLAN | {"logs", "rehearse", "on_event"}
-"""The arguments of ``Estimator.fit`` that are options here."""
+"""The arguments of ``Estimator.fit`` that `remote` takes as options."""
 _NOT_HERE = {
     "entry_point": "the function is what runs",
     "git_config": "the function's code lies here",
@@ -45,14 +45,14 @@ _NOT_HERE = {
 
 
 class RemoteFunction(Generic[P, R]):
-    """A function that runs as a training job when it is called."""
+    """A function that runs as a training job when called."""
 
     def __init__(self, function: Callable[P, R], serializer: Serializer, options: Mapping[str, Any]) -> None:
-        """Wrap a function; use `remote`.
+        """Wrap a function; called by `remote`.
 
         Raises:
-            EstimatorError: It is none that a job can call, or an option contradicts what a remote function is. What
-                `Estimator` does not know is refused when the function is called, before anything is sent.
+            EstimatorError: A job can't call the function, or an option makes no sense for one. Options that `Estimator`
+                does not know are refused when the function is called, before anything is sent.
         """
         if not inspect.isfunction(function):
             raise EstimatorError(f"{function!r} is no function: give remote() one that is defined by def.")
@@ -68,33 +68,33 @@ class RemoteFunction(Generic[P, R]):
                 raise EstimatorError(f"{name} is no option of a remote function: {reason}. Leave it out.")
         functools.update_wrapper(self, function)
         self.function = function
-        """The plain function, which runs where it is called."""
+        """The plain function: calling it runs it locally."""
         self._serializer = serializer
         self._options = dict(options)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function as a job, show its log, and return its result.
+        """Run the function as a job, show the log, and return the result.
 
         Raises:
-            EstimatorError: The call can't work as it is, and nothing was sent; or its result can't be read.
+            EstimatorError: The call can't work and nothing was sent, or the result can't be read.
             TrainingJobFailed: The function raised an exception, or the job failed; the reason has the traceback.
             TrainingJobStopped: The job was stopped.
         """
         return self._send(args, kwargs, wait=True).result()
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> RemoteJob[R]:
-        """Start the job and return at once.
+        """Start the job and return immediately.
 
         Raises:
-            EstimatorError: The call can't work as it is, and nothing was sent.
+            EstimatorError: The call can't work; nothing was sent.
         """
         return self._send(args, kwargs, wait=False)
 
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
-        """Return what the job of a call would run on, use and cost, and what is wrong with it. Nothing is sent.
+        """Return the hosts, resources, cost and problems of a call's job. Nothing is sent.
 
         Raises:
-            EstimatorError: The function can't be called in a job, or not with these arguments.
+            EstimatorError: A job can't call the function, or not with these arguments.
         """
         call = {name: value for name, value in self._options.items() if name in _OF_PLAN}
         return self._estimator(args, kwargs).plan(call.pop("inputs", None), **call)
@@ -103,11 +103,11 @@ class RemoteFunction(Generic[P, R]):
         """Return the same function with other options.
 
         Args:
-            serializer: As for `remote`; by default as it is.
-            **changes: Options of `remote`; None takes one away.
+            serializer: As for `remote`; by default unchanged.
+            **changes: Options of `remote`; a value of None removes one.
 
         Examples:
-            On a platform that there is only once the script runs::
+            On a platform that the script starts itself::
 
                 with LocalSageMaker() as sagemaker:
                     result = train.options(sagemaker_session=sagemaker.session)(0.1)
@@ -116,7 +116,7 @@ class RemoteFunction(Generic[P, R]):
         return RemoteFunction(self.function, serializer or self._serializer, options)
 
     def attach(self, name: str, session: Session | boto3.Session | None = None) -> RemoteJob[R]:
-        """Return a handle on a job of this function that was sent earlier.
+        """Return a handle on an existing job of this function.
 
         Args:
             name: The job's name.
@@ -137,7 +137,7 @@ class RemoteFunction(Generic[P, R]):
         return RemoteJob(job, self.function, self._serializer)
 
     def _estimator(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Estimator:
-        """Return the Estimator of a call, whose code is there for as long as it lives."""
+        """Return the Estimator of a call. Its code directory exists as long as the Estimator object."""
         from estimators import metric_lines
         from estimators.checks import aws_limits
         from estimators.estimator import Estimator
@@ -151,7 +151,7 @@ class RemoteFunction(Generic[P, R]):
                 "there, and what only the sender is to run stands under if __name__ == '__main__':"
             )
         options = {key: value for key, value in self._options.items() if key not in _OF_FIT}
-        given = Estimator(ENTRY_POINT.name, **options).arguments  # which are paths by now, if they are any
+        given = Estimator(ENTRY_POINT.name, **options).arguments  # normalises the paths
         place = self._place(given)
         environment = options.pop("environment", {})
         if not isinstance(environment, Mapping):
@@ -187,7 +187,7 @@ class RemoteFunction(Generic[P, R]):
     def _write(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], reference: str, directory: Path
     ) -> tuple[SentCall, list[Path]]:
-        """Write a call's arguments; return the call and the files."""
+        """Write a call's arguments; return the call and its files."""
         from smddp.errors import RemoteFunctionError
         from smddp.remote_function import travelling_values
         from smddp.remote_function.called_function import CalledFunction
@@ -211,7 +211,7 @@ class RemoteFunction(Generic[P, R]):
         return SentCall.of(reference, self._serializer, document), files
 
     def _place(self, given: Mapping[str, Any]) -> FunctionCode | None:
-        """Return where the function's code is; None: in a notebook."""
+        """Return the location of the function's code, or None for a pickled function of a notebook."""
         source_dir = given.get("source_dir")
         if source_dir is not None and source_dir.lower().startswith("s3://"):
             raise EstimatorError(f"source_dir is {source_dir}: the code of a remote function lies here. Leave it out.")
@@ -221,13 +221,13 @@ class RemoteFunction(Generic[P, R]):
                 "sagemaker_session=LocalSageMaker().session and an instance type of AWS."
             )
         pickled = self._serializer == "cloudpickle"
-        if not (pickled and self.function.__module__ == "__main__"):  # which the job does not import then
+        if not (pickled and self.function.__module__ == "__main__"):  # a job imports no pickled __main__
             check_guarded(self.function)
         return FunctionCode.of(self.function, source_dir, pickled=pickled)
 
 
 def _settle_python(options: dict[str, Any]) -> None:
-    """Choose this version of Python for a job whose image is not given, since pickled code is of one version."""
+    """Set the job's Python to this version if it names no image: pickled code runs only on the same version."""
     own = f"py{sys.version_info[0]}{sys.version_info[1]}"
     if options.setdefault("py_version", own) != own:
         raise EstimatorError(
@@ -243,25 +243,25 @@ def remote(*, serializer: Serializer = ..., **options: Any) -> Callable[[Callabl
 def remote(
     function: Callable[..., Any] | None = None, /, *, serializer: Serializer = "safetensors", **options: Any
 ) -> Any:
-    """Make a function run as a training job when it is called; a decorator.
+    """Decorate a function to run as a training job when called.
 
     The job gets the directory from which Python imports the function's module, finds the function there by its name,
-    and calls it on each rank under `smddp.run`; rank 0's result is the result. A parameter that is called ``job``, or
-    annotated with `smddp.Job`, gets the job, and the caller leaves it out.
+    and calls it on each rank under `smddp.run`; the call returns rank 0's result. A parameter named ``job``, or
+    annotated with `smddp.Job`, receives the job; the caller leaves it out.
 
     Args:
-        function: It; defined at the top level of a module or script, unless it is pickled.
-        serializer: How function, arguments and result travel. ``"safetensors"``: the function by its name; tensors,
-            numpy arrays, numbers, texts, None, paths, dicts, lists, tuples, and dataclasses that the function's
-            annotations name, as safetensors and JSON; no code runs when they are loaded. ``"cloudpickle"``: all three
-            as pickles, for functions of notebooks and values of other types; sender and job need the same version of
+        function: The function, defined at the top level of a module or script unless pickled.
+        serializer: How function, arguments and result are sent. ``"safetensors"``: the function by name; the values as
+            safetensors and JSON, which run no code when loaded: tensors, numpy arrays, numbers, strings, None, paths,
+            dicts, lists, tuples, and dataclasses in the function's annotations. ``"cloudpickle"``: all three as
+            pickles, for functions of notebooks and values of other types; sender and job need the same version of
             Python.
-        **options: The parameters of `estimators.Estimator` but ``entry_point``; and ``inputs``, ``job_name``,
+        **options: The parameters of `estimators.Estimator` except ``entry_point``; and ``inputs``, ``job_name``,
             ``logs``, ``experiment_config``, ``prices``, ``max_cost``, ``rehearse`` and ``on_event`` as for its ``fit``.
 
     Raises:
-        EstimatorError: It is no function that a job can call, or an option contradicts what a remote function is. What
-            `Estimator` does not know is refused when the function is called, before anything is sent.
+        EstimatorError: A job can't call the function, or an option makes no sense for one. Options that `Estimator`
+            does not know are refused when the function is called, before anything is sent.
 
     Examples:
         A script::

@@ -1,4 +1,4 @@
-"""Where a function's code lies, and the name by which a job finds the function there."""
+"""Locate a function's code, and the name by which a job finds the function there."""
 
 from __future__ import annotations
 
@@ -18,32 +18,23 @@ _REMEDY = "Define it in a module of its own, or give serializer='cloudpickle'"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCode:
-    """A function of a module, as a job finds it."""
+    """A module's function, as a job finds it."""
 
     module: str
-    """Its name in the job: that of a script is its file's, and not ``__main__``."""
+    """The module's name in the job: for a script its file's name, not ``__main__``."""
     name: str
-    """The function's, in the module."""
+    """The function's qualified name in the module."""
     file: Path
-    """The module's."""
+    """The module's file."""
     root: Path
     """The directory from which Python imports the module: the code that the job gets."""
 
     @classmethod
     def of(cls, function: Callable[..., Any], source_dir: str | None, *, pickled: bool = False) -> FunctionCode | None:
-        """Find a function's code.
+        """Find a function's code in `source_dir`, by default the directory from which Python imports its module.
 
-        Args:
-            function: It.
-            source_dir: The directory of the code; None: the one from which Python imports the function's module.
-            pickled: The job does not look for the function by its name, but for what it uses of its module.
-
-        Returns:
-            It; None for a pickled function of a notebook, whose module has no file.
-
-        Raises:
-            EstimatorError: A job can't find the function by its name, or not in this directory; or the directory would
-                be one with more than a project in it.
+        Return None for a pickled function of a notebook, which has no file. Raise EstimatorError if a job can't find
+        the function by its name or in `source_dir`, or if the directory contains more than a project.
         """
         name = function.__qualname__
         namespace = inspect.unwrap(function).__globals__
@@ -71,11 +62,7 @@ class FunctionCode:
 
 
 def check_guarded(function: Callable[..., Any]) -> None:
-    """See that the job, which imports the function's module, does not make this call again, and so another job.
-
-    Raises:
-        EstimatorError: The call comes from a line that is run when the module is imported.
-    """
+    """Raise EstimatorError if the call runs on import: the job imports the module, and would send another job."""
     own = inspect.unwrap(function).__code__.co_filename
     file = Path(own)
     frame = inspect.currentframe()
@@ -90,7 +77,7 @@ def check_guarded(function: Callable[..., Any]) -> None:
 
 
 def _is_guarded(file: Path, line: int) -> bool:
-    """Return whether a line is run only where the file is the script that was started."""
+    """Return whether a line runs only if the file is the started script."""
     guards = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.If))
     return any(
         ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")

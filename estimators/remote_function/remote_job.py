@@ -21,19 +21,19 @@ class RemoteJob(Generic[R]):
     """A remote function's job.
 
     Examples:
-        Several at a time::
+        Run several jobs at a time::
 
             jobs = [train.submit(lr) for lr in (0.1, 0.01)]
             losses = [job.result() for job in jobs]
     """
 
     def __init__(self, training_job: TrainingJob, function: Callable[..., R], serializer: Serializer) -> None:
-        """Point at a job; nothing is asked yet.
+        """Point at a job. Sends no request.
 
         Args:
             training_job: The job.
-            function: The function that it calls.
-            serializer: How its result travels: a pickle is loaded only if this says so.
+            function: The function that the job calls.
+            serializer: How the result is sent: a pickle is loaded only with ``"cloudpickle"``.
         """
         self.training_job = training_job
         """The job: its status, log, metrics and checkpoints, and ``stop()``."""
@@ -41,7 +41,7 @@ class RemoteJob(Generic[R]):
         self._serializer = serializer
 
     def result(self, *, logs: bool = False) -> R:
-        """Wait for the job's end, and return what the function has returned: on several ranks, on rank 0.
+        """Wait for the job's end, and return the function's result: with several ranks, rank 0's.
 
         Args:
             logs: Whether to show the job's log while waiting.
@@ -49,7 +49,7 @@ class RemoteJob(Generic[R]):
         Raises:
             TrainingJobFailed: The function raised an exception, or the job failed; the reason has the traceback.
             TrainingJobStopped: The job was stopped.
-            EstimatorError: The result is not there, not what the job has written, or the job is another function's.
+            EstimatorError: The result is missing, is not what the job has written, or belongs to another function.
         """
         from smddp.errors import RemoteFunctionError
 

@@ -1,4 +1,4 @@
-"""The entry point of a remote function's job, which lies beside the user's code there."""
+"""The entry point of a remote function's job, next to the user's code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""AWS's rules between the members of a CreateTrainingJob, which its model of the service does not state.
+"""AWS's rules between the members of a CreateTrainingJob that the API's model does not state.
 
-They are for a request whose form is right, which `service_model` says. The plan holds to them what it is about to send,
-the local platform what it was sent. What the local platform alone does not offer is its own parser's to refuse.
+They apply to requests that `service_model` allows. The plan checks the request it is about to send, the local platform
+the one it received. Features that only the local platform lacks are refused by its own parser.
 """
 
 from estimators.request_rules.broken_rule import BrokenRule as BrokenRule

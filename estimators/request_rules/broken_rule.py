@@ -1,4 +1,4 @@
-"""One rule of AWS's that a request breaks."""
+"""One of AWS's rules that a request breaks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Request = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenRule:
-    """One thing that AWS would refuse."""
+    """One reason for which AWS would refuse a request."""
 
     path: tuple[str | int, ...]
-    """Where, from the request: members, and numbers in a list."""
+    """The path in the request: members, and indices of lists."""
     found: str
-    """What is there."""
+    """What the request contains."""
     remedy: str
     """What is allowed instead, and what to do."""
 
@@ -28,6 +28,6 @@ class BrokenRule:
 
 
 def twice_named(path: tuple[str, ...], names: Sequence[str]) -> Iterator[BrokenRule]:
-    """Yield the names that come more than once in a list whose names must be unique."""
+    """Yield the names that occur more than once in a list whose names must be unique."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         yield BrokenRule(path=path, found=f"{', '.join(twice)} comes more than once", remedy="Each must be unique.")

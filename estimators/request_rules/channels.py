@@ -1,4 +1,4 @@
-"""What a channel's source, mode and instance groups must be to each other and to the job."""
+"""Rules between a channel's source, its mode, its instance groups and the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Faults = Iterator[tuple[str, str]]
 
 
 def check(request: Request) -> Iterator[BrokenRule]:
-    """Yield the rules of a request's channels that it breaks."""
+    """Yield the rules that a request's channels break."""
     default_mode = request.get("AlgorithmSpecification", {}).get("TrainingInputMode")
     groups = {group.get("InstanceGroupName") for group in request.get("ResourceConfig", {}).get("InstanceGroups", ())}
     for number, channel in enumerate(request.get("InputDataConfig", ())):
@@ -29,7 +29,7 @@ def check(request: Request) -> Iterator[BrokenRule]:
 
 
 def _all_or_none(channels: Sequence[Mapping[str, Any]]) -> Iterator[BrokenRule]:
-    """Yield that some channels are for instance groups; the words are the service's."""
+    """Yield that only some channels name instance groups, in SageMaker's own words."""
     assigned: list[str] = []
     others: list[str] = []
     for channel in channels:

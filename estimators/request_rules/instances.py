@@ -1,4 +1,4 @@
-"""Which instances a job may ask for, and what may stand beside them."""
+"""Rules on the instances of a job, and on members that exclude each other."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ FAMILIES_WITH_LOCAL_STORAGE = frozenset(
         "trn2",
     }
 )
-"""Instances whose volume is their own NVMe disk, which no key of the user's can encrypt.
+"""Families whose volume is the instance's own NVMe disk, which no key of the user's can encrypt.
 
-Of the types of training jobs, those with InstanceStorageSupported in EC2's DescribeInstanceTypes. The rule is in
+They are the training instance types with InstanceStorageSupported in EC2's DescribeInstanceTypes. The rule is in
 https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
 """
 
 
 def check(request: Request) -> Iterator[BrokenRule]:
-    """Yield the rules of a request's ResourceConfig that it breaks."""
+    """Yield the rules that a request's ResourceConfig breaks."""
     path, resources = ("ResourceConfig",), request.get("ResourceConfig", {})
     if not resources and "ServerlessJobConfig" in request:
         return
@@ -80,7 +80,7 @@ def _family(instance_type: str) -> str:
 
 
 def _preferences(request: Request, preferences: Sequence[Mapping[str, Any]]) -> Iterator[BrokenRule]:
-    """Yield what several instance types to choose from can't stand beside.
+    """Yield the rules that InstancePreferences break, such as members that they exclude.
 
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html
     """

@@ -1,4 +1,4 @@
-"""All rules, and those that concern no single part of a request."""
+"""All rules on a request, and those that concern no single part of it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ PROFILING_INTERVALS = (100, 200, 500, 1000, 5000, 60000)
 
 
 def broken_rules(request: Request) -> Iterator[BrokenRule]:
-    """Yield each rule that a request breaks.
-
-    Args:
-        request: A CreateTrainingJob that the model of the service allows.
-    """
+    """Yield each rule that a CreateTrainingJob breaks, once the API's model allows it."""
     for rule in _RULES:
         yield from rule(request)
 
 
 def broken_by_tags(tags: Sequence[Mapping[str, str]]) -> Iterator[BrokenRule]:
-    """Yield each rule that the tags of a request break."""
+    """Yield each rule that a request's tags break."""
     yield from twice_named(("Tags",), [tag["Key"] for tag in tags])
     for number, tag in enumerate(tags):
         if tag["Key"].lower().startswith("aws:"):
@@ -78,8 +74,8 @@ def _algorithm(request: Request) -> Iterator[BrokenRule]:
 def _places(request: Request) -> Iterator[BrokenRule]:
     """Yield each S3Uri of the request that does not begin with ``s3://``.
 
-    The model's pattern of an S3Uri has https, too, for model packages by their address; what a training job reads and
-    writes is ``s3://`` in the whole reference (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html,
+    The model's pattern for S3Uri allows https, too, for model packages. For the data of a training job the whole
+    reference uses ``s3://`` (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html,
     API_OutputDataConfig.html, API_DebugHookConfig.html).
     """
     shape = service_model().operation_model("CreateTrainingJob").input_shape
@@ -89,7 +85,7 @@ def _places(request: Request) -> Iterator[BrokenRule]:
 
 
 def _uris(shape: Any, value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield all that the model says to be on S3."""
+    """Yield the path and value of each S3Uri in the model's sense."""
     if shape.name == "S3Uri":
         yield path, value
     elif shape.type_name == "structure":

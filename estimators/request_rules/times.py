@@ -1,4 +1,4 @@
-"""How long a job may run, and wait for spot instances."""
+"""Rules on the run time of a job, and on its wait for spot instances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_RUNTIME = 28 * 24 * 60 * 60
 
 
 def check(request: Request) -> Iterator[BrokenRule]:
-    """Yield the rules of a request's StoppingCondition that it breaks."""
+    """Yield the rules that a request's StoppingCondition breaks."""
     condition, spot = request.get("StoppingCondition", {}), request.get("EnableManagedSpotTraining", False)
     max_runtime = condition.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME)
     max_wait = condition.get("MaxWaitTimeInSeconds")

@@ -1,4 +1,4 @@
-"""What the other rooms ask of the SageMaker SDK that V2 and V3 do in different ways: one adapter for each."""
+"""The operations that SDK V2 and V3 implement differently: one adapter for each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Adapter(Protocol):
-    """The module of one SDK."""
+    """The interface that the module of each SDK implements."""
 
     def parameter_names(self) -> frozenset[str]:
         """Return the names of all parameters of ``PyTorch`` and its bases."""
 
     def switches(self) -> frozenset[str]:
-        """Return the names of the parameters that are True or False, and nothing else but a pipeline's variable."""
+        """Return the names of the parameters that take only True, False or a pipeline's variable."""
 
     def request(
         self,
@@ -31,19 +31,11 @@ class Adapter(Protocol):
         experiment_config: Mapping[str, str] | None,
         code: tuple[str, str],
     ) -> dict[str, Any]:
-        """Return the CreateTrainingJob of a job; nothing is uploaded or sent.
+        """Return a job's CreateTrainingJob, without uploading or sending anything.
 
-        Args:
-            arguments: The parameters for ``PyTorch``, with versions or an image. The SDK may change their values.
-            inputs: The channels, as for ``PyTorch.fit``.
-            session: Whose region and defaults the job has.
-            job_name: The job's name; None makes one.
-            experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
-            code: Where the containers are told that the code is, and its script there.
-
-        Raises:
-            EstimatorError: The SDK refuses the parameters.
-            ValueError: It refuses the request; or TypeError, RuntimeError, AttributeError, LookupError.
+        `code` is the S3 URI that the containers get, and the script in it. The SDK may change the values in
+        `arguments`. Raise EstimatorError if the SDK refuses the parameters; ValueError, TypeError, RuntimeError,
+        AttributeError or LookupError if it refuses the request.
         """
 
     def send(
@@ -56,56 +48,29 @@ class Adapter(Protocol):
         experiment_config: Mapping[str, str] | None,
         code: UploadCode,
     ) -> str:
-        """Upload a job's code, send its request, and return its name.
+        """Upload a job's code, send its request, and return its name; without `job_name` the SDK generates one.
 
-        Args:
-            arguments: The parameters for ``PyTorch``, with versions or an image.
-            inputs: The channels, as for ``PyTorch.fit``.
-            session: Where it is sent.
-            job_name: The job's name; None makes one.
-            experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
-            code: Called once the SDK has accepted the parameters.
-
-        Raises:
-            EstimatorError: The SDK refuses the parameters.
+        `code` is called once the SDK has accepted the parameters. Raise EstimatorError if it refuses them.
         """
 
     def is_local(self, session: Session | None) -> bool:
-        """Return whether a session is one of the SDK's own Local Mode."""
+        """Return whether a session belongs to the SDK's Local Mode."""
 
     def local_session(self, given: Session | None = None) -> Session:
-        """Return a session of the SDK's own Local Mode.
-
-        Raises:
-            EstimatorError: The SDK has none.
-        """
+        """Return a session of the SDK's Local Mode, or raise EstimatorError if the SDK has none."""
 
     def is_pipeline(self, session: Session | None) -> bool:
-        """Return whether jobs of a session are not sent, but become steps of a pipeline.
-
-        Raises:
-            EstimatorError: They are, and `fit` can't make them.
-        """
+        """Return whether a session's jobs become pipeline steps, or raise EstimatorError if `fit` can't make them."""
 
     def trainer(self, arguments: Mapping[str, Any], session: Session, code: UploadCode) -> Any:
-        """Return the SDK's own object for a job.
+        """Return the SDK's own object for a job, or raise EstimatorError if the SDK refuses the parameters.
 
-        Args:
-            arguments: The parameters for ``PyTorch``, with versions or an image.
-            session: Where it sends jobs.
-            code: Called once the SDK has accepted the parameters, if its object does not upload the code itself.
-
-        Raises:
-            EstimatorError: The SDK refuses the parameters.
+        `code` is called once the SDK has accepted them, unless its object uploads the code itself.
         """
 
 
 def adapter() -> Adapter:
-    """Return the adapter of the installed SDK.
-
-    Raises:
-        EstimatorError: None is installed, or not as a whole.
-    """
+    """Return the adapter of the installed SDK, or raise EstimatorError if none is installed completely."""
     if installed() == "V2":
         from estimators.sdk import v2
 

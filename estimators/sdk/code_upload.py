@@ -1,10 +1,11 @@
-"""The code of a job on its way to S3, unless it is there already.
+"""Upload a job's code to S3, unless it is there already.
 
-Whoever may write to the bucket may put an object where code will be looked for. So an object is taken for the code only
-if it has its bytes, which S3 itself vouches for: it computes the SHA-256 of what it is given, keeps it, and tells it to
-HEAD. Where it keeps none, as other makers' S3 do, the object is read. Whatever else is found, a HEAD that is forbidden
-included, the code is uploaded, over what lies there. Between this look and the job's start the bucket has to be
-trusted, as ever: AWS's images check no digest of their code.
+1. Anyone with write access to the bucket can put an object where code is looked for. So an existing object is used
+   only if it has the same bytes.
+2. S3 itself computes an upload's SHA-256, stores it, and returns it on HEAD. If a store keeps none, as other makers'
+   S3 do, the object is read.
+3. In every other case, also if HEAD is forbidden, the code is uploaded over the existing object.
+4. Between this check and the job's start the bucket must be trusted: AWS's images verify no digest of their code.
 """
 
 from __future__ import annotations
@@ -34,30 +35,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LARGEST = 5 * 2**30
-"""Bytes that S3 takes in one piece, of which it keeps a SHA-256 (S3's quotas: "maximum size of a single PUT")."""
+"""Most bytes of a single PUT, the only upload for which S3 stores a SHA-256 (S3's quotas)."""
 _BY_DEFAULT = {"ServerSideEncryption": "aws:kms"}
 _PIECE = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Object:
-    """Where an archive belongs."""
+    """The S3 object for an archive."""
 
     client: S3Client
     name: dict[str, Any]
-    """The members by which requests name it."""
+    """The request members that identify it."""
     size: int
     """Bytes."""
     digest: str
-    """Its SHA-256, in hexadecimal digits."""
+    """The archive's SHA-256, in hexadecimal digits."""
 
     @property
     def checksum(self) -> str:
-        """The digest as S3 writes it."""
+        """The digest in S3's format."""
         return base64.b64encode(bytes.fromhex(self.digest)).decode()
 
     def is_there(self) -> bool:
-        """Return whether the object that is there has the archive's bytes, as far as one may look."""
+        """Return whether the existing object has the archive's bytes; False if S3 does not allow a look."""
         try:
             found = self.client.head_object(**self.name, ChecksumMode="ENABLED")
             if found["ContentLength"] != self.size:
@@ -75,16 +76,9 @@ class _Object:
 
 
 def upload(archive: BinaryIO, digest: str, arguments: Mapping[str, Any], session: Session) -> str:
-    """Upload the archive of a job's code, unless it is there; return its S3 URI.
+    """Upload the archive of a job's code, unless present; return its S3 URI.
 
-    Args:
-        archive: The archive, at its beginning.
-        digest: Its SHA-256, in hexadecimal digits.
-        arguments: The parameters for ``PyTorch``.
-        session: Where the job is sent.
-
-    Raises:
-        EstimatorError: The code is too large, or S3 does not take it.
+    `digest` is its SHA-256 in hexadecimal digits. Raise EstimatorError if the code is too large, or S3 refuses it.
     """
     size = archive.seek(0, os.SEEK_END)
     archive.seek(0)
@@ -115,7 +109,7 @@ def upload(archive: BinaryIO, digest: str, arguments: Mapping[str, Any], session
 
 
 def _encryption(arguments: Mapping[str, Any], session: Session, bucket: str) -> dict[str, Any]:
-    """Return what a request says of it, as V2's does: the output's key, if the code lies in the output's bucket."""
+    """Return the encryption members as V2 sets them: the output's key if the code is in the output's bucket."""
     output, key = arguments.get("output_path"), arguments.get("output_kms_key") or configured_output_key(session)
     if key and bucket == (urlsplit(output).netloc if output else session.default_bucket()):
         return {**_BY_DEFAULT, "SSEKMSKeyId": key}
@@ -123,14 +117,14 @@ def _encryption(arguments: Mapping[str, Any], session: Session, bucket: str) -> 
 
 
 def _suffix(encryption: Mapping[str, str]) -> str:
-    """Return what keeps code apart that is to be encrypted in another way: who reads the one may not read the other."""
+    """Return a suffix for each kind of encryption: a user who may read the code under one key may not under another."""
     if encryption == _BY_DEFAULT:
         return ""
     return f"-{hashlib.sha256(json.dumps(encryption, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 def _owner(session: Session, bucket: str) -> str | None:
-    """Return the account that must own a bucket of the SDK's choice: others could have made one of that name."""
+    """Return the account that must own the SDK's default bucket, whose name any account could take; otherwise None."""
     if not re.fullmatch(rf"sagemaker-{re.escape(session.boto_region_name)}-\d{{12}}", bucket):
         return None
     try:

@@ -1,6 +1,6 @@
-"""The request that the SDK would send, built without the network.
+"""Build the SDK's request without the network.
 
-``PyTorch.fit`` uploads the code first and looks at the rest afterwards. Here it is made to look before.
+``PyTorch.fit`` uploads the code first and checks the rest later. This module makes it check first.
 """
 
 from __future__ import annotations
@@ -37,24 +37,14 @@ def build(
     experiment_config: Any = None,
     code: tuple[str, str] = CODE,
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the CreateTrainingJob that the SDK would send, without asking AWS for the account or the role.
+    """Return the SDK's CreateTrainingJob and None, or the reason why the SDK or botocore refuses it.
 
-    The role's own account is the session's: CreateTrainingJob takes no role of another.
-
-    Args:
-        arguments: The parameters for ``PyTorch``, with versions or an image.
-        inputs: The channels, as for ``PyTorch.fit``.
-        job_name: The job's name, if it is given one.
-        session: Where the job would be sent; None for AWS, as boto3 is configured.
-        experiment_config: The experiment that the job belongs to, as for ``PyTorch.fit``.
-        code: Where the containers are told that the code is, and its script there; by default in no account.
-
-    Returns:
-        The request, empty if the SDK makes none; and why the SDK, or botocore, would not send it: None, if they would.
+    AWS is not asked for the account or the role. The role's account is the session's, because CreateTrainingJob accepts
+    no other. `code` is the S3 URI and script for the containers. The request is empty if the SDK makes none.
     """
     try:
         with without_log():
-            # Copies: the SDK fills in what the user's own objects leave open.
+            # Copies, because the SDK fills in defaults in the user's own objects.
             request = adapter().request(
                 copy.deepcopy(without_repository(arguments)),
                 copy.deepcopy(inputs),
@@ -72,13 +62,13 @@ def build(
         return {}, _in_one_line(fault.__cause__ or fault)
     except (ValueError, RuntimeError) as fault:
         return {}, _in_one_line(fault)
-    except (TypeError, AttributeError, LookupError) as fault:  # it stumbled, and says little
+    except (TypeError, AttributeError, LookupError) as fault:  # an internal error of the SDK, with a short message
         return {}, f"{type(fault).__name__}: {_in_one_line(fault)}"
     return request, None
 
 
 def _offline(session: Session, role: object) -> Session:
-    """Return a copy of a session that asks AWS nothing."""
+    """Return a copy of a session that sends no request to AWS."""
     offline = copy.copy(session)
     found = _ACCOUNT.match(str(role or configured_role(session)))
     bucket = named_bucket(session) or f"sagemaker-{session.boto_region_name}-{found[1] if found else NO_ACCOUNT}"

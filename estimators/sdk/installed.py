@@ -1,7 +1,7 @@
-"""Which SageMaker Python SDK is installed: V2 or V3. Both import as ``sagemaker``, so that there can only be one.
+"""Which SageMaker Python SDK is installed: V2 or V3. Both import as ``sagemaker``, so only one can be.
 
-V2 brings ``sagemaker.pytorch``; V3, in two packages, ``sagemaker.core`` and ``sagemaker.train``. Nothing is imported to
-find out: importing either takes seconds.
+V2 contains ``sagemaker.pytorch``; V3, in two packages, ``sagemaker.core`` and ``sagemaker.train``. Nothing is imported
+to find out: importing either takes seconds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ _V2, _V3 = "sagemaker>=2.257,<3", "sagemaker>=3.21"
 
 @lru_cache(maxsize=1)
 def installed() -> Generation:
-    """Return the SDK that ``import sagemaker`` finds.
-
-    Raises:
-        EstimatorError: There is none, a part of it is missing, or parts of both lie in one directory.
-    """
+    """Return the SDK that ``import sagemaker`` finds; raise EstimatorError if it is absent, incomplete, or mixed."""
     spec = find_spec("sagemaker")
-    # The first directory on Python's path has the package's __init__.py, which decides what the others may add.
+    # The first directory on Python's path contains the package's __init__.py, which decides about the other
+    # directories.
     places = [Path(place) for place in (spec.submodule_search_locations if spec else None) or ()][:1]
     is_v2, is_v3 = (_any_has(places, part) for part in ("pytorch", "core"))
     if is_v2 and is_v3:

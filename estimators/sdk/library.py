@@ -1,6 +1,6 @@
-"""What both SageMaker SDKs have under other names: imported here once, from the one that is installed.
+"""Names that both SageMaker SDKs have in different modules: imported once, from the installed SDK.
 
-What is in one of them alone is imported where it is used, in ``v2`` and ``v3``.
+Names of only one SDK are imported in ``v2`` and ``v3``, where they are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The variables of a pipeline among a job's parameters: what they will be is known only when the pipeline runs."""
+"""A pipeline's variables among a job's parameters. Their values are known only when the pipeline runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from estimators.sdk.library import is_pipeline_variable
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Stands for a variable that has no default; the checks pass it over, as no value of theirs."""
+    """Stands for a variable without a default. All checks skip it, because they do not know its type."""
 
     name: str
 
@@ -22,7 +22,7 @@ class Unknown:
 
 
 def with_defaults(value: Any) -> Any:
-    """Return a value with each variable in it as its default, or as `Unknown`; the SDK's own objects are copied."""
+    """Return a value with each variable replaced by its default, or by `Unknown`; the SDK's objects are copied."""
     if is_pipeline_variable(value):
         default = getattr(value, "default_value", None)
         return Unknown(_name(value)) if default is None else default
@@ -38,11 +38,7 @@ def with_defaults(value: Any) -> Any:
 
 
 def check(values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what can't be checked before the pipeline runs.
-
-    Args:
-        values: The parameters, and what ``fit`` is given, as the user gave them.
-    """
+    """Yield the parameters, and the arguments of ``fit``, that can't be checked before the pipeline runs."""
     for parameter, value in values.items():
         for variable in _variables(value):
             default = with_defaults(variable)
@@ -65,7 +61,7 @@ def check(values: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def any_unknown(value: Any) -> bool:
-    """Return whether a value has a variable in it that has no default."""
+    """Return whether a value contains a variable without a default."""
     return any(isinstance(with_defaults(variable), Unknown) for variable in _variables(value))
 
 
@@ -83,7 +79,7 @@ def _variables(value: Any) -> Iterator[Any]:
 
 
 def _is_of_sdk(value: Any) -> bool:
-    """Return whether a value is an object of the SDK's that describes something, such as a ``TrainingInput``."""
+    """Return whether a value is a descriptive object of the SDK's, such as a ``TrainingInput``."""
     return type(value).__module__.partition(".")[0] == "sagemaker" and hasattr(value, "__dict__")
 
 

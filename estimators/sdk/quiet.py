@@ -1,6 +1,6 @@
-"""The SDK's own notices, kept from a user who did not choose the SDK: its maintenance warning and its start-up lines.
+"""Silence the SDK's own notices for users who did not choose the SDK: its maintenance warning and start-up lines.
 
-What the user has set stays set: only an unset variable and an unset logging level are touched.
+The user's settings stay: only an unset variable and an unset logging level are changed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ SUPPRESS_VARIABLE = "SAGEMAKER_SUPPRESS_V2_WARNING"
 """The variable that silences "v2 is on path of deprecation" (see sagemaker.deprecations)."""
 
 _CONFIG_LOGGER = "sagemaker.config"
-"""It prints, on import, the paths of configuration files that do not exist."""
+"""On import this logger prints the paths of missing configuration files."""
 
 
 @contextmanager
 def without_maintenance_notice() -> Iterator[None]:
-    """Silence V2's maintenance warning for a block; the environment is as before afterwards."""
+    """Silence V2's maintenance warning for a block, then restore the environment."""
     if SUPPRESS_VARIABLE in os.environ:
         yield
         return
@@ -32,7 +32,7 @@ def without_maintenance_notice() -> Iterator[None]:
 
 
 def quiet_configuration_logger() -> None:
-    """Keep the SDK's configuration logger to warnings, unless somebody has chosen its level."""
+    """Limit the SDK's configuration logger to warnings, unless its level is set."""
     logger = logging.getLogger(_CONFIG_LOGGER)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.WARNING)
@@ -40,7 +40,7 @@ def quiet_configuration_logger() -> None:
 
 @contextmanager
 def program_kept() -> Iterator[None]:
-    """Undo what a block does to the root logger and to tracebacks: the SDK sets up both for the program, on import."""
+    """Restore the root logger and sys.excepthook after a block: the SDK replaces both on import."""
     root = logging.getLogger()
     level, handlers, excepthook = root.level, list(root.handlers), sys.excepthook
     try:
@@ -53,7 +53,7 @@ def program_kept() -> Iterator[None]:
 
 @contextmanager
 def without_log() -> Iterator[None]:
-    """Silence the SDK's log for a block in which it is only asked, not used."""
+    """Silence the SDK's log for a block that only queries the SDK."""
     logger = logging.getLogger("sagemaker")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What the SDK makes of single parameters: code in a Git repository, tags, hyperparameters."""
+"""The SDK's conversion of single parameters: code in a Git repository, tags, hyperparameters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _IN_GIT = frozenset({"git_config", "source_dir", "dependencies"})
 
 
 def cloned(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters of ``PyTorch`` whose code is on this machine: a ``git_config`` is cloned, as the SDK does it.
+    """Return the parameters of ``PyTorch`` with a ``git_config`` cloned to this machine, as the SDK does it.
 
-    Raises:
-        EstimatorError: The repository can't be had, or lacks what is asked for.
+    Raise EstimatorError if the repository can't be cloned, or lacks a file.
     """
     if "git_config" not in arguments:
         return dict(arguments)
@@ -34,40 +33,36 @@ def cloned(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_repository(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters of ``PyTorch`` by which the SDK clones nothing: without the paths in a repository, and it."""
+    """Return the parameters of ``PyTorch`` without a repository and the paths in it, so that the SDK clones nothing."""
     skipped = _IN_GIT if "git_config" in arguments else frozenset()
     return {name: value for name, value in arguments.items() if name not in skipped}
 
 
 def request_tags(tags: Any) -> Any:
-    """Return tags in the form of the request: a list of ``{"Key": …, "Value": …}``."""
+    """Return tags in the request's form: a list of ``{"Key": …, "Value": …}``."""
     return format_tags(tags)
 
 
 def trained_groups(distribution: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the hyperparameter that tells the container which instance groups get ranks; none without groups.
+    """Return the hyperparameter that names the instance groups with ranks; empty if the distribution names no groups.
 
-    SDK V2 sends it for mpirun and SMDDP, and drops the groups of torchrun: each group would train by itself.
-
-    Args:
-        distribution: As the SDK has checked it, with the groups' names.
+    SDK V2 sends it for mpirun and SMDDP, but drops torchrun's groups: each group would train by itself. `distribution`
+    is the SDK's validated dict, with names of groups.
     """
     groups = (distribution or {}).get("instance_groups")
     return {DISTRIBUTION_GROUPS: groups} if groups else {}
 
 
 def hyperparameter_text(value: Any) -> str | None:
-    """Return a hyperparameter as the request holds it: as JSON; None for what a pipeline will know.
+    """Return a hyperparameter as the request's JSON, or None for a pipeline's variable.
 
-    Raises:
-        TypeError: JSON can't hold it.
-        ValueError: It contains itself.
+    Raise TypeError if JSON can't hold the value, and ValueError if it contains itself.
     """
     return None if isinstance(value, Unknown) else json.dumps(value, default=_text_of_unknown)
 
 
 def _text_of_unknown(value: Any) -> str:
-    """Return what stands for a pipeline's variable inside a value, which is refused for it elsewhere."""
+    """Return the text for a pipeline's variable inside a value; another check refuses such a value."""
     if isinstance(value, Unknown):
         return str(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

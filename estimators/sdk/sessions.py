@@ -1,4 +1,4 @@
-"""Sessions of the SageMaker SDK, V2's and V3's: where a job is sent, and what the user's SDK configuration says."""
+"""Sessions of the SageMaker SDK, V2's and V3's: the target of a job, and the user's SDK configuration."""
 
 from __future__ import annotations
 
@@ -28,27 +28,25 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 OPT_OUT = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
-"""An SDK configuration that says one thing: no telemetry."""
+"""An SDK configuration that only turns telemetry off."""
 
 _OVERRIDE = "_default_bucket_name_override"
-"""What a session keeps the name of its default bucket by: `Session.default_bucket` would make the bucket."""
+"""The attribute with the name of a session's default bucket; `Session.default_bucket` would create the bucket."""
 
 NO_REGION = "us-east-1"
-"""What boto3 wants to hear, where Local Mode runs without AWS and none is configured."""
+"""The region for boto3 if none is configured, and Local Mode needs no AWS."""
 
 
 def session(boto_session: boto3.Session | None = None, *, default_bucket: str | None = None) -> Session:
-    """Return a session of the SDK whose users send no telemetry, unless the user's SDK configuration asks for it.
+    """Return a session of the SDK without telemetry, unless the user's SDK configuration asks for it.
 
-    Args:
-        boto_session: Where its calls go; by default boto3's own choice.
-        default_bucket: For what has no place of its own: source bundles, models. By default the SDK's choice.
+    By default the SDK chooses the default bucket, for code and models without their own URI.
     """
     return opted_out(Session(boto_session=boto_session, default_bucket=default_bucket))
 
 
 def opted_out(session: Session) -> Session:
-    """Add to a session's configuration that no telemetry is sent, unless it says something about that."""
+    """Turn telemetry off in a session's configuration, unless that sets it."""
     configuration: dict[str, Any] = session.sagemaker_config
     if get_config_value(config_schema.TELEMETRY_OPT_OUT_PATH, configuration) is None:
         session.sagemaker_config = merged(configuration, OPT_OUT) if configuration else OPT_OUT
@@ -56,7 +54,7 @@ def opted_out(session: Session) -> Session:
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings as one; where both have a value, the first one's counts."""
+    """Return two nested mappings as one; the first one's values win."""
     both = dict(one)
     for key, value in other.items():
         both[key] = merged(both.get(key, {}), value) if isinstance(value, Mapping) else both.get(key, value)
@@ -65,11 +63,7 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def credentials_explained() -> Iterator[None]:
-    """Turn what boto3 says of missing or unreadable AWS credentials into an error that says what to do.
-
-    Raises:
-        EstimatorError: There are none, or they can't be read.
-    """
+    """Turn boto3's errors about missing or unreadable AWS credentials into an EstimatorError that says what to do."""
     try:
         yield
     except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError) as fault:
@@ -80,10 +74,9 @@ def credentials_explained() -> Iterator[None]:
 
 
 def with_role_found(arguments: Mapping[str, Any], session: Session) -> Mapping[str, Any]:
-    """Return parameters with the ARN of a role that is given by its name: the SDK asks IAM only after the upload.
+    """Return the parameters with the ARN of a role given by name; raise EstimatorError if IAM does not know it.
 
-    Raises:
-        EstimatorError: IAM does not know the role, or does not tell.
+    The SDK itself asks IAM only after the upload.
     """
     role = arguments.get("role") or configured_role(session)
     if not isinstance(role, str) or "/" in role:
@@ -100,12 +93,12 @@ def with_role_found(arguments: Mapping[str, Any], session: Session) -> Mapping[s
 
 
 def session_here(given: Session | None) -> Session:
-    """Return the user's own session, or one with a region even where none is configured."""
+    """Return the user's session, or a new one, with a region even if none is configured."""
     return given or session(boto3.Session(region_name=region(None) or NO_REGION))
 
 
 def s3_client(session: Session | None) -> S3Client:
-    """Return a client that finds S3 where a session does; None stands for a new one."""
+    """Return a client of the S3 that a session uses; None stands for a new session."""
     maker = boto3 if session is None else session.boto_session
     client = getattr(session, "s3_client", None) or maker.client("s3", region_name=region(session) or NO_REGION)
     found: S3Client = client
@@ -113,25 +106,25 @@ def s3_client(session: Session | None) -> S3Client:
 
 
 def region(session: Session | None) -> str | None:
-    """Return the region that a job would be sent to: the session's, or the one that boto3 is configured with."""
+    """Return the region of a job: the session's, or boto3's configured one; None if absent."""
     name: str | None = boto3.Session().region_name if session is None else session.boto_region_name
     return name
 
 
 def named_bucket(session: Session | None) -> str | None:
-    """Return the default bucket that a session, or the user's SDK configuration, names; None for the SDK's own."""
+    """Return the default bucket that a session or the user's SDK configuration names, or None for the SDK's own."""
     found = None if session is None else vars(session).get("_default_bucket") or vars(session).get(_OVERRIDE)
     return found if isinstance(found, str) else None
 
 
 def configured_role(session: Session | None) -> str | None:
-    """Return the role that the user's SDK configuration gives to training jobs, if any."""
+    """Return the role for training jobs in the user's SDK configuration, or None."""
     role: str | None = _configured(config_schema.TRAINING_JOB_ROLE_ARN_PATH, session)
     return role
 
 
 def configured_switches(session: Session | None) -> frozenset[str]:
-    """Return which of Debugger's hook and the profiler the user's SDK configuration turns on or off."""
+    """Return the names of the switches that the user's SDK configuration sets: Debugger's hook and the profiler."""
     paths = {
         "debugger_hook_config": config_schema.ESTIMATOR_DEBUG_HOOK_CONFIG_PATH,
         "disable_profiler": config_schema.TRAINING_JOB_DISABLE_PROFILER_PATH,
@@ -140,7 +133,7 @@ def configured_switches(session: Session | None) -> frozenset[str]:
 
 
 def configured_output_key(session: Session) -> str | None:
-    """Return the KMS key that the user's SDK configuration gives to the output of training jobs, if any."""
+    """Return the KMS key for the output of training jobs in the user's SDK configuration, or None."""
     key: str | None = _configured(config_schema.TRAINING_JOB_KMS_KEY_ID_PATH, session)
     return key
 
@@ -151,8 +144,8 @@ def _configured(path: str, session: Session | None) -> Any:
 
 
 def is_in_studio() -> bool:
-    """Return whether the SDK's Local Mode would run as in SageMaker Studio, with its own places for files."""
+    """Return whether the SDK's Local Mode would run as in SageMaker Studio, with its different paths."""
     try:
         return bool(check_for_studio())
-    except NotImplementedError:  # an application of Studio for which the SDK has no Local Mode
+    except NotImplementedError:  # an application of Studio without Local Mode in the SDK
         return True

@@ -1,6 +1,6 @@
-"""AWS's training images: which versions of PyTorch and Python the SDK has, on what, and with which distribution.
+"""AWS's training images: the SDK's versions of PyTorch and Python, by instance type and distribution.
 
-What the SDK accepts is found out by asking it, so that a newer SDK needs no change here.
+This module asks the SDK what it accepts, so a newer SDK needs no change here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,9 @@ _found: dict[str, str] = {}
 
 
 def found_uri(**asked: Any) -> str:
-    """Return what the SDK's ``image_uris.get_training_image_uri`` returns, and remember the answer.
+    """Return the SDK's ``image_uris.get_training_image_uri``, cached; raise ValueError if there is no image.
 
-    The SDK reads the table of all endpoints of AWS for each answer, and a ``fit()`` asks it seven times.
-
-    Raises:
-        ValueError: The SDK has none.
+    For each answer the SDK reads the table of all AWS endpoints, and one ``fit()`` asks seven times.
     """
     try:
         question = json.dumps(asked, sort_keys=True)
@@ -44,11 +41,7 @@ def found_uri(**asked: Any) -> str:
 
 
 def image_uri(framework: Framework) -> str:
-    """Return the image of a job.
-
-    Raises:
-        ValueError: The SDK has none.
-    """
+    """Return the image of a job, or raise ValueError if the SDK has none."""
     return found_uri(
         region=framework.region,
         framework="pytorch",
@@ -62,7 +55,7 @@ def image_uri(framework: Framework) -> str:
 
 
 def refusal(framework: Framework) -> str | None:
-    """Return why the SDK refuses a combination of distribution, instance type and version; None if it takes it."""
+    """Return the SDK's reason to refuse a combination of distribution, instance type and version, or None."""
     try:
         with without_log():
             validated_distribution(framework)
@@ -70,15 +63,14 @@ def refusal(framework: Framework) -> str | None:
     except (ValueError, KeyError) as fault:
         return " ".join(str(fault).split()).rstrip(".")
     except (AttributeError, TypeError):
-        return None  # the SDK stumbles over a value of a wrong type, which our own checks name
+        return None  # the SDK fails on a value of a wrong type, which our own checks report
     return None
 
 
 def choose_versions(framework: Framework) -> tuple[Framework, str | None]:
-    """Fill in the versions that are open: the newest that the SDK accepts.
+    """Fill in the open versions with the newest that the SDK accepts; also return its refusal, or None.
 
-    Returns:
-        The framework with both versions, and why the SDK refuses it: None, unless it refuses every choice.
+    A refusal means that the SDK refuses every choice.
     """
     candidates = [
         replace(framework, version=version, py_version=py_version)
@@ -100,7 +92,7 @@ def choose_versions(framework: Framework) -> tuple[Framework, str | None]:
 
 @lru_cache(maxsize=1)
 def _known_versions() -> tuple[tuple[str, str], ...]:
-    """Return the versions of PyTorch that the SDK has images of, each with its Python; newest first."""
+    """Return the versions of PyTorch with images in the SDK, each with its Python version; newest first."""
     known = set()
     for name in _TABLES:
         table = image_uris.config_for_framework(name)["training"]
@@ -111,17 +103,13 @@ def _known_versions() -> tuple[tuple[str, str], ...]:
 
 
 def _newness(pair: tuple[str, str]) -> tuple[Version, int, int]:
-    """Return a key that orders versions; of "2.8" and "2.8.0" the exact one is preferred."""
+    """Return a sort key for versions, which prefers the exact "2.8.0" to "2.8"."""
     version, py_version = pair
     return Version(version), len(version), int(py_version.removeprefix("py"))
 
 
 def validated_distribution(framework: Framework) -> dict[str, Any]:
-    """Return the distribution as the SDK has checked and completed it; empty if there is none.
-
-    Raises:
-        ValueError: The SDK refuses it.
-    """
+    """Return the distribution as the SDK has checked and completed it, empty if absent; raise ValueError if refused."""
     if framework.distribution is None:
         return {}
     validated: dict[str, Any] = fw_utils.validate_distribution(
@@ -137,7 +125,7 @@ def validated_distribution(framework: Framework) -> dict[str, Any]:
 
 
 def _as_validated(distribution: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the distribution as ``PyTorch`` itself hands it to the SDK's checks."""
+    """Return the distribution as ``PyTorch`` passes it to the SDK's checks."""
     renamed = dict(distribution)
     if "pytorchddp" in renamed:
         renamed["smdistributed"] = {"dataparallel": renamed.pop("pytorchddp")}
@@ -145,5 +133,5 @@ def _as_validated(distribution: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_parallel_instance_types() -> tuple[str, ...]:
-    """Return the instance types that the SDK knows SMDDP to run on; the SDK lists them, but never looks."""
+    """Return the instance types on which SMDDP runs according to the SDK, which lists but never checks them."""
     return tuple(fw_utils.SM_DATAPARALLEL_SUPPORTED_INSTANCE_TYPES)

@@ -1,4 +1,4 @@
-"""The SageMaker Python SDK V2: a job is its ``PyTorch``, which builds the request and sends it."""
+"""The SageMaker Python SDK V2: its ``PyTorch`` builds a job's request and sends it."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _ENCRYPTION = "EnableInterContainerTrafficEncryption"
 
 
 class _WithoutTelemetry(EstimatorBase):  # type: ignore[misc]  # the SDK has no types
-    """The base of all estimators, with the ``fit`` that lies below the SDK's telemetry."""
+    """The base class of all estimators, whose ``fit`` bypasses the SDK's telemetry."""
 
     fit = getattr(EstimatorBase.fit, "__wrapped__", EstimatorBase.fit)
 
 
 class PyTorchWithoutTelemetry(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
-    """``PyTorch`` that sends no telemetry; its ``fit`` goes on to the one above."""
+    """``PyTorch`` without telemetry: its ``fit`` calls `_WithoutTelemetry.fit`."""
 
     def training_image_uri(self, region: str | None = None) -> str:
-        """Return the job's image, which a ``fit()`` asks for several times; the SDK would look it up each time."""
+        """Return the job's image from a cache: one ``fit()`` asks for it several times."""
         return training_images.found_uri(
             region=region or self.sagemaker_session.boto_region_name,
             framework=self._framework_name,
@@ -59,14 +59,14 @@ class PyTorchWithoutTelemetry(PyTorch, _WithoutTelemetry):  # type: ignore[misc]
         return {**super().hyperparameters(), **groups}
 
 
-# A tuner writes the names of its estimator's class and module into the request, for whoever attaches to its jobs: the
-# SDK's own are there on any machine.
+# A tuner writes its estimator's class and module into the request, and a later attach imports them: every machine has
+# the SDK's own names.
 PyTorchWithoutTelemetry.__name__ = PyTorch.__name__
 PyTorchWithoutTelemetry.__module__ = PyTorch.__module__
 
 
 class _Staged(PyTorchWithoutTelemetry):
-    """``PyTorch`` whose code is there already, unless it is that of a training recipe."""
+    """``PyTorch`` whose code is uploaded already, except a training recipe's."""
 
     staged: UploadedCode | None = None
 
@@ -76,13 +76,13 @@ class _Staged(PyTorchWithoutTelemetry):
 
 @lru_cache(maxsize=1)
 def parameter_names() -> frozenset[str]:
-    """Return the names of all parameters of ``PyTorch`` and its bases, and of those that it lacks."""
+    """Return the names of all parameters of ``PyTorch`` and its bases, and of those that only the Estimator has."""
     return BEYOND_PYTORCH | {parameter.name for parameter in _parameters()}
 
 
 @lru_cache(maxsize=1)
 def switches() -> frozenset[str]:
-    """Return the names of the parameters that are True or False, and nothing else but a pipeline's variable."""
+    """Return the names of the parameters that take only True, False or a pipeline's variable."""
     may_be = {bool, PipelineVariable, type(None)}
     annotations = {parameter.name: parameter.annotation for parameter in _parameters()}
     kinds = {name: set(get_args(annotation)) or {annotation} for name, annotation in annotations.items()}
@@ -90,7 +90,7 @@ def switches() -> frozenset[str]:
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    """Yield the parameters of ``PyTorch`` and its bases, from the last base on."""
+    """Yield the parameters of ``PyTorch`` and its bases, starting with the last base."""
     for base in reversed(inspect.getmro(PyTorch)):
         if "__init__" in vars(base) and base is not object:
             for parameter in inspect.signature(vars(base)["__init__"]).parameters.values():
@@ -103,11 +103,7 @@ def trainer(
     session: Session,
     code: UploadCode | None = None,  # noqa: ARG001 - PyTorch uploads its code itself, as pipelines and tuners want it
 ) -> PyTorch:
-    """Return ``sagemaker.pytorch.PyTorch`` from its parameters by name.
-
-    Raises:
-        EstimatorError: The SDK refuses them, or has no place for them.
-    """
+    """Return a ``sagemaker.pytorch.PyTorch``, or raise EstimatorError if the SDK refuses or lacks a parameter."""
     if lost := sorted(BEYOND_PYTORCH & arguments.keys()):
         raise EstimatorError(
             f"PyTorch of the SageMaker Python SDK V2 has no {', '.join(lost)}, so that no pipeline, tuner or "
@@ -138,22 +134,22 @@ def request(
     experiment_config: Mapping[str, str] | None,
     code: tuple[str, str],
 ) -> dict[str, Any]:
-    """Return the CreateTrainingJob of a job; nothing is uploaded or sent."""
+    """Return a job's CreateTrainingJob, without uploading or sending anything."""
     requests: list[dict[str, Any]] = []
     recording = copy.copy(_not_overruling(arguments, _unconfigured(session)))
     recording.train = lambda **members: requests.append(recording.get_train_request(**members))
     pytorch = _made(_Staged, arguments, recording)
     pytorch.staged = UploadedCode(*code)
     step = pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
-    if step is not None:  # in a pipeline's session fit() only notes what is to be called
+    if step is not None:  # in a pipeline's session fit() only records the call
         step.func(*step.func_args, **step.func_kwargs)
     return complete(requests[0], arguments)
 
 
 def _unconfigured(session: Session) -> Session:
-    """Return a session without a configuration that only opts out of telemetry, which our own subclass does, too.
+    """Return a session without a configuration that only turns telemetry off: our own subclass bypasses it, too.
 
-    The SDK checks a configuration against its schema at each look, 19 times a job, a second in all.
+    The SDK validates a configuration by its schema at each access: 19 times for a job, in all a second.
     """
     if session.sagemaker_config is not OPT_OUT or session.local_mode:
         return session
@@ -163,10 +159,10 @@ def _unconfigured(session: Session) -> Session:
 
 
 def _not_overruling(arguments: Mapping[str, Any], session: Session) -> Session:
-    """Return a session whose configuration leaves a False of the job's alone.
+    """Return a session whose configuration does not override the job's ``encrypt_inter_container_traffic=False``.
 
-    ``PyTorch`` hands an ``encrypt_inter_container_traffic`` of False on as nothing, and then the session asks the
-    configuration once more. Of all parameters that the configuration may have, it alone is forgotten.
+    ``PyTorch`` drops this False, and then the session reads the configuration again. No other configurable parameter
+    has this problem.
     """
     training = (session.sagemaker_config or {}).get("SageMaker", {}).get("TrainingJob", {})
     if arguments.get("encrypt_inter_container_traffic") is not False or _ENCRYPTION not in training:
@@ -199,7 +195,7 @@ def send(
 
 
 class _PatientClient:
-    """boto3's client, but for CreateTrainingJob, which is completed, and made again while AWS throttles it."""
+    """boto3's client, whose CreateTrainingJob adds the missing members and is repeated while AWS throttles it."""
 
     def __init__(self, client: Any, arguments: Mapping[str, Any]) -> None:
         self._client = client
@@ -213,16 +209,12 @@ class _PatientClient:
 
 
 def is_local(session: Session | None) -> bool:
-    """Return whether a session is one of the SDK's own Local Mode."""
+    """Return whether a session belongs to the SDK's Local Mode."""
     return isinstance(session, LocalSession)
 
 
 def is_pipeline(session: Session | None) -> bool:
-    """Return whether a session is one of a pipeline.
-
-    Raises:
-        EstimatorError: The pipeline is one of the SDK's Local Mode.
-    """
+    """Return whether a session belongs to a pipeline; raise EstimatorError for one of the SDK's Local Mode."""
     if isinstance(session, LocalPipelineSession):
         raise EstimatorError(
             "sagemaker_session is a LocalPipelineSession, for which fit() makes no step. Give the step "
@@ -232,11 +224,10 @@ def is_pipeline(session: Session | None) -> bool:
 
 
 def local_session(given: Session | None = None) -> LocalSession:
-    """Return a session of the SDK's Local Mode (``instance_type="local"``), without telemetry.
+    """Return a session of the SDK's Local Mode (``instance_type="local"``) without telemetry.
 
-    Args:
-        given: The user's own, which stays as it is: the session is a copy of it. Without one, or of one of AWS, a new
-            one is made, which mounts local code instead of uploading it, and needs neither an account nor a region.
+    A local session is copied, so the user's stays unchanged. Otherwise the new session mounts local code instead of
+    uploading it, and needs neither an account nor a region.
     """
     if not is_local(given):
         boto_session = given.boto_session if given else boto3.Session(region_name=region(None) or NO_REGION)
@@ -247,6 +238,6 @@ def local_session(given: Session | None = None) -> LocalSession:
         own = {}
     configured = (session.config or {}).get("local", {})
     session.config = {"local": {**own, **configured}}
-    # Only the client sends telemetry. At each look the SDK checks a configuration by its schema: empty stays empty.
+    # Only the client sends telemetry. An empty configuration stays empty: the SDK validates it at each access.
     session.sagemaker_client = LocalSagemakerClient(opted_out(copy.copy(session)))
     return opted_out(session) if session.sagemaker_config else session

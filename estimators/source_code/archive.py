@@ -1,7 +1,7 @@
-"""A bundle as a .tar.gz whose bytes depend on nothing but the files' names, contents and whether they are programs.
+"""A bundle as a .tar.gz whose bytes depend only on the files' names, contents and executable bits.
 
-So the same code has the same SHA-256, whenever and by whomever it is sent. zlib's own version decides over the bytes,
-too: after an update of it the same code is uploaded once more.
+So the same code has the same SHA-256, whoever sends it and when. zlib's version also affects the bytes: after an update
+of zlib the same code is uploaded once more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 from estimators.errors import EstimatorError
 
 _TIME = 315_532_800
-"""When all files were changed: 1980 began. ZIP, and so a wheel that is built of them, knows no earlier time."""
+"""The modification time of all files: the start of 1980, the earliest that ZIP, and so a wheel, can hold."""
 _FILE, _PROGRAM = 0o644, 0o755
 _PIECE = 2**20
 _LEVEL = 6
@@ -25,14 +25,10 @@ _LEVEL = 6
 
 
 def write_archive(files: Mapping[str, Path | bytes], target: BinaryIO) -> str:
-    """Write an archive, and return its SHA-256, in hexadecimal digits.
+    """Write an archive to an empty file open for reading and writing; return its SHA-256 in hexadecimal digits.
 
-    Args:
-        files: Where each file lies, or what it holds; by its name in the archive.
-        target: An empty file, open to write and to read.
-
-    Raises:
-        EstimatorError: A file can't be read, or the archive can't be written.
+    `files` has the path or content of each file, by its name in the archive. Raise EstimatorError if a file can't be
+    read, or the archive can't be written.
     """
     try:
         with (
@@ -56,7 +52,7 @@ def _directories(files: Mapping[str, object]) -> set[str]:
 
 
 def _add(archive: tarfile.TarFile, name: str, file: Path | bytes | None) -> None:
-    """Add a file, or a directory if there is no file."""
+    """Add a file, or a directory if `file` is None."""
     member = tarfile.TarInfo(name)
     member.mtime = _TIME
     if file is None:

@@ -1,7 +1,7 @@
-"""The bundle of a job's code as a directory, for the SDK to upload or mount, and as an archive, which we upload.
+"""A job's code as a directory, for the SDK to upload or mount.
 
-A container that lacks smddp gets it this way: the package itself, and the light packages that it needs, in the
-bundle's requirements.txt. The user's own directory is never changed; the bundle is a copy that goes away again.
+The bundle brings smddp to a container that lacks it: the package itself, and its light requirements in the bundle's
+requirements.txt. The user's directory is never changed: the bundle is a temporary copy.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A source that is ready for the SDK to upload."""
+    """A source that the SDK can upload."""
 
     source: SourceCode
     directory: Path | None
-    """The copy made for it, if one was made."""
+    """The temporary copy, or None if the source itself is used."""
 
     secrets: tuple[str, ...] = ()
-    """The paths that are not in it because they look like secrets."""
+    """The paths left out because they look like secrets."""
 
     def remove(self) -> None:
-        """Delete the copy."""
+        """Delete the copy, if there is one."""
         if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -46,17 +46,11 @@ def stage(
     without: Sequence[Path] = (),
     more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Bundle:
-    """Bundle the installed smddp with code that imports it, without what stays here; other code is its own bundle.
+    """Bundle code that imports smddp with the installed package; other code without excluded files is its own bundle.
 
-    Args:
-        source: The code.
-        into: A directory to make for the bundle, whatever the code is: for the SDK's Local Mode, which uploads nothing,
-            and whose containers write to the code that they are given.
-        without: Files and directories that are no code, wherever they lie in the source.
-        more: What the bundle has besides the code, by name.
-
-    Raises:
-        EstimatorError: The code can't be copied, or a ``.smddpignore`` can't be read.
+    `into` is a directory to create for the bundle in any case: the containers of the SDK's Local Mode write to the code
+    that is mounted. `without` are paths in the source that are no code, `more` additional files by name. Raise
+    EstimatorError if the code can't be copied, or a ``.smddpignore`` can't be read.
     """
     if not source.is_local:
         if source.entry_point is not None:
@@ -89,7 +83,7 @@ def stage(
 
 
 def tell_of_code_elsewhere() -> None:
-    """Log that code which is not on this machine gets no smddp."""
+    """Log that smddp is not added to code outside this machine."""
     logger.info(
         "the code is not on this machine, so %s is not added to it: if the script imports %s, have it in the archive "
         "or repository, or in the image",

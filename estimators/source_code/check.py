@@ -1,4 +1,4 @@
-"""What is wrong with a job's code before it is uploaded: what would fail in the container, or in the upload."""
+"""Check a job's code before it is uploaded: find what would fail in the container, or during the upload."""
 
 from __future__ import annotations
 
@@ -23,19 +23,16 @@ _OTHER_ARCHIVES = tuple(
     suffix for name, suffixes, _ in shutil.get_unpack_formats() if name != "gztar" for suffix in suffixes
 )
 _SHOWN = 10
-"""So many of the paths of a problem are named."""
+"""Most paths that a problem names."""
 
 
 def check(
     source: SourceCode, *, py_version: str | None, isolated: bool, launcher: str | None = None
 ) -> Iterator[Problem]:
-    """Yield what would fail in the container, or in the middle of the upload.
+    """Yield what would fail in the container, or during the upload.
 
-    Args:
-        source: The code.
-        py_version: The container's Python as the SDK writes it, such as ``py312``; None if it may be any.
-        isolated: The container has no network, and gets no wheels.
-        launcher: What starts the script's ranks; None if the script is started alone.
+    `py_version` is the container's Python as in ``py312``, or None if unknown. `isolated` means no network and no
+    wheels. `launcher` starts the script's ranks; None means that the script starts alone.
     """
     if isinstance(source.git, Mapping) and not source.git.get("commit"):
         yield warning(
@@ -94,12 +91,12 @@ def _check_form(source: SourceCode, launcher: str | None) -> Iterator[Problem]:
 
 
 def _names_at_top(source: SourceCode) -> set[str]:
-    """Return the names of the files at the top of the bundle; none of code that is not on this machine."""
+    """Return the names of the files at the top of the bundle; empty for code outside this machine."""
     if not source.is_local:
         return set()
     given = [(source.source_dir, ""), *((path, source.name_in_bundle(path)) for path in source.dependencies)]
     names = {name for path, name in given if path and Path(path).is_file()}
-    with suppress(EstimatorError):  # what is wrong with a directory is said of the directory
+    with suppress(EstimatorError):  # `_check_left_out` reports it
         for path, name in given:
             if path and not name and Path(path).is_dir():
                 names |= set(Tree.of(Path(path)).files)
@@ -107,7 +104,7 @@ def _names_at_top(source: SourceCode) -> set[str]:
 
 
 def _check_modules_beside(source: SourceCode) -> Iterator[Problem]:
-    """Yield the modules beside a script that is uploaded alone, if it imports them."""
+    """Yield the modules next to a script that it imports, if the script is uploaded alone."""
     if source.source_dir is not None or not source.script.is_file():
         return
     bundled = {Path(source.name_in_bundle(path)).stem for path in source.dependencies}

@@ -1,4 +1,4 @@
-"""What of a job's code is bundled, file by file: the code without what stays here, and smddp if it imports that."""
+"""The files of a job's bundle: the code without excluded files, and smddp if the code imports it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from estimators.source_code.tree import CACHE, Tree
 logger = logging.getLogger(__name__)
 
 _SHOWN = 10
-"""So many of the paths that are left out are named."""
+"""Most left-out paths that the log names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,27 +32,21 @@ class Contents:
     """The files of a bundle."""
 
     files: Mapping[str, Path | bytes]
-    """Where each file lies, or what it holds if it is made for the bundle; by its name there, with ``/``."""
+    """Each file's path, or its content if generated, by its name in the bundle, with ``/``."""
     entry_point: str
-    """The script's name there."""
+    """The script's name in the bundle."""
     secrets: tuple[str, ...]
-    """The paths that are not in it because they look like secrets."""
+    """The paths left out because they look like secrets."""
     is_source: bool
-    """Whether the source, as it lies, is the same but for caches."""
+    """Whether the bundle equals the source directory, apart from caches."""
 
     @classmethod
     def of(
         cls, source: SourceCode, without: Sequence[Path] = (), more: Mapping[str, bytes] = MappingProxyType({})
     ) -> Contents:
-        """Return what is bundled of code on this machine.
+        """Return the bundle of code on this machine, without the paths `without`, and with the files `more`.
 
-        Args:
-            source: The code.
-            without: Files and directories that are no code, wherever they lie in the source.
-            more: What the bundle has besides, by name.
-
-        Raises:
-            EstimatorError: A file can't be read, or two would lie in one place.
+        Raise EstimatorError if a file can't be read, or two files need the same name.
         """
         trees = {path: Tree.of(path, without) for path in source.directories}
         stays = [f"{tree.root / path}" for tree in trees.values() for path in tree.left_out]

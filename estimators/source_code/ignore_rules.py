@@ -1,7 +1,7 @@
-"""The lines of a ``.smddpignore``, which mean what they mean in a ``.gitignore`` (gitignore(5)).
+"""The lines of a ``.smddpignore``, with the meaning of a ``.gitignore`` (gitignore(5)).
 
-A directory that is ignored is not looked into, and of the lines that match a name itself the last one decides. pathspec
-reads each line; its own ways of joining them let a line for a directory decide over files in it, which git does not.
+An ignored directory is not entered; among the lines that match a name itself, the last one decides. pathspec parses
+each line by itself: its own combinations let a line for a directory decide about files in it, unlike git.
 """
 
 from __future__ import annotations
@@ -21,24 +21,20 @@ if TYPE_CHECKING:
 IGNORE_FILE = ".smddpignore"
 
 _CLASS = re.compile(r"\[[^\]]*\[:\w*:\]")
-"""A POSIX class, which git knows and pathspec takes for other characters."""
+"""A POSIX class, which git supports and pathspec misreads."""
 _WILDCARDS = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IgnoreRules:
-    """The rules of one directory. Paths are relative to it, with ``/`` at the end of a directory's."""
+    """The rules of one directory. Paths are relative to it; a directory's path ends with ``/``."""
 
     lines: Sequence[tuple[str, Pattern]]
-    """Each line's text without ``!`` and outer ``/``, and what it means."""
+    """Each line's text without ``!``, and its pattern."""
 
     @classmethod
     def of(cls, root: Path) -> IgnoreRules:
-        """Read those of a directory; one without a ``.smddpignore`` has none.
-
-        Raises:
-            EstimatorError: The file can't be read.
-        """
+        """Read a directory's ``.smddpignore``, if it has one; raise EstimatorError if it can't be read."""
         from pathspec import GitIgnoreSpec
 
         file = root / IGNORE_FILE
@@ -56,7 +52,7 @@ class IgnoreRules:
                 )
         try:
             read = [(text, GitIgnoreSpec.from_lines([text]).patterns) for text in texts]
-        except ValueError as fault:  # it quotes the line
+        except ValueError as fault:  # the message quotes the line
             raise EstimatorError(f"{file}: {fault}. Write each line as in a .gitignore") from fault
         return cls(
             lines=[
@@ -67,18 +63,18 @@ class IgnoreRules:
         )
 
     def ignores(self, path: str) -> bool:
-        """Return whether a path is ignored, of a directory that is not."""
+        """Return whether a path is ignored, given that its directory is not."""
         return next((bool(line.include) for text, line in reversed(self.lines) if _matches(text, line, path)), False)
 
     def names(self, path: str) -> bool:
-        """Return whether a line without wildcards says that a path is not ignored: somebody thought of this one."""
+        """Return whether a line without wildcards includes this path explicitly."""
         return any(
             not line.include and not _WILDCARDS & set(text) and _matches(text, line, path) for text, line in self.lines
         )
 
 
 def _stripped(text: str) -> str:
-    """Return a line without the blanks around it; one behind a backslash stays."""
+    """Return a line without surrounding blanks, except a trailing blank after a backslash."""
     bare = text.strip()
     escapes = len(bare) - len(bare.rstrip("\\"))
     return f"{bare} " if escapes % 2 and text.rstrip("\r\n").startswith(f"{bare} ") else bare
@@ -86,7 +82,7 @@ def _stripped(text: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _name_pattern(text: str) -> Pattern:
-    """Return what the last part of a line means for a name: its escapes and brackets are git's, not fnmatch's."""
+    """Return the pattern for the last part of a line, with git's escapes and brackets instead of fnmatch's."""
     from pathspec import GitIgnoreSpec
 
     (pattern,) = GitIgnoreSpec.from_lines([f"/{text}"]).patterns
@@ -94,19 +90,19 @@ def _name_pattern(text: str) -> Pattern:
 
 
 def _matches(text: str, line: Pattern, path: str) -> bool:
-    """Return whether a line matches a path itself, and not merely a directory above it."""
+    """Return whether a line matches a path itself, not only a directory above it."""
     if text.endswith("/") and not path.endswith("/"):
         return False
     bare = path.rstrip("/")
     parent, _, name = bare.rpartition("/")
     if set(text.strip("/").split("/")) == {"**"}:  # everything
         return True
-    if "/" not in text.rstrip("/"):  # it is for names, at any depth
+    if "/" not in text.rstrip("/"):  # matches names at any depth
         return line.match_file(path[len(bare) - len(name) :]) is not None
-    if text.rstrip("/").endswith("/**"):  # it is for what lies in a directory, and not for that
+    if text.rstrip("/").endswith("/**"):  # matches the content of a directory, not the directory
         return line.match_file(bare) is not None
     if line.match_file(path) is None:
         return False
-    if "**" in text:  # the name may be one of several that the rest of the line reaches
+    if "**" in text:  # the rest of the line may match several names
         return _name_pattern(text.rstrip("/").rpartition("/")[2]).match_file(name) is not None
     return not parent or line.match_file(f"{parent}/") is None

@@ -1,4 +1,4 @@
-"""The installed smddp, and what it needs: which code imports it, and what a bundle of such code gets."""
+"""The installed smddp and its requirements: which code imports it, and what the bundle of such code gets."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from estimators.source_code.tree import Tree
 PACKAGE = "smddp"
 REQUIREMENTS = "requirements.txt"
 WHEELS = "smddp-wheels"
-"""The directory of a bundle that has what smddp needs, for a container without a network."""
+"""The directory in a bundle with smddp's requirements, for a container without a network."""
 
 _NOT_SHIPPED = frozenset({"torch", "boto3", "typer", "rich"})
-"""What smddp needs but a bundle does not ask for: the image brings the first two, the others serve the command line."""
+"""Requirements that a bundle omits: the image contains the first two, only the command line uses the others."""
 
 
 def needs_package(source: SourceCode) -> bool:
-    """Return whether any of the code imports smddp, and does not bring its own."""
+    """Return whether any of the code imports smddp without containing its own copy."""
     return imports_package(source) and not _brings_package(source)
 
 
@@ -39,13 +39,13 @@ def _brings_package(source: SourceCode) -> bool:
 
 
 def imports_package(source: SourceCode, package: str = PACKAGE) -> bool:
-    """Return whether any of the code that is bundled imports smddp, or another package, its own or another."""
+    """Return whether any of the bundled code imports a package, by default smddp."""
     roots = [Path(source.source_dir) if source.source_dir else source.script, *map(Path, source.dependencies)]
     return any(_imports_package(path, package) for root in roots for path in _scripts(root))
 
 
 def package_directory(package: str = PACKAGE) -> Path:
-    """Return where the installed smddp lies, or another package."""
+    """Return the directory of an installed package, by default smddp."""
     spec = find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -53,7 +53,7 @@ def package_directory(package: str = PACKAGE) -> Path:
 
 
 def package_requirements() -> list[Requirement]:
-    """Return what a container must have for smddp, beside what every PyTorch image has."""
+    """Return smddp's requirements that a PyTorch image may lack."""
     declared = [Requirement(text) for text in requires(PACKAGE) or ()]
     return [
         requirement
@@ -64,12 +64,9 @@ def package_requirements() -> list[Requirement]:
 
 
 def with_requirements(own: str, requirements: Iterable[Requirement], *, from_wheels: bool = False) -> str:
-    """Return the text of a requirements.txt with what it does not name of some requirements; its own lines stay.
+    """Return a requirements.txt with the missing requirements added; its own lines stay.
 
-    Args:
-        own: The text.
-        requirements: What is needed.
-        from_wheels: Look for all that it asks for in the bundle's wheels, and in no index.
+    `from_wheels` makes pip use only the wheels in the bundle, and no index.
     """
     named = {_named_in(line) for line in own.splitlines()}
     added = [str(requirement) for requirement in requirements if requirement.name not in named]
@@ -80,7 +77,7 @@ def with_requirements(own: str, requirements: Iterable[Requirement], *, from_whe
 
 
 def _named_in(line: str) -> str | None:
-    """Return the package that a line of requirements names; None for an option, an address or a comment."""
+    """Return the package in a line of requirements, or None for an option, a URL or a comment."""
     try:
         return canonicalize_name(Requirement(line.partition("#")[0].strip()).name)
     except InvalidRequirement:
@@ -88,23 +85,23 @@ def _named_in(line: str) -> str | None:
 
 
 def _scripts(root: Path) -> Iterator[Path]:
-    """Yield the Python files at or below a path that are bundled."""
+    """Yield the bundled Python files at or below a path."""
     if root.is_file():
         yield root
     elif root.is_dir():
-        with suppress(EstimatorError):  # what is wrong with the directory is said by the checks
+        with suppress(EstimatorError):  # the checks report it
             yield from (root / path for path in Tree.of(root).files if path.endswith(".py"))
 
 
 def calls_package(source: SourceCode, functions: Collection[str]) -> bool:
-    """Return whether the script imports smddp, and calls one of its functions by a name such as ``smddp.run``."""
+    """Return whether the script imports smddp, and calls one of `functions`, such as ``smddp.run``."""
     return _imports_package(source.script, PACKAGE) and any(
         isinstance(node, ast.Call) and ast.unparse(node.func) in functions for node in ast.walk(parsed(source.script))
     )
 
 
 def imports_at_top(script: Path) -> frozenset[str]:
-    """Return the first names of the modules that a script imports as it starts, whatever happens."""
+    """Return the top-level names of the modules that a script imports unconditionally at its start."""
     names: set[str] = set()
     for node in parsed(script).body:
         names |= _imported(node)
@@ -117,7 +114,7 @@ def _imports_package(path: Path, package: str) -> bool:
         if path.suffix != ".py" or package.encode() not in text:
             return False
         tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):  # not the entry point, or that one was judged already
+    except (OSError, SyntaxError, ValueError):  # not the entry point, or its own check reports it
         return False
     return any(_is_import_of_package(node, package) for node in ast.walk(tree))
 
@@ -127,7 +124,7 @@ def _is_import_of_package(node: ast.AST, package: str) -> bool:
 
 
 def _imported(node: ast.AST) -> set[str]:
-    """Return the modules that a statement imports by their whole names."""
+    """Return the full names of the modules that a statement imports."""
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names}
     return {node.module or ""} if isinstance(node, ast.ImportFrom) and node.level == 0 else set()

@@ -1,4 +1,4 @@
-"""What of a directory is bundled, and what stays here: by its ``.smddpignore``, as no code, or as a secret."""
+"""Divide a directory into bundled and left-out files: by its ``.smddpignore``, as no code, or as a secret."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECRET_NAMES = frozenset(
         *(".config/gcloud/", "huggingface/token", "huggingface/stored_tokens"),
     }
 )
-"""The ends of paths."""
+"""Ends of paths that are secret."""
 _SECRET_NAME = re.compile(
     r"id_(rsa|dsa|ecdsa|ed25519|xmss)(_sk)?([-_.].*)?"
     r"|\.env\..*|.*(service[-_]?account|client_secret).*\.json"
@@ -34,37 +34,33 @@ _SECRET_NAME = re.compile(
 _NO_SECRET = (".example", ".sample", ".template", ".dist", ".pub")
 _MAY_HOLD_KEYS = (".pem", ".key")
 _PRIVATE_KEY = b"PRIVATE KEY-----"
-"""In a file by these names, it is enough."""
+"""In a file with such an ending, this marker alone makes it a secret."""
 _KEY_WITHIN = 64 * 2**10
-"""Bytes at the beginning of a file in which a private key is looked for."""
+"""Bytes at the beginning of a file that are searched for a private key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A directory as it is bundled. Paths are relative to it, with ``/`` between names and after a directory."""
+    """A directory as it is bundled. Paths are relative to it, use ``/``, and end with ``/`` for directories."""
 
     root: Path
     files: Sequence[str]
-    """What is bundled. Links are followed: what they lead to may not be in the container."""
+    """The files to bundle. Links are followed, because their targets may be absent in the container."""
     links_out: Sequence[str]
-    """The links among it that lead out of the directory."""
+    """The bundled links that lead out of the directory."""
     left_out: Sequence[str]
-    """What is not, its secrets included; of a directory that is not, nothing else."""
+    """The paths left out, including secrets; for a left-out directory only itself."""
     secrets: Sequence[str]
-    """What is not because it looks like a secret."""
+    """The paths left out because they look like secrets."""
     let_through: Sequence[str]
-    """What looks like a secret, and is bundled because the ``.smddpignore`` says so by name."""
+    """The paths that look like secrets, but that the ``.smddpignore`` includes by name."""
 
     @classmethod
     def of(cls, root: Path, without: Sequence[Path] = ()) -> Tree:
-        """Look through a directory.
+        """Scan a directory, skipping the paths `without`, which are no code.
 
-        Args:
-            root: It.
-            without: Files and directories that are no code, wherever they lie.
-
-        Raises:
-            EstimatorError: Its ``.smddpignore`` can't be read, a directory can't be, or holds a link to one above it.
+        Raise EstimatorError if the ``.smddpignore`` or a directory can't be read, or a link leads to a directory above
+        it.
         """
         rules = IgnoreRules.of(root)
         found: dict[str, list[str]] = {"files": [], "links_out": [], "left_out": [], "secrets": [], "let_through": []}
@@ -73,12 +69,12 @@ class Tree:
         return cls(root=root, **found)
 
     def leaves_out(self, file: str) -> bool:
-        """Return whether a file is not bundled, by itself or with a directory that it lies in."""
+        """Return whether a file is left out, by itself or with a directory above it."""
         return any(file == path or (path.endswith("/") and file.startswith(path)) for path in self.left_out)
 
 
 def _walk(root: Path, rules: IgnoreRules, excluded: set[Path], found: dict[str, list[str]]) -> None:
-    """Put each path where it belongs: into the lists by the names of a `Tree`'s fields."""
+    """Append each path to the lists in `found`, which are named after the fields of `Tree`."""
     inside = root.resolve()
     pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(root),))]
     while pending:
@@ -86,7 +82,7 @@ def _walk(root: Path, rules: IgnoreRules, excluded: set[Path], found: dict[str, 
         for entry in sorted(_entries(root / below), key=lambda entry: entry.name):
             try:
                 status = entry.stat()
-            except FileNotFoundError:  # a link that leads nowhere is nothing to copy
+            except FileNotFoundError:  # a dangling link
                 continue
             except OSError as fault:
                 raise EstimatorError(f"{entry.path} can't be read: {fault.strerror}") from fault
@@ -128,12 +124,12 @@ def _identity(directory: Path) -> tuple[int, int]:
 
 
 def _own_name(path: str) -> str:
-    """Return the last name of a path, with its ``/``."""
+    """Return the last name in a path, with its ``/``."""
     return path[path.rstrip("/").rfind("/") + 1 :]
 
 
 def _looks_secret(entry: os.DirEntry[str], path: str) -> bool:
-    """Return whether a path, or that of what it leads to, or a private key within, says secret."""
+    """Return whether a path, its link's target, or a private key in its content marks it as secret."""
     paths = [path]
     if entry.is_symlink():
         paths.append(f"{Path(entry.path).resolve()}{'/' if path.endswith('/') else ''}")
@@ -154,6 +150,6 @@ def _holds_private_key(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             content = file.read(_KEY_WITHIN)
-    except OSError:  # what can't be read is said when it is copied
+    except OSError:  # copying it will report the error
         return False
     return holds_private_key(content) or (path.name.lower().endswith(_MAY_HOLD_KEYS) and _PRIVATE_KEY in content)

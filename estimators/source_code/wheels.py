@@ -1,7 +1,7 @@
-"""What smddp needs, as wheels in the bundle: a container without a network has no index to install it from.
+"""smddp's requirements as wheels in the bundle: a container without a network can't install them from an index.
 
-pip downloads them here for the image's Python and processor. What a requirements.txt of the user's own asks for is not
-among them: it may need torch, which is larger than all else and in the image.
+pip downloads them here for the image's Python and processor. The user's own requirements.txt is not included: it may
+need torch, which is larger than all the others, and in the image already.
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from estimators.errors import EstimatorError
 from estimators.source_code.package import PACKAGE, WHEELS, package_requirements
 
 _ARM = re.compile(r"ml\.([a-z]+\d+g[a-z]*|p6e-gb\d+)\.")
-"""Types of instances with processors of Arm: AWS's Graviton, NVIDIA's Grace."""
+"""Instance types with Arm processors: AWS's Graviton, NVIDIA's Grace."""
 _GLIBC = range(17, 29)
-"""The minor versions of glibc 2 whose wheels an image takes: AWS's images have 2.31 or newer."""
+"""The minor versions of glibc 2 whose wheels run in the images: AWS's images have 2.31 or newer."""
 _SECONDS = 600
 _SHOWN = 3
 
 
 def package_wheels(py_version: str, instance_types: Collection[str]) -> dict[str, bytes]:
-    """Download the wheels of what smddp needs, and return them by name in the bundle.
+    """Download the wheels of smddp's requirements; return them by their names in the bundle.
 
-    Args:
-        py_version: The image's Python as the SDK writes it, such as ``py312``.
-        instance_types: What the hosts are; their processors decide the wheels.
-
-    Raises:
-        EstimatorError: The version is none, or pip can't have the wheels; the message names the requirement.
+    `py_version` is the image's Python as in ``py312``; the instance types decide the processors. Raise EstimatorError
+    if the version is invalid, or pip can't get a wheel.
     """
     if not (version := re.fullmatch(r"py(\d)(\d+)", py_version)):
         raise EstimatorError(

@@ -1,1 +1,1 @@
-"""A submit script as it runs without sending anything: what its jobs would be."""
+"""Run a submit script without sending anything, to see its jobs."""

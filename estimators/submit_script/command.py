@@ -1,4 +1,4 @@
-"""``smddp plan``: what a submit script would send, what it costs and needs, and what is wrong with it."""
+"""``smddp plan``: show the jobs of a submit script, their cost, their needs, and their problems."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def plan(
     max_cost: Annotated[float | None, typer.Option(help="The most dollars that each job may cost.")] = None,
     iam: Annotated[bool, typer.Option("--iam", help="Print the IAM policies that each job needs, too.")] = False,
 ) -> None:
-    """Show what SUBMIT would send: hosts, places, cost, and what is wrong with it; nothing is sent.
+    """Show the jobs that SUBMIT would send: hosts, S3 URIs, cost and problems. Nothing is sent.
 
-    The script runs as ever, but for Estimator.fit(). Exit code 1 if a job can't be sent, 2 if the script fails.
+    The script really runs, except for Estimator.fit(). Exit code 1 if a job can't be sent, 2 if the script fails.
     """
     from estimators.errors import EstimatorError
     from estimators.submit_script.run import planned_jobs

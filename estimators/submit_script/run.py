@@ -1,11 +1,11 @@
-"""Runs a submit script as ever, but for `Estimator.fit`, which sends nothing.
+"""Run a submit script in which `Estimator.fit` sends nothing.
 
-What the script does besides is really done: it may upload data. A job that it would create past the Estimator, by
-boto3 or the SDK itself, is refused. This process sends no job from then on, either: a thread or an exit handler of the
-script may outlive its main line. Other Python programs that it starts refuse `fit` by their environment.
-
-The script can't end this process before its jobs are told, by ``os._exit`` or by another program in its place; and a
-process that it forks ends where the script ends, and tells nothing.
+1. Everything else in the script really happens: it may upload data.
+2. Jobs that it would create without the Estimator, by boto3 or the SDK itself, are refused.
+3. This process sends no job afterwards, either: a thread or exit handler of the script may outlive its main line.
+4. Other Python programs that the script starts inherit an environment variable that makes their `fit` refuse.
+5. The script can't end this process before its jobs are reported, by ``os._exit`` or ``os.exec…``.
+6. A process that the script forks ends where the script ends, and reports nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from estimators.plan import Plan, Prices
 from estimators.submit_script.sent_job import SentJob
 
 _CREATING = "before-call.sagemaker"
-"""The event of botocore before each call of SageMaker's API."""
+"""botocore's event before each call of SageMaker's API."""
 _READING = ("Describe", "Get", "List", "Search", "BatchDescribe")
-"""How the names of the operations begin that change nothing."""
+"""Prefixes of the operations that change nothing."""
 _ENDING = {
     "_exit": "ends its process at once, by os._exit()",
     "execv": "puts another program in its place, by os.exec…()",
     "execve": "puts another program in its place, by os.exec…()",
 }
-"""The functions of `os` after which nothing could be told any more, and what a script does by them."""
+"""The functions of `os` after which nothing could be reported, and their effect in words."""
 _THREADS_END = 60.0
-"""Seconds that the script's threads may run on after its main line."""
+"""Seconds to wait for the script's threads after its main line."""
 
 
 _Found = TypeVar("_Found")
@@ -50,19 +50,19 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJobs:
-    """What a submit script would send."""
+    """The jobs that a submit script would send."""
 
     plans: tuple[Plan, ...]
-    """Of its jobs, in their order."""
+    """The plans of its jobs, in order."""
     stopped: str
-    """Why the script was not run to its end; "" if it was."""
+    """The reason why the script was stopped early, or ""."""
     is_refused: bool
-    """Whether it may send more than is planned: past the Estimator, in a thread that does not end, or in a program that
-    takes its place; or ends its process at once."""
+    """Whether the script may do more than the plans show: create jobs without the Estimator, leave a thread running,
+    replace its process by another program, or end it by ``os._exit``."""
 
 
-class _Ended(BaseException):  # so that no ``except Exception`` of the script takes it for a failure
-    """The script is not run any further, for a reason to tell, if there is one."""
+class _Ended(BaseException):  # so that no ``except Exception`` of the script catches it
+    """Raised to end the script early, with the reason to report, if any."""
 
     def __init__(self, reason: str = "", *, error: EstimatorError | None = None, is_refused: bool = False) -> None:
         super().__init__(reason)
@@ -74,14 +74,14 @@ class _Run:
     """A run of a script."""
 
     on_job: Callable[[_Run, SentJob], Any]
-    """Takes a job that is not sent; returns what stands for it."""
+    """Takes an unsent job; returns the object that `fit` returns to the script."""
     ends: list[_Ended] = field(default_factory=list)
-    """Also those that a thread raised, or that the script has caught."""
+    """All early ends, also those raised in threads or caught by the script."""
     process: int = field(default_factory=os.getpid)
     is_over: bool = False
 
     def ended(self, reason: str = "", *, error: EstimatorError | None = None, is_refused: bool = False) -> _Ended:
-        """Return what is to be raised to end the script, and keep it."""
+        """Record and return the exception that ends the script."""
         self.ends.append(_Ended(reason, error=error, is_refused=is_refused))
         return self.ends[-1]
 
@@ -92,12 +92,12 @@ class _Run:
 
     @property
     def reason(self) -> str:
-        """Why the script was not run to its end; "" if it was."""
+        """The reasons why the script was stopped early, or ""."""
         return "; ".join(dict.fromkeys(each.reason for each in self.ends if each.reason))
 
 
 class _NotRun:
-    """Stands for the result of what is not run here: a script that goes on with it ends."""
+    """Stands for a result that does not exist here: any use of it ends the script."""
 
     def __init__(self, run: _Run, what: str) -> None:
         self._run, self._what = run, what
@@ -107,7 +107,7 @@ class _NotRun:
 
 
 class _UnsentJob(_NotRun):
-    """Stands for the `TrainingJob` of a job that was not sent: it has the name that it was given, and nothing else."""
+    """Stands for the `TrainingJob` of an unsent job: it has only the name that the script gave."""
 
     def __init__(self, run: _Run, job: SentJob) -> None:
         super().__init__(run, "a job, which there is only once that is sent")
@@ -115,20 +115,14 @@ class _UnsentJob(_NotRun):
             self.name = job.name
 
     def wait(self, *_: Any, **__: Any) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 def first_job(script: Path, arguments: Sequence[str] = ()) -> SentJob:
-    """Run a submit script until it sends a job.
+    """Run a submit script until it sends a job; return that job. The script's output goes to standard error.
 
-    What the script prints goes to standard error. A second job is not come to: it may depend on what the first does.
-
-    Args:
-        script: The Python file.
-        arguments: Its command line.
-
-    Raises:
-        EstimatorError: There is no such file, it failed, or it ended without a job of `Estimator`.
+    A second job is not reached, because it may depend on the first. Raise EstimatorError if the file is absent, fails,
+    or ends without a job of `Estimator`.
     """
     jobs: list[SentJob] = []
 
@@ -145,23 +139,16 @@ def planned_jobs(
 ) -> PlannedJobs:
     """Run a submit script, and return the plan of each job that it would send.
 
-    It goes on after a job, until it ends, or needs what only a job that was sent has.
-
-    Args:
-        script: The Python file.
-        arguments: Its command line.
-        prices: What instance types cost; by default what the script gives.
-        max_cost: The most that each job may cost; by default what the script gives.
-
-    Raises:
-        EstimatorError: There is no such file, it failed, or it ended without a job of `Estimator`; or the prices can't
-            be read.
+    After a job the script continues until it ends, or uses a result that only a sent job has. `prices` and `max_cost`
+    override the script's own. Raise EstimatorError if the file is absent, fails, or sends no job of `Estimator`, or if
+    the prices can't be read.
     """
     plans: list[Plan] = []
 
     def go_on(run: _Run, job: SentJob) -> _UnsentJob:
         try:
-            plans.append(job.plan(prices=prices, max_cost=max_cost))  # now: the script may change its values later
+            # Plan immediately, because the script may change its values later.
+            plans.append(job.plan(prices=prices, max_cost=max_cost))
         except EstimatorError as fault:
             raise run.ended(error=fault) from fault
         return _UnsentJob(run, job)
@@ -182,7 +169,7 @@ def _some(found: list[_Found], script: Path, reason: str = "") -> list[_Found]:
 
 
 def _run(script: Path, arguments: Sequence[str], on_job: Callable[[_Run, SentJob], Any]) -> _Run:
-    """Run a script whose jobs are taken instead of sent."""
+    """Run a script whose jobs are collected instead of sent."""
     if not script.is_file():
         raise EstimatorError(f"There is no submit script {script} (looked in {Path.cwd()}).")
     words, path, threads = sys.argv, sys.path[:], threading.enumerate()
@@ -204,7 +191,7 @@ def _run(script: Path, arguments: Sequence[str], on_job: Callable[[_Run, SentJob
 
 @contextlib.contextmanager
 def _output_to_stderr() -> Iterator[None]:
-    """Have what child processes print on standard error, too."""
+    """Redirect the output of child processes to standard error, too."""
     output = os.dup(1)
     try:
         os.dup2(2, 1)
@@ -218,16 +205,16 @@ def _output_to_stderr() -> Iterator[None]:
 
 def _run_main_line(script: Path, run: _Run) -> None:
     try:
-        with contextlib.suppress(_Ended):  # the run has kept it
+        with contextlib.suppress(_Ended):  # the run has recorded it
             runpy.run_path(str(script), run_name="__main__")
-        if run.is_forked:  # it ends as Python would: the jobs are its parent's to tell
+        if run.is_forked:  # ends as Python would: only the parent reports the jobs
             sys.exit()
     except SystemExit as exit_:
         if run.is_forked:
             raise
         if exit_.code:
             raise EstimatorError(f"{script} has ended with {exit_.code!r}: see above what it says.") from exit_
-    except Exception as fault:  # whatever a script raises is the user's to see, with its place
+    except Exception as fault:  # any error of the script is shown to the user, with its line
         if run.is_forked:
             traceback.print_exc()
             sys.exit(1)
@@ -235,14 +222,14 @@ def _run_main_line(script: Path, run: _Run) -> None:
 
 
 def _await_threads(run: _Run, before: Iterable[threading.Thread]) -> None:
-    """Let the script's threads come to their end, as Python does before it exits."""
+    """Wait for the script's threads, as Python does before it exits, for at most `_THREADS_END` seconds."""
     deadline = time.monotonic() + _THREADS_END
     known = {*before, threading.current_thread()}
     while left := [each for each in threading.enumerate() if each not in known and not each.daemon]:
         if time.monotonic() > deadline:
             run.ended(f"its thread {left[0].name} still runs after {_THREADS_END:.0f} s", is_refused=True)
             return
-        gc.collect()  # the threads of a pool that nothing refers to any more end
+        gc.collect()  # ends the threads of unreferenced pools
         left[0].join(0.1)
 
 
@@ -252,11 +239,11 @@ def _place(script: Path, fault: Exception) -> str:
 
 
 def _send_nothing(run: _Run) -> None:
-    """Let this process send no job from now on: by the Estimator it is taken, by others refused."""
+    """Prevent this process from sending jobs from now on: the Estimator's are collected, all others refused."""
     own = Estimator.fit
 
     def fit(self: Estimator, *arguments: Any, **named: Any) -> Any:
-        if run.is_over or run.is_forked:  # it refuses, for NOTHING_SENT
+        if run.is_over or run.is_forked:  # refuses, because NOTHING_SENT is set
             return own(self, *arguments, **named)
         return run.on_job(run, SentJob.of(self, *arguments, **named))
 
@@ -280,5 +267,5 @@ def _send_nothing(run: _Run) -> None:
         setattr(os, name, ending(getattr(os, name), does))
     os.environ[NOTHING_SENT] = "1"
     Estimator.fit, Estimator.rehearse = fit, rehearse  # type: ignore[method-assign,assignment]
-    handlers.BUILTIN_HANDLERS.append((_CREATING, refuse))  # of each botocore session that is made from here on
+    handlers.BUILTIN_HANDLERS.append((_CREATING, refuse))  # for each botocore session created from now on
     boto3.DEFAULT_SESSION = None

@@ -1,4 +1,4 @@
-"""A job at the moment at which a submit script would send it."""
+"""A job at the moment when a submit script would send it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ _FIT = inspect.signature(Estimator.fit)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentJob:
-    """A job at the moment at which it would be sent."""
+    """A job at the moment when it would be sent."""
 
     estimator: Estimator
     call: Mapping[str, Any]
-    """The arguments of ``fit`` by name."""
+    """The arguments of ``fit``, by name."""
 
     @classmethod
     def of(cls, estimator: Estimator, *arguments: Any, **named: Any) -> SentJob:
-        """Return the job of a call of ``fit``.
-
-        Raises:
-            TypeError: ``fit`` takes no such arguments.
-        """
+        """Take the job from a call of ``fit``; raise TypeError if ``fit`` does not accept the arguments."""
         call = _FIT.bind(estimator, *arguments, **named).arguments
         return cls(estimator=estimator, call={name: value for name, value in call.items() if name != "self"})
 
@@ -38,20 +34,12 @@ class SentJob:
 
     @property
     def name(self) -> str | None:
-        """The job's name, if the script gives it one."""
+        """The job's name, or None if the script gives none."""
         name: str | None = self.call.get("job_name")
         return name
 
     def plan(self, *, prices: Prices | None = None, max_cost: float | None = None) -> Plan:
-        """Return the job's plan.
-
-        Args:
-            prices: What instance types cost; by default what the script gives.
-            max_cost: The most that the job may cost; by default what the script gives.
-
-        Raises:
-            EstimatorError: The prices can't be read, or AWS can't be asked for them.
-        """
+        """Return the job's plan; `prices` and `max_cost` override the script's. Raise as `Estimator.plan` does."""
         return self.estimator.plan(
             self.inputs,
             job_name=self.name,

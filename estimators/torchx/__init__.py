@@ -1,4 +1,4 @@
-"""TorchX's way to send a job: ``torchx run -s smddp smddp.train …``.
+"""Send a job with TorchX: ``torchx run -s smddp smddp.train …``.
 
-The package torchx finds both by entry points: the scheduler, and the component ``smddp.train``.
+torchx finds the scheduler and the component ``smddp.train`` by entry points.
 """

@@ -1,6 +1,6 @@
 """The component ``smddp.train``: one training job, as `estimators.Estimator` describes it.
 
-TorchX takes every function of this file for a component, and reads its options from the docstring.
+TorchX treats every function in this file as a component, and reads its options from the docstring.
 """
 
 from torchx import specs
@@ -27,18 +27,18 @@ def train(
     Args:
         hyperparameters: Each as name=value, such as epochs=3 or optimizer=adam
         script: The training script, in source_dir if that is given
-        instance_type: What the hosts are, such as ml.g5.xlarge
-        source_dir: The directory that is uploaded with the script
-        instance_count: How many hosts there are
+        instance_type: The type of the hosts, such as ml.g5.xlarge
+        source_dir: The directory to upload with the script
+        instance_count: Number of hosts
         distribution: What starts the ranks: torchrun, pytorchddp, mpi, smdistributed; without it the script alone
         iam_role: The IAM role that the job runs as
         image: An image of your own, instead of SageMaker's for PyTorch
-        name: What the job's name begins with, the script's by default
-        inputs: The channels and their places, such as training=s3://bucket/data
+        name: The beginning of the job's name; by default the script's name
+        inputs: The channels and their S3 URIs, such as training=s3://bucket/data
         env: Environment variables of the job
         max_run: Seconds that the job may train
-        spot_max_wait: Seconds that the job may take on spare capacity, waiting included; 0 uses none
-        checkpoint_s3_uri: Where the checkpoints are kept, during the job and for the next
+        spot_max_wait: Seconds that the job may take on spot instances, including the wait for them; 0 uses none
+        checkpoint_s3_uri: The S3 prefix of the checkpoints, from which the next job resumes
     """
     given = {
         "instance_type": instance_type,

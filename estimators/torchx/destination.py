@@ -1,6 +1,6 @@
-"""Where a job runs: on AWS, or on the local platform of a directory; and how an app's id keeps that.
+"""The destination of a job, AWS or the local platform of a directory, and its encoding in an app's id.
 
-``torchx status`` and ``torchx log`` are given an id and nothing else. So the id of a local job names its directory.
+``torchx status`` and ``torchx log`` get only an id. So the id of a local job contains its directory.
 """
 
 from __future__ import annotations
@@ -19,35 +19,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Destination:
-    """Where jobs are sent."""
+    """The target of jobs."""
 
     directory: Path | None
-    """That of the local platform, absolute; None is AWS, as boto3 is configured."""
+    """The local platform's absolute directory; None for AWS, as boto3 is configured."""
 
     @classmethod
     def of(cls, app_id: str) -> tuple[Destination, str]:
-        """Return the destination that an app's id names, and the training job's name there."""
+        """Split an app's id into its destination and the training job's name."""
         name, _, directory = app_id.partition("@")
         return cls(directory=Path(unquote(directory)) if directory else None), name
 
     def app_id(self, job_name: str) -> str:
-        """Return the id of a training job here; no slash is in it, which would end it in TorchX's handles."""
+        """Return the id of a training job, without slashes, which would end it in TorchX's handles."""
         return job_name if self.directory is None else f"{job_name}@{quote(str(self.directory), safe='')}"
 
     def boto_session(self) -> boto3.Session:
-        """Return a session of boto3 that leads here, for what needs no SDK.
-
-        Raises:
-            LocalPlatformError: No local platform runs on the directory.
-        """
+        """Return a boto3 session for this destination, or raise LocalPlatformError if no platform runs there."""
         return boto3.Session() if self.directory is None else self._access(self.directory).boto_session()
 
     def session(self) -> Session:
-        """Return a session of the SageMaker SDK that leads here.
-
-        Raises:
-            LocalPlatformError: No local platform runs on the directory.
-        """
+        """Return an SDK session for this destination, or raise LocalPlatformError if no platform runs there."""
         from estimators.sdk import sessions
 
         if self.directory is None:
@@ -57,7 +49,7 @@ class Destination:
 
     @property
     def default_role(self) -> str | None:
-        """The role of jobs that name none; on AWS that of the SDK's configuration."""
+        """The role of jobs that name none; None on AWS, where the SDK's configuration decides."""
         from estimators.local.access import ROLE
 
         return None if self.directory is None else ROLE

@@ -1,4 +1,4 @@
-"""TorchX's scheduler ``smddp``: sends an app through `estimators.Estimator`, and shows the training job it became."""
+"""TorchX's scheduler ``smddp``: sends an app through `estimators.Estimator`, and shows the resulting training job."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ _BEFORE_TRAINING = frozenset({"Starting", "Pending", "LaunchingMLInstances", "Pr
 
 
 @dataclass
-class SmddpOpts(StructuredOpts):  # type: ignore[misc]  # TorchX is not looked at by mypy
-    """Those of ``-cfg``; TorchX shows what follows each as its help."""
+class SmddpOpts(StructuredOpts):  # type: ignore[misc]  # mypy does not check TorchX
+    """The options of ``-cfg``; TorchX shows each field's docstring as help."""
 
     local: bool = False
-    """Send the job to the local platform that runs on this machine, and not to AWS."""
+    """Send the job to the local platform on this machine instead of AWS."""
 
     directory: str = ".smddp"
-    """With local: the directory that the platform was started with, smddp local up --directory."""
+    """With local: the platform's directory, as in smddp local up --directory."""
 
     @property
     def destination(self) -> Destination:
-        """Where these options lead."""
+        """The destination that the options select."""
         return Destination(directory=Path(self.directory).absolute() if self.local else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedApp:
-    """What is sent, once it was checked."""
+    """A checked job, ready to be sent."""
 
     estimator: Estimator
     inputs: Mapping[str, str] | None
     destination: Destination
     plan: str
-    """What the job would run on, and what may be wrong with it."""
+    """The job's hosts, cost and warnings."""
 
     def __str__(self) -> str:
         given = masked(self.estimator.arguments)
@@ -85,14 +85,12 @@ class SmddpScheduler(Scheduler[SmddpOpts]):  # type: ignore[misc]
         return SmddpOpts.as_runopts()
 
     def _validate(self, app: AppDef, scheduler: str, cfg: SmddpOpts) -> None:
-        """Do nothing: a job's hosts are its instance type, and TorchX would ask for CPUs and memory."""
+        """Do nothing: the instance type defines a job's hosts, but TorchX would require CPUs and memory."""
 
     def _submit_dryrun(self, app: AppDef, cfg: SmddpOpts) -> AppDryRunInfo[CheckedApp, SmddpOpts]:
-        """Describe the job and check it. Nothing is sent.
+        """Describe and check the job without sending it; raise ComponentValidationException if it can't work.
 
-        Raises:
-            ComponentValidationException: The job can't work, or no local platform runs on the directory. TorchX shows
-                its message, and not where it came from.
+        Of this exception TorchX shows only the message, without a traceback.
         """
         try:
             return AppDryRunInfo(_request(app, cfg.destination), str)
@@ -105,7 +103,7 @@ class SmddpScheduler(Scheduler[SmddpOpts]):  # type: ignore[misc]
         return request.destination.app_id(request.estimator.fit(request.inputs, wait=False).name)
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Return the state of a training job, the same for all of its hosts; None if there is no such job."""
+        """Return the state of a training job, equal for all its hosts, or None if there is no such job."""
         destination, name = Destination.of(app_id)
         try:
             found = TrainingJob(name, destination.boto_session()).describe()
@@ -129,7 +127,7 @@ class SmddpScheduler(Scheduler[SmddpOpts]):  # type: ignore[misc]
         )
 
     def list(self, cfg: Mapping[str, CfgVal] | None = None) -> list[ListAppResponse]:
-        """Return the 100 newest training jobs: of the account, or with ``-cfg local=True`` of the local platform."""
+        """Return the 100 newest training jobs of the account or, with ``-cfg local=True``, of the local platform."""
         destination = SmddpOpts.from_cfg(self.run_opts().resolve(cfg or {})).destination
         found = (
             destination.boto_session()
@@ -156,14 +154,13 @@ class SmddpScheduler(Scheduler[SmddpOpts]):  # type: ignore[misc]
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """Return the lines of host ``algo-{k + 1}``: those that there are, or with ``should_tail`` until the job's end.
+        """Return the lines of host ``algo-{k + 1}`` so far, or with ``should_tail`` until the job's end.
 
-        Raises:
-            ValueError: One of the two streams is asked for; a job's log has both in one.
+        Raise ValueError for a single stream: a job's log combines both.
         """
         if streams not in (None, Stream.COMBINED):
             raise ValueError(f"streams={streams.value}: a training job's log has both streams in one; leave it out")
-        del role_name  # a job has one
+        del role_name  # a job has only one role
         destination, name = Destination.of(app_id)
         session = destination.boto_session()
         found: Iterator[LogLine] = (
@@ -183,12 +180,7 @@ def create_scheduler(session_name: str, **_: object) -> SmddpScheduler:
 
 
 def _request(app: AppDef, destination: Destination) -> CheckedApp:
-    """Describe and check a job.
-
-    Raises:
-        EstimatorError: It can't work; all that is wrong is in the message.
-        LocalPlatformError: It is for a local platform, and none runs on the directory.
-    """
+    """Describe and check a job; raise EstimatorError with all problems, or LocalPlatformError if no platform runs."""
     arguments = _arguments(app)
     inputs = arguments.pop("inputs", None)
     if destination.default_role is not None:
@@ -200,11 +192,7 @@ def _request(app: AppDef, destination: Destination) -> CheckedApp:
 
 
 def _arguments(app: AppDef) -> dict[str, Any]:
-    """Return what the Estimator is given for an app that the component ``smddp.train`` has made.
-
-    Raises:
-        EstimatorError: It is another's.
-    """
+    """Return the Estimator's parameters for an app of ``smddp.train``; raise EstimatorError for another app."""
     if len(app.roles) != 1 or f"{_METADATA}instance_type" not in app.roles[0].metadata:
         raise EstimatorError(
             f"The app {app.name!r} is no training job: the scheduler smddp takes those of the component smddp.train. "

@@ -1,17 +1,16 @@
-"""Checkpoints: everything a run needs to go on, verified byte for byte, never half written.
+"""Checkpoints: everything a run needs to resume, verified byte for byte, never half written.
 
-One checkpoint is one directory, ``step-000000001234``, with a manifest, and in it a directory of the attempt that saved
-it, whose files are never changed once the manifest names them:
+One checkpoint is one directory, ``step-000000001234``. It contains the manifest and the directory of one save attempt.
+The files of the attempt never change once the manifest names them:
 
-* ``<part>.safetensors`` holds the tensors of one part of the state, ``model`` or ``optimizer`` for instance, in the
-  safetensors format, under the names that they have in that part's state_dict. Where several ranks wrote, there are
-  several: ``model-00001-of-00004.safetensors``.
-* ``ranks.safetensors`` holds, in the same way, what each rank has its own of: its random numbers, for instance.
-* ``state.json`` holds all the rest: the nesting of the state, its numbers and texts, and where each tensor belongs.
+* ``<part>.safetensors`` holds the tensors of one part of the state, such as ``model`` or ``optimizer``, under their
+  names in the part's state_dict. Several ranks write several files: ``model-00001-of-00004.safetensors``.
+* ``ranks.safetensors`` holds the tensors of each rank's own state, such as its random number generators.
+* ``state.json`` holds the rest: the nesting of the state, its numbers and texts, and the position of each tensor.
 * ``digests.json`` holds the xxh3_128 of every tensor.
-* ``manifest.json`` is written last, names every other file with its size and xxh3_128, and vouches for itself.
+* ``manifest.json`` is written last. It names every other file with its size and xxh3_128, and holds its own digest.
 
-What is not named in a valid manifest does not exist. No file is a pickle, and reading one runs no code.
+Files that no valid manifest names do not count. No file is a pickle, and reading a checkpoint runs no code.
 """
 
 import importlib
@@ -45,7 +44,7 @@ _HOMES = {
     "list_checkpoints": "smddp.checkpoint.restore.listing",
     "load_weights": "smddp.checkpoint.convert.weights",
 }
-"""Where each name lives: it is loaded when it is asked for, because who lists checkpoints needs no torch."""
+"""The module of each public name. Imported on first use: listing checkpoints does not need torch."""
 
 __all__ = sorted(_HOMES)
 

@@ -1,4 +1,4 @@
-"""The best checkpoint by a metric: the one before a training began to overfit, and the one to publish."""
+"""Find the best checkpoint by a metric: the one to publish, from before training began to overfit."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from smddp.storage.parallel import in_parallel
 logger = logging.getLogger(__name__)
 
 _THREADS = 16
-"""Manifests that are read at a time: in S3 each is a request."""
+"""Manifests read at the same time. In S3 each is one request."""
 
 
 def find_best(location: str | os.PathLike[str], metric: str, mode: Literal["max", "min"] = "max") -> CheckpointInfo:
     """Find the valid checkpoint with the best value of a metric.
 
-    Of two that are as good the older is the better, as for `Retention`. NaN is never the best.
+    Of equal values the older checkpoint wins, as for `Retention`. NaN is never the best.
 
     Args:
         location: A directory, or ``s3://bucket/prefix``.
         metric: The name of a metric in the manifests.
-        mode: Whether a larger value is better, as of an accuracy, or a smaller one, as of a loss.
+        mode: ``"max"`` if a larger value is better (accuracy), ``"min"`` if a smaller one is (loss).
 
     Returns:
-        It; every byte of it is verified.
+        The checkpoint, with every byte verified.
 
     Raises:
-        CheckpointError: There is no checkpoint, none has the metric, or none that has it is valid.
-        ValueError: The mode is neither.
-        StoreError, OSError: The place cannot be read.
+        CheckpointError: There is no checkpoint, no checkpoint has the metric, or no valid one has.
+        ValueError: The mode is neither ``"max"`` nor ``"min"``.
+        StoreError, OSError: The location cannot be read.
     """
     if mode not in ("max", "min"):
         raise ValueError(f"mode is {mode!r}: whether the best is the 'max' or the 'min' of the metric")
@@ -74,7 +74,7 @@ def find_best(location: str | os.PathLike[str], metric: str, mode: Literal["max"
 
 
 def _ranked(manifests: Sequence[Manifest], metric: str, mode: Literal["max", "min"]) -> list[int]:
-    """Return the steps that have a value of the metric, the best first."""
+    """Return the steps whose manifest has the metric, best first, and the older first among equals."""
     sign = -1.0 if mode == "max" else 1.0
     ranked = sorted(
         (sign * manifest.metrics[metric], manifest.step)
@@ -85,7 +85,7 @@ def _ranked(manifests: Sequence[Manifest], metric: str, mode: Literal["max", "mi
 
 
 def _manifest(store: Store, step: int) -> Manifest | str | None:
-    """Read a manifest; why it cannot be trusted; None if there is none."""
+    """Return the manifest, the reason why it is invalid, or None if absent."""
     try:
         content = store.read_manifest(step)
         manifest = None if content is None else Manifest.from_json(content)

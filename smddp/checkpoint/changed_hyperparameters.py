@@ -1,4 +1,4 @@
-"""What a run was started with, kept with its checkpoints: to see what changed when it goes on."""
+"""The hyperparameters of a run, saved with each checkpoint and compared when the run resumes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def json_values(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return them as they will be read again."""
+    """Return the hyperparameters as JSON reads them back. Raise ValueError if one is not a JSON value."""
     try:
         return dict(json.loads(json.dumps(dict(hyperparameters), allow_nan=False)))
     except (TypeError, ValueError) as error:
@@ -18,9 +18,9 @@ def json_values(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return what is not the same in both: name, old value, new value."""
+    """Return name, old value and new value of each changed hyperparameter; nothing if either side is empty."""
     if not old or not new:
-        return []  # somebody did not say
+        return []  # one side recorded none
     told = [{name: json.dumps(value) for name, value in each.items()} for each in (old, new)]
     names = [*old, *(name for name in new if name not in old)]
     return [

@@ -1,7 +1,7 @@
-"""The Checkpointer: what a training loop calls to save everything that it needs to go on, and to go on.
+"""The Checkpointer: a training loop calls it to save its state, and to resume from the newest checkpoint.
 
-It brings the others together: takes the state, lets the ranks write it in the background, tells how it went. When to
-save is the loop's decision.
+It copies the state, lets the ranks write the copy in the background, and reports the outcome. The training loop decides
+when to save.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from smddp.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _THE_LAST_THREE = Retention()
-_FELT_SECONDS = 0.1  # shorter waiting is not worth a warning
+_FELT_SECONDS = 0.1  # a shorter wait is not worth a warning
 _WARMING_UP = "the memory to save from"
 
 
 class Checkpointer:
-    """Saves and restores a run: the parts given here, and every rank's random numbers.
+    """Saves and restores a run: the parts of its state, and every rank's random number generators.
 
-    `save` copies the state and returns; a background thread does the rest. What goes wrong there is raised by `check`,
-    which costs nothing and is to be called at every step, and by the next `save`, `wait` or `close`. When a save fails,
-    it fails on every rank.
+    `save` copies the state and returns; a background thread writes the copy. `check` raises the error of a failed save:
+    call it at every step, it is cheap. The next `save`, `wait` or `close` raises the error, too. A save that fails on
+    one rank fails on every rank.
 
-    `load` is collective, and so is whichever is the first of `load`, `warm_up` and `save`; later calls of the last two
-    are not, but every rank must save the same steps.
+    `load` is collective. The first call of `load`, `warm_up` or `save` is collective, too. Later calls of `warm_up` and
+    `save` are not, but every rank must save the same steps.
 
     Examples:
         >>> with Checkpointer(
@@ -62,8 +62,8 @@ class Checkpointer:
         ...             checkpointer.save(step + 1)
 
     Attributes:
-        newest: Step and epoch of the newest save, which may be under way, or of what was loaded; (0, 0) before.
-        last_report: What the last save took that is durable; None before the first.
+        newest: Step and epoch of the newest save, even if in progress, or of the loaded checkpoint; (0, 0) before.
+        last_report: The report of the last durable save; None before the first.
     """
 
     def __init__(
@@ -78,28 +78,28 @@ class Checkpointer:
         tolerate_failures: int = 0,
         listener: CommitListener | None = None,
     ) -> None:
-        """Say what to save, and where.
+        """Set what to save, and where.
 
         Args:
-            location: A directory, or ``s3://bucket/prefix``, of this run alone: from the first load or save to `close`,
-                or the end of this process, another one is refused there. It is made with the first checkpoint.
-            state: The parts of the run that are the same on all ranks, by name, as they are under
-                DistributedDataParallel. A name becomes a file's name; ``rng`` and ``ranks`` are taken.
-            per_rank: The parts that each rank has its own of: small ones. A rank that was not there when the checkpoint
-                was saved keeps what it has: its load_state_dict is not called.
+            location: A directory, or ``s3://bucket/prefix``, for this run alone. The run owns it from the first load or
+                save until `close` or the end of this process; other runs are refused. The first save creates it.
+            state: The parts that are the same on all ranks, as under DistributedDataParallel, by name. A name becomes a
+                file name; ``rng`` and ``ranks`` are reserved.
+            per_rank: The parts that differ from rank to rank, by name; keep them small. A rank that did not exist when
+                the checkpoint was saved keeps its own state: its load_state_dict is not called.
             keep: Which checkpoints stay, once a newer one is durable.
-            share: Who writes what is the same on all ranks: the ranks of rank 0's node, each a share, or all. The
-                latter needs a place that all nodes see, S3 or a shared file system. ``"alone"`` is this process and no
-                other: nothing is collective then.
-            hyperparameters: What the run was started with, JSON values; kept with each checkpoint, and compared when
-                one is loaded.
-            tolerate_failures: How many saves in a row may fail because of the disk, the network or the like, before
-                one is an error; they are logged as errors.
-            listener: Told of each checkpoint, on rank 0.
+            share: Which ranks write the replicated state, each a share: ``"node"``, the ranks on rank 0's node;
+                ``"all"``, every rank, which needs S3 or a file system that all nodes share. ``"alone"`` saves this
+                process only, and nothing is collective.
+            hyperparameters: The hyperparameters of the run, JSON values. Saved with each checkpoint, and compared by
+                `load`.
+            tolerate_failures: How many saves in a row may fail because of the disk, the network or the like. They are
+                logged as errors; the next failure is raised.
+            listener: Called on rank 0 for each checkpoint.
 
         Raises:
-            ValueError: A name or the location is not possible, or the hyperparameters are not JSON values.
-            TypeError: A part has no state_dict and load_state_dict.
+            ValueError: A name or the location is invalid, or the hyperparameters are not JSON values.
+            TypeError: A part has no state_dict or no load_state_dict.
         """
         self._state, self._per_rank = dict(state), dict(per_rank or {})
         check_parts(self._state, self._per_rank)
@@ -123,14 +123,14 @@ class Checkpointer:
         self.last_report: SaveReport | None = None
 
     def load(self) -> Manifest | None:
-        """Go back to the newest valid checkpoint; collective.
+        """Restore the newest valid checkpoint; collective.
 
         Returns:
-            What was loaded; None if there is no checkpoint at all.
+            The manifest of the checkpoint; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointError: There are checkpoints but none is valid, or the valid one does not fit the state; or
-                another run saves there; or a save failed in the background. On every rank.
+            CheckpointError: No checkpoint is valid, the newest valid one does not fit the state, another run owns the
+                location, or a save failed in the background. Raised on every rank.
         """
         self._await_turn()
         rank_saver = self._begin()
@@ -149,30 +149,30 @@ class Checkpointer:
         return manifest
 
     def check_writable(self) -> None:
-        """See that checkpoints can be saved there; collective.
+        """Verify that the location accepts checkpoints; collective.
 
         Raises:
-            CheckpointError: They cannot; on every rank.
+            CheckpointError: The location cannot be written. Raised on every rank.
         """
         ranks = self._begin().group.ranks
         with _same_error(ranks):
             ranks.on_main(self._store.check_writable)
 
     def is_empty(self) -> bool:
-        """Tell whether there is no checkpoint yet, not even a damaged one; collective.
+        """Return whether the location has no checkpoint, not even a damaged one; collective.
 
         Raises:
-            CheckpointError: The place cannot be read; on every rank.
+            CheckpointError: The location cannot be read. Raised on every rank.
         """
         ranks = self._begin().group.ranks
         with _same_error(ranks):
             return ranks.on_main(lambda: not list(self._store.steps()))
 
     def take_place(self) -> None:
-        """Keep other runs out of the place from now on, as `load` does; for a run that loads nothing; collective.
+        """Lock the location for this run; collective. `load` does so, too: call this in a run that loads nothing.
 
         Raises:
-            CheckpointError: Another run saves there, or nothing can be written there; on every rank.
+            CheckpointError: Another run owns the location, or it cannot be written. Raised on every rank.
         """
         rank_saver = self._begin()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
@@ -187,21 +187,20 @@ class Checkpointer:
         position: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Save the run as it is now; it is durable some time after this returns: `wait` tells when.
+        """Save the run as it is now. Returns once the state is copied; `wait` returns once the checkpoint is durable.
 
-        A save that is still under way is waited for, and what it failed with is raised here. What is there of the same
-        step by this run, or damaged, is replaced.
+        Waits for a save in progress, and raises its error. Replaces a checkpoint of the same step if it is this run's,
+        the one that this run loaded, or damaged.
 
         Args:
             step: Optimizer steps taken.
-            epoch: The epoch under way.
-            position: Samples of the epoch that are consumed.
-            metrics: What was measured, to be kept with it.
+            epoch: The current epoch.
+            position: Samples of the epoch consumed so far.
+            metrics: Metrics to save with the checkpoint.
 
         Raises:
-            ValueError: A number is not possible, or a metric is none.
-            CheckpointError: Something in the state cannot be saved, or the save before failed. Earlier checkpoints are
-                as they were.
+            ValueError: A number is out of range, or a metric is not a number.
+            CheckpointError: The state cannot be saved, or the previous save failed. Earlier checkpoints are intact.
         """
         if not 0 <= step <= LARGEST_STEP or epoch < 0 or (position is not None and position < 0):
             raise ValueError(
@@ -215,7 +214,7 @@ class Checkpointer:
         started = time.perf_counter()
         try:
             self._await_turn()
-        except CheckpointError as error:  # raised below: the other ranks, who may know already, count on this save
+        except CheckpointError as error:  # raised below: the other ranks may wait for this rank's result
             failure = error
         waited = time.perf_counter() - started
         started = time.perf_counter()
@@ -236,10 +235,10 @@ class Checkpointer:
         self.newest = (request.step, request.epoch)
 
     def check(self) -> None:
-        """Raise what a save failed with in the background, if one did. To be called at every step.
+        """Raise the error of a save that failed in the background, if any. Call it at every step.
 
         Raises:
-            CheckpointError: It failed. Earlier checkpoints are as they were.
+            CheckpointError: The save failed. Earlier checkpoints are intact.
         """
         try:
             if self._background_task.result() is not None:
@@ -254,34 +253,36 @@ class Checkpointer:
 
     @property
     def busy(self) -> bool:
-        """Whether something is under way in the background: whether the next save would have to wait."""
+        """Whether a save or `warm_up` is in progress, so that the next save would wait."""
         return self._background_task.under_way is not None
 
     def wait(self, timeout: float | None = None) -> SaveReport | None:
-        """Wait until the last save is durable, and its outcome known to every rank.
+        """Wait until the last save is durable.
 
         Args:
-            timeout: Seconds; None waits as long as it takes.
+            timeout: Seconds; None waits without a limit.
 
         Returns:
-            What it took; None if it is not durable within that time, or nothing was saved yet.
+            The report of the save; None if it is not durable within the timeout, or nothing was saved yet.
 
         Raises:
-            CheckpointError: It failed, tolerated or not, unless that was raised or logged before.
+            CheckpointError: The save failed, tolerated or not, unless the failure was raised or logged before.
         """
         if self._background_task.wait(timeout) and self._background_task.result() is not None:
             self._failures = 0
-        # Once it is durable, that is so even if older ones are not removed yet.
+        # The checkpoint is durable before older ones are removed, so after a timeout the thread may still prune.
+        # The thread sets `last_report` before `_durable`; `_durable` is read first.
         return self.last_report if self._durable == self._saves else None
 
     def finish(self) -> bool:
-        """Wait for the last save, at the end of training; where failures are tolerated, its failure is logged.
+        """Wait for the last save at the end of training. Log its failure if failures are tolerated.
 
         Returns:
-            Whether it is durable, or nothing was saved: also False for a failure that `check` has logged already.
+            True if the save is durable, or nothing was saved. False if it failed, now or in an earlier `check`.
 
         Raises:
-            CheckpointError: It failed, and none is tolerated, or not because of the disk, the network or the like.
+            CheckpointError: The save failed, and failures are not tolerated, or the cause is the state itself rather
+                than the disk, the network or the like.
         """
         try:
             return self.wait() is not None or self._saves == 0
@@ -298,26 +299,26 @@ class Checkpointer:
         position: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Return once a checkpoint of this moment is durable; a save under way is waited for, a failed one made again.
+        """Return once a checkpoint of this moment is durable. Wait for a save in progress, and repeat a failed one.
 
-        The beginning, step 0 of epoch 0, is as good as saved as long as nothing else was.
+        Step 0 of epoch 0 needs no checkpoint as long as nothing was saved.
 
         Args:
             step: As for `save`.
-            seconds: How long that may take.
+            seconds: The limit for the whole call.
             epoch: As for `save`.
             position: As for `save`.
             metrics: As for `save`.
 
         Raises:
-            CheckpointError: It failed, or took longer.
+            CheckpointError: The save failed, or was not durable in time.
         """
         deadline = time.monotonic() + seconds
         late = CheckpointError(f"it was not durable after {seconds:.0f} s")
         try:
             is_durable = self._saves == 0 or self.wait(seconds) is not None
         except SaveFailedError as error:
-            if self._is_main:  # whatever its cause: this moment is another one, or the last try
+            if self._is_main:  # of any cause: the next try saves a newer state, or is the last one
                 logger.error("%s; it is made again", error)
             is_durable = False
         if is_durable and self.newest == (step, epoch):
@@ -329,19 +330,19 @@ class Checkpointer:
             raise late
 
     def warm_up(self) -> None:
-        """Take the memory for saving now, in the background: so the first save takes no longer than the others.
+        """Allocate the memory for saving in the background, so that the first save is as fast as the others.
 
-        To be called once after the first optimizer step, when the optimizer has its state.
+        Call it once, after the first optimizer step, when the optimizer has its state.
         """
         rank_saver = self._begin()
         self._await_turn()
         self._background_task.submit(partial(_warm_up, rank_saver.snapshotter.preparation()), name=_WARMING_UP)
 
     def close(self) -> None:
-        """Wait for the save under way to end, and give the memory back.
+        """Wait for the save in progress, unlock the location and free the memory.
 
         Raises:
-            CheckpointError: It failed.
+            CheckpointError: The save failed.
         """
         try:
             self.wait()
@@ -354,7 +355,7 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close; when an exception is under way, give a save under way ten seconds and do not raise another."""
+        """Close. On an exception, wait ten seconds at most for a save in progress, and raise no other error."""
         if error is None:
             self.close()
         elif (name := self._background_task.give_up()) is not None:
@@ -369,26 +370,26 @@ class Checkpointer:
         self._is_closed = True
 
     def _leave_place(self) -> None:
-        """Let other runs have the place, unless something is still written there."""
+        """Unlock the location, unless the background thread still writes there."""
         if self._rank_saver is not None and not self.busy:
             self._rank_saver.committer.release_place()
 
     def _log_failure(self) -> None:
-        """Say what the last save failed with, where another exception is to be the one that is raised."""
+        """Log the error of the last save, so that the current exception is the one raised."""
         try:
             self._background_task.result()
         except Exception as failure:  # not swallowed: logged
             logger.error("%s", failure)
 
     def _tolerate(self, error: SaveFailedError, is_tolerated: bool, what_next: str) -> None:
-        """Log what a save failed with, or raise it: what the state itself is the cause of is never tolerated."""
+        """Log the error of a save, or raise it. An error that the state itself causes is always raised."""
         if not (is_tolerated and error.environmental):
             raise error
         if self._is_main:
             logger.error("%s; %s", error, what_next)
 
     def _begin(self) -> RankSaver:
-        """Find the other ranks, once; collective."""
+        """Return this rank's saver. The first call makes it and is collective."""
         if self._is_closed:
             raise CheckpointError("this Checkpointer is closed: make another one")
         if self._rank_saver is None:
@@ -403,7 +404,8 @@ class Checkpointer:
         return self._rank_saver
 
     def _await_turn(self) -> None:
-        """Wait for what is under way in the background."""
+        """Wait, without a bound, until the background thread ends, and raise or log its error."""
+        # The thread reads the snapshot's memory until it ends: only then may the next snapshot overwrite it.
         name, started = self._background_task.under_way, time.perf_counter()
         self._background_task.wait()
         waited = time.perf_counter() - started
@@ -421,7 +423,7 @@ class Checkpointer:
         stalled: float,
         waited: float,
     ) -> SaveReport | None:
-        """Save in the background."""
+        """Save, report and prune, in the background thread."""
         try:
             size = rank_saver.save(request, cancelled)
             report = SaveReport(
@@ -434,7 +436,7 @@ class Checkpointer:
             self.last_report, self._durable = report, request.number
         except SaveFailedError:
             if request.failure is not None:
-                return None  # `save` raised it already
+                return None  # `save` raised this error already
             raise
         if self._is_main:
             logger.info(
@@ -451,7 +453,7 @@ class Checkpointer:
 
 @contextmanager
 def _same_error(ranks: Ranks) -> Iterator[None]:
-    """Raise what failed on one rank as the same CheckpointError on every rank: the cause there, an echo elsewhere."""
+    """Raise an error of one rank as the same CheckpointError on every rank."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What was measured at a step, as the numbers that a manifest keeps and a metric line shows."""
+"""The metrics of a step, as numbers for the manifest and for the metric lines in the log."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import SupportsFloat
 
 
 def as_numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
-    """Return metrics as numbers: an int stays one; all else, such as a tensor of one element, becomes a float.
+    """Return each metric as a number: an int stays an int, and anything else becomes a float.
 
-    Raises:
-        ValueError: If one is no number; says which.
+    Raise ValueError with the metric's name if its value is not a number.
     """
     return {str(name): _number(name, value) for name, value in metrics.items()}
 

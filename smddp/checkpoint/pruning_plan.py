@@ -1,4 +1,4 @@
-"""What would be removed of a place's checkpoints by a rule, for somebody who wants to see it before it is done."""
+"""A preview of retention: the checkpoints that a rule would keep, and those it would remove."""
 
 from __future__ import annotations
 
@@ -13,40 +13,30 @@ from smddp.errors import CheckpointError
 from smddp.storage.parallel import in_parallel
 
 _THREADS = 16
-"""Checkpoints that are looked at at a time: in S3 that is a few requests each."""
+"""Checkpoints inspected at the same time. In S3 each takes a few requests."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class PruningPlan:
-    """The checkpoints of a place, divided."""
+    """The checkpoints to keep and those to remove."""
 
     newest: CheckpointInfo
-    """The newest valid one, verified. It stays, and so does what is later than it: it may be a save under way."""
+    """The newest valid checkpoint, verified. It stays. Later steps stay, too: one may be a save in progress."""
     stay: tuple[CheckpointInfo, ...]
-    """Oldest first, with the newest."""
+    """The checkpoints to keep, oldest first, including the newest."""
     go: tuple[CheckpointInfo, ...]
-    """Oldest first."""
+    """The checkpoints to remove, oldest first."""
 
     @property
     def size(self) -> int:
-        """Bytes of what goes, as far as that is known: of an interrupted save it is not."""
+        """Bytes to free. Checkpoints without a readable manifest, such as interrupted saves, count as 0."""
         return sum(info.manifest.size for info in self.go if info.manifest is not None)
 
 
 def plan_pruning(store: Store, keep: Retention) -> PruningPlan:
-    """Say what a rule leaves, and what not. Nothing is removed.
-
-    Interrupted saves and damaged checkpoints before the newest valid one go, and do not count as kept; what a newer
-    smddp wrote stays. Only the newest is verified byte by byte.
-
-    Args:
-        store: The place.
-        keep: The rule.
-
-    Raises:
-        CheckpointError: There is no valid checkpoint, or none has the metric that decides about the best.
-        StoreError, OSError: The place cannot be read.
-    """
+    """Divide the checkpoints by a rule; remove none. Raise CheckpointError if none is valid, or none has the metric."""
+    # Interrupted saves and damaged checkpoints before the newest valid one go, and do not count as kept. Checkpoints of
+    # a newer smddp stay. Only the newest is verified byte by byte.
     steps = store.steps()
     newest = next(_valid_ones(store), None)
     if newest is None:
@@ -72,7 +62,7 @@ def plan_pruning(store: Store, keep: Retention) -> PruningPlan:
 
 
 def _valid_ones(store: Store) -> Iterator[CheckpointInfo]:
-    """Return the valid checkpoints, newest first, each verified when it is asked for."""
+    """Yield the valid checkpoints, newest first. Verify each when the iteration reaches it."""
     for step in store.newest_first():
         info = inspect(store, step)
         if info.valid:

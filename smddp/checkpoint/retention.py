@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and the removal of the others, which may be killed at any moment."""
+"""Which checkpoints stay, and the removal of the others. A kill in the middle of it does no harm."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Retention:
-    """Which checkpoints stay: those that any of these rules keeps.
+    """Which checkpoints stay. A checkpoint stays if any of these rules keeps it.
 
     Raises:
         ValueError: Nothing would stay, or the rules contradict each other.
     """
 
     last: int = 3
-    """How many of the newest; at least 1."""
+    """How many of the newest checkpoints stay; at least 1."""
     best: int = 0
-    """How many of the best by `metric`. The ones that `every` keeps are not counted. NaN is never among the best, nor
-    is a checkpoint that has no such metric. Of two that are as good the older is the better."""
+    """How many of the best checkpoints by `metric` stay, not counting those that `every` keeps. A checkpoint whose
+    metric is NaN or absent is never among the best. Of equal values the older checkpoint wins."""
     metric: str | None = None
-    """What decides about the best: the name of a metric in the manifests."""
+    """The metric that ranks the best checkpoints: a name in the manifests."""
     mode: Literal["max", "min"] = "max"
-    """Whether a larger value of the metric is better, as of an accuracy, or a smaller one, as of a loss."""
+    """``"max"`` if a larger value of the metric is better (accuracy), ``"min"`` if a smaller one is (loss)."""
     every: int | None = None
-    """For ever, those whose step is a multiple of this; None: no such."""
+    """Keep each checkpoint whose step is a multiple of this, for ever. None keeps none this way."""
 
     def __post_init__(self) -> None:
         for name in ("last", "best", "every"):
@@ -53,20 +53,12 @@ class Retention:
             raise ValueError(f"every is {self.every}: it is a count of steps, 1 or more, or None")
 
     def is_lasting(self, step: int) -> bool:
-        """Return whether `every` keeps it."""
+        """Return whether `every` keeps the checkpoint of this step."""
         return self.every is not None and step % self.every == 0
 
 
 def which_stay(values: Mapping[int, float | None], keep: Retention) -> set[int]:
-    """Choose among finished checkpoints.
-
-    Args:
-        values: The value of `keep.metric` by step; None where it was not measured.
-        keep: The rules.
-
-    Returns:
-        The steps that stay; the largest is always among them.
-    """
+    """Return the steps that stay, always with the largest. `values` maps each step to `keep.metric`, None if absent."""
     last = sorted(values)[-keep.last :]
     lasting = [step for step in values if keep.is_lasting(step)]
     candidates = [
@@ -80,40 +72,34 @@ def which_stay(values: Mapping[int, float | None], keep: Retention) -> set[int]:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Known:
-    """What the manifest of a finished checkpoint says, whose files are all there."""
+    """The facts that pruning needs of a finished checkpoint, read once from its manifest."""
 
     directory: str
     value: float | None
 
 
 class Pruner:
-    """Removes, save after save, what need not stay.
+    """Removes superseded checkpoints after each save. Reads each manifest, and the sizes of its files, once.
 
-    It reads each manifest, and asks for the sizes of its files, once, and only of those checkpoints that it must.
+    Notes on the order:
+      1. Nothing is removed before the newest checkpoint is durable, and its manifest and files are found again.
+      2. Steps after the newest are never removed: they are not this run's past.
+      3. `Store.remove` deletes the manifest first. A kill in the middle leaves an unfinished attempt, never a damaged
+         checkpoint, and the next save removes it.
     """
 
     def __init__(self, store: Store, keep: Retention) -> None:
-        """Begin; nothing is read yet."""
+        """Read nothing yet."""
         self._store = store
         self._keep = keep
         self._known: dict[int, _Known] = {}
         self._swept: set[int] = set()
 
     def prune(self, newest: int) -> list[int]:
-        """Remove the checkpoints before the newest that need not stay.
-
-        Called once the newest is durable: whatever happens here, it is there. Steps after it are left alone: they are
-        not this run's past. Of those before it, unfinished and damaged ones are removed and do not count; those that
-        a newer smddp wrote stay. What cannot be removed now is tried again the next time. A checkpoint that
-        `Retention.every` keeps is looked at only while it is among the last ones.
-
-        Args:
-            newest: The step of the newest checkpoint.
-
-        Returns:
-            The steps that were removed.
-        """
-        self._known.pop(newest, None)  # it may have been saved once more
+        """Remove the checkpoints before `newest` that no rule keeps, and return their steps. A later call retries."""
+        # Unfinished and damaged checkpoints go, and do not count as kept. Checkpoints of a newer smddp stay. A step
+        # that `Retention.every` keeps is examined only until `last` checkpoints are found, to save requests.
+        self._known.pop(newest, None)  # the same step may have been saved again
         self._swept.discard(newest)
         try:
             finished = {newest: self._examine(newest).value}
@@ -145,12 +131,9 @@ class Pruner:
         return sorted(removed)
 
     def _examine(self, step: int) -> _Known:
-        """Return what is known of a finished checkpoint.
+        """Return the facts of a finished checkpoint. Raise CheckpointError if its manifest or a file is bad or missing.
 
-        Its files are there with their sizes; their bytes are not verified: that takes as long as reading them.
-
-        Raises:
-            CheckpointError: There is no manifest that can be trusted, or not all of its files.
+        Checks the sizes of the files, not their bytes.
         """
         if step not in self._known:
             content = self._store.read_manifest(step)
@@ -174,7 +157,7 @@ class Pruner:
         return [step]
 
     def _sweep(self, step: int) -> None:
-        """Remove the attempts at a finished checkpoint that were interrupted, or replaced and not removed."""
+        """Remove all attempts of a finished step, except the attempt that the manifest names."""
         try:
             for attempt in self._store.attempts(step):
                 if attempt != self._known[step].directory:

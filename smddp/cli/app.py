@@ -1,7 +1,7 @@
-"""The command line, ``smddp ...``: a thin skin, each command a few lines over a library function.
+"""The command line, ``smddp ...``: each command is a few lines over a library function.
 
-Commands of packages that smddp must not import (the local platform, the demo) come in by name, through the
-entry point group ``smddp.commands``. Nothing heavy is imported here: ``smddp --help`` should feel instant.
+Packages that smddp must not import (the local platform, the demo) add their commands through the entry point group
+``smddp.commands``. No module that is slow to import is imported here, so that ``smddp --help`` is fast.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ app.command()(collectives.collectives)
 
 @app.command()
 def env() -> None:
-    """Show the cluster this process is part of, and which variable decided each field."""
+    """Show the cluster this process is part of, and the variable that decided each field."""
     from rich.console import Console
     from rich.table import Table
 
@@ -43,7 +43,7 @@ def env() -> None:
     for field, value, source in cluster.explain():
         table.add_row(field, str(value), source)
     job = Job.detect(cluster=cluster)
-    if job.on_sagemaker:  # elsewhere these follow from the script's name
+    if job.on_sagemaker:  # outside a job these depend on the script's name
         for field in ("name", "code_dir", "model_dir", "output_dir", "checkpoint_dir"):
             table.add_row(f"job.{field}", str(getattr(job, field)), "/opt/ml")
         for channel, path in job.channels.items():
@@ -54,7 +54,7 @@ def env() -> None:
     Console().print(table)
 
 
-# Options after the script are the script's; before it, an unknown one is a mistake.
+# Options after the script belong to the script; an unknown option before it is an error.
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def run(
     context: typer.Context,
@@ -117,7 +117,7 @@ for _command in sorted(entry_points(group="smddp.commands"), key=lambda command:
 
 
 def main() -> None:
-    """Run the command line; what a user did wrong is one line on stderr and exit code 2."""
+    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
     try:
         app()
     except SmddpError as error:

@@ -1,4 +1,4 @@
-"""How checkpoints look on a terminal, and in a log."""
+"""Formats checkpoints for a terminal or a log."""
 
 from __future__ import annotations
 
@@ -21,20 +21,14 @@ if TYPE_CHECKING:
     from smddp.checkpoint.stores import Store
 
 _MOST_METRICS = 5
-"""Columns for metrics; more would leave no room for the rest."""
+"""Columns for metrics; more would leave no room for the other columns."""
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> None:
-    """Print a table with one row a checkpoint.
-
-    Args:
-        store: Where they are.
-        infos: Newest first.
-        verified: Whether every byte was.
-    """
+    """Print a table of a store's checkpoints, one row each; ``verified`` says whether every byte was verified."""
     names = sorted({name for info in infos if info.manifest is not None for name in info.manifest.metrics})
     table = Table()
     for column in ("step", "epoch", "age", "size", *names[:_MOST_METRICS]):
@@ -56,14 +50,14 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
 
 
 def describe(info: CheckpointInfo, *, verified: bool) -> str:
-    """Give one line about a checkpoint; that it is valid only if every byte was verified."""
+    """Return one line about a checkpoint; it says "valid" only if every byte was verified."""
     size = "" if info.manifest is None else f", {as_size(info.manifest.size)}"
     state = f": {_state(info, verified=verified)}" if verified or not info.valid else ""
     return f"step {info.step}{size}{state}"
 
 
 def as_size(size: int) -> str:
-    """Give a number of bytes as people read it: ``1.25 GB``."""
+    """Return a number of bytes for people: ``1.25 GB``."""
     value, unit = float(size), 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
@@ -71,7 +65,7 @@ def as_size(size: int) -> str:
 
 
 def as_age(seconds: float) -> str:
-    """Give a time that has passed in its largest unit: ``3 h``."""
+    """Return a duration in its largest unit: ``3 h``."""
     for length, unit in _AGES:
         if seconds >= length:
             return f"{int(seconds / length)} {unit}"
@@ -80,7 +74,7 @@ def as_age(seconds: float) -> str:
 
 @contextlib.contextmanager
 def progress(count: int) -> Iterator[Callable[[str], None]]:
-    """Give a function that prints a line about each of so many things once it is done, with a bar on a terminal."""
+    """Yield a function that prints a line about each of ``count`` finished items, with a bar on a terminal."""
     console = Console()
     if not console.is_terminal:
         yield _write_line
@@ -115,7 +109,7 @@ def _write_line(line: str) -> None:
 
 
 def _print(table: Table) -> None:
-    """Print a table; into a file or a pipe as wide as it is, for there nobody sees it wrapped."""
+    """Print a table; into a file or a pipe at its full width, because wrapping helps only on a terminal."""
     console = Console()
     if not console.is_terminal:
         console = Console(

@@ -1,7 +1,7 @@
-"""``smddp checkpoints ...``: look at checkpoints, verify, remove, choose, export and import them, from a shell.
+"""``smddp checkpoints ...``: lists, verifies, prunes, chooses, exports and imports checkpoints from a shell.
 
-Each command takes a directory or ``s3://bucket/prefix`` with checkpoints, or one checkpoint in it. Nothing of torch is
-imported before a command runs.
+Each command takes a directory or ``s3://bucket/prefix`` with checkpoints, or one checkpoint in it. torch is imported
+only when a command runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def list_(
     every: Annotated[bool, typer.Option("--all", help="Show all, not only the newest 20.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Verify every byte.")] = False,
 ) -> None:
-    """Show what each checkpoint is: step, epoch, age, size, metrics, and whether it is valid."""
+    """List the checkpoints with step, epoch, age, size, metrics and validity."""
     from smddp.checkpoint.restore.listing import inspect_each_alone
     from smddp.cli.checkpoint_table import show
     from smddp.storage.parallel import in_parallel
@@ -59,7 +59,7 @@ def list_(
         store, steps = _look_for(location)
         shown = list(islice(steps, None if every else 20))
         looks = [partial(inspect_each_alone, store, step, deep=verify) for step in shown]
-        infos = in_parallel(looks, threads=1 if verify else 16)  # in S3 a look is a few requests
+        infos = in_parallel(looks, threads=1 if verify else 16)  # in S3 each takes a few requests
         show(store, infos, verified=verify)
         if next(steps, None) is not None:
             typer.echo("These are the newest; --all shows the older ones, too.")
@@ -69,7 +69,7 @@ def list_(
 def verify(location: _Location) -> None:
     """Verify every byte of every checkpoint.
 
-    Exit code 1 if one is damaged, unreadable, or of a newer smddp; or if none is valid.
+    The exit code is 1 if a checkpoint is damaged, unreadable or from a newer smddp, or if none is valid.
     """
     from smddp.checkpoint.restore.listing import inspect_each_alone
     from smddp.cli.checkpoint_table import describe, progress
@@ -99,7 +99,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove the checkpoints that none of the rules keeps. The newest valid one always stays."""
+    """Remove the checkpoints that no rule keeps. The newest valid one always stays."""
     from smddp.checkpoint.pruning_plan import plan_pruning
     from smddp.checkpoint.retention import Retention
     from smddp.cli.checkpoint_table import as_size, describe
@@ -160,7 +160,7 @@ def export(
         typer.Option(help="The part of the state to take; may be given several times.  [default: model]"),
     ] = None,
 ) -> None:
-    """Write the weights of a checkpoint, the newest valid one by default, as files that others read."""
+    """Write the weights of a checkpoint, by default the newest valid one, as files for other tools."""
     from smddp.checkpoint.convert import export as write
 
     parts = list(dict.fromkeys(part or ["model"]))
@@ -179,7 +179,7 @@ def import_(
     step: Annotated[int, typer.Option(help="The optimizer steps taken.")] = 0,
     epoch: Annotated[int, typer.Option(help="The epoch under way.")] = 0,
 ) -> None:
-    """Make a checkpoint from a file or directory of another tool. No code in it is run."""
+    """Make a checkpoint from another tool's file or directory. No code in it is run."""
     from smddp.checkpoint.convert import import_checkpoint
 
     with _one_line_errors():
@@ -188,14 +188,9 @@ def import_(
 
 
 def _look_for(location: str, *, single: bool = True) -> tuple[Store, Iterator[int]]:
-    """Give the place, and the steps that are meant, newest first.
+    """Return the store at a location, and the chosen steps, newest first; raise CheckpointError if there is none.
 
-    Args:
-        location: Of a place or of one checkpoint.
-        single: Whether one checkpoint may be meant.
-
-    Raises:
-        CheckpointError: There is none.
+    ``single`` allows the location of one checkpoint.
     """
     from smddp.checkpoint.stores import open_store
     from smddp.checkpoint.stores.opening import no_checkpoint_in, place_and_step
@@ -224,12 +219,12 @@ def _before(first: int, steps: Iterator[int]) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Raise what a user did wrong as an error that `smddp.cli.main` tells in one line."""
+    """Raise a user's mistake as a CheckpointError, which `smddp.cli.main` prints in one line."""
     try:
         yield
     except SmddpError as error:
         raise CheckpointError(" ".join(str(error).split("\n"))) from error
     except BrokenPipeError:
-        raise  # `smddp checkpoints ls | head` is no mistake
+        raise  # `smddp checkpoints ls | head` is not a mistake
     except (OSError, ValueError) as error:
         raise CheckpointError(str(error)) from error

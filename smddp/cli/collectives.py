@@ -1,4 +1,4 @@
-"""``smddp collectives``: check and time what the ranks can tell each other, before a job that depends on it."""
+"""``smddp collectives``: checks and times the communication between ranks, before a job depends on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def collectives(
 ) -> None:
     """Check and time every communication of torch.distributed.
 
-    Under torchrun, srun, mpirun or in a job, the ranks that these started are measured; else ranks are started here.
+    Under torchrun, srun, mpirun or in a job, this measures the ranks started there; otherwise it starts ranks itself.
     """
     from smddp.cluster import Cluster
     from smddp.collectives.program import Options, run_rank

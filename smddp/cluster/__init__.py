@@ -1,4 +1,4 @@
-"""Where am I? One frozen :class:`Cluster`, whatever started this process. Nothing here loads torch."""
+"""Detects the rank and the nodes of this process as one frozen :class:`Cluster`. Does not import torch."""
 
 from smddp.cluster.cluster import Cluster as Cluster
 from smddp.cluster.sagemaker import OF_RUN_DIRECTORY as OF_RUN_DIRECTORY

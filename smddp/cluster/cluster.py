@@ -1,6 +1,6 @@
-"""The one frozen value that says which process this is, of how many, and where they meet.
+"""The frozen value of this process's rank, the world size, and the address where ranks meet.
 
-It only describes. Opening the process group is ``smddp.distributed``; choosing a device, ``smddp.distributed.device``.
+It only describes. ``smddp.distributed`` opens the process group; ``smddp.distributed.device`` chooses a device.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from smddp.errors import ClusterError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """This process's place in its job.
+    """This process's rank in its job, and the job's nodes.
 
-    Two clusters are equal if their fields are, whatever variables they came from.
+    Two clusters are equal if their fields are equal; ``sources`` do not count.
 
     Examples:
         >>> cluster = Cluster.detect({})
@@ -31,39 +31,39 @@ class Cluster:
     """
 
     rank: int
-    """This process among all, 0 to world_size - 1."""
+    """This process's rank, 0 to world_size - 1."""
     local_rank: int
-    """This process among those of its node, 0 to local_world_size - 1: its GPU, as a rule."""
+    """This process's rank on its node, 0 to local_world_size - 1; usually its GPU's number."""
     world_size: int
     """All processes of the job."""
     local_world_size: int
     """The processes on this node."""
     node_rank: int
-    """This node among all, 0 to node_count - 1."""
+    """This node's number, 0 to node_count - 1."""
     node_count: int
     """The nodes of the job."""
     hosts: tuple[str, ...]
-    """A name for each node, in the platform's own order; ``node-0``, ... where the launcher gives no names."""
+    """A name for each node, in the platform's own order; ``node-0``, ... if the launcher gives no names."""
     master_addr: str
-    """Where the processes meet: the address of rank 0's node."""
+    """The address of rank 0's node, where the processes meet."""
     master_port: int
     """The port there, 1 to 65535."""
     launcher: str
-    """What started the ranks: "torchrun", "mpi", "slurm", "openpai", "sagemaker", or "single" for none; or
-    "torch.distributed" where the script's own process group tells the ranks."""
+    """The launcher of the ranks: "torchrun", "mpi", "slurm", "openpai", "sagemaker", or "single" for none; or
+    "torch.distributed" if the ranks come from the script's own process group."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """For each field the variable, with its value, that decided it, or ``default: why``."""
+    """The origin of each field: a variable with its value, or ``default: why``."""
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> Cluster:
-        """Return the cluster that these variables describe; a pure function of them.
+        """Return the cluster that these variables describe: a pure function of the variables.
 
         Args:
-            environ: The environment variables; None is this process's own.
+            environ: The environment variables; None means this process's own.
 
         Raises:
-            ClusterError: They are contradictory or incomplete. The message names the variable, its value and what is
-                expected.
+            ClusterError: The variables are contradictory or incomplete. The message names the variable, its value and
+                the expected value.
 
         Examples:
             >>> Cluster.detect({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}).rank
@@ -86,7 +86,7 @@ class Cluster:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which speaks and writes for all."""
+        """Whether this is rank 0, which logs and writes for all."""
         return self.rank == 0
 
     @property
@@ -95,7 +95,7 @@ class Cluster:
         return self.hosts[self.node_rank]
 
     def explain(self) -> list[tuple[str, object, str]]:
-        """Return each field with its value and the variable that decided it, in the order of the fields."""
+        """Return each field with its value and its origin, in the order of the fields."""
         return [
             (entry.name, getattr(self, entry.name), self.sources.get(entry.name, "given"))
             for entry in fields(self)

@@ -1,7 +1,8 @@
-"""Which launcher started this process: the innermost one, since it is the one that counts the ranks.
+"""Chooses the launcher of this process: the innermost one, because it numbers the ranks.
 
 torchrun may run inside mpirun, srun, OpenPAI or SageMaker; mpirun inside a Slurm allocation or SageMaker; a plain
-process inside any of the platforms. So they are asked in that order, and the first that recognises itself answers.
+process inside any of the platforms. The launchers are asked in that order, and the first that recognises its variables
+answers.
 """
 
 from __future__ import annotations
@@ -16,24 +17,20 @@ from smddp.errors import ClusterError
 
 
 class Launcher(Protocol):
-    """What each launcher's file offers."""
+    """The interface of each launcher's module."""
 
     def started(self, environment: Environment) -> bool:
-        """Return whether this launcher started the process, as far as its variables tell."""
+        """Return whether this launcher started the process, judged by its variables."""
 
     def read(self, environment: Environment) -> EnvValues:
-        """Return what its variables say."""
+        """Return the values of its variables."""
 
 
 LAUNCHERS: tuple[Launcher, ...] = (torchrun, mpi, slurm, openpai, sagemaker, single)
 
 
 def read(variables: Mapping[str, str]) -> EnvValues:
-    """Return what the launcher of this process says.
-
-    Raises:
-        ClusterError: Its variables are incomplete or not what they should be.
-    """
+    """Return the values from this process's launcher; raise ClusterError if its variables are incomplete or invalid."""
     environment = Environment(variables)
     launcher = next(launcher for launcher in LAUNCHERS if launcher.started(environment))
     values = launcher.read(environment)

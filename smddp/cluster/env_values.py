@@ -1,7 +1,7 @@
-"""What a launcher's variables say, each value with the variable that it came from.
+"""The values of a launcher's variables, each with its origin.
 
-Here are only the shapes. Reading one variable is ``environment``, which variables count is each launcher's file, and
-whether the values fit together is ``cluster``.
+Only the types. ``environment`` reads one variable, each launcher's module chooses the variables, and ``cluster`` checks
+that the values fit together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EnvValue(Generic[T]):
-    """A value, and what decided it: ``NAME=text`` of a variable, or ``default: why``."""
+    """A value and its origin: ``NAME=text`` of a variable, or ``default: why``."""
 
     value: T
     source: str
@@ -22,7 +22,7 @@ class EnvValue(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvValues:
-    """The fields of a Cluster, as one launcher gives them."""
+    """The fields of a Cluster, as one launcher's variables give them."""
 
     launcher: EnvValue[str]
     rank: EnvValue[int]
@@ -37,6 +37,6 @@ class EnvValues:
 
 
 def unnamed_hosts(count: int, launcher: str) -> EnvValue[tuple[str, ...]]:
-    """Return names to tell hosts apart by, for a launcher that gives none; they are no addresses."""
+    """Return names that distinguish hosts, for a launcher that gives none; they are not addresses."""
     names = ("localhost",) if count == 1 else tuple(f"node-{index}" for index in range(count))
     return EnvValue(names, f"default: {launcher} names no hosts")

@@ -1,4 +1,4 @@
-"""How many GPUs this host has, without loading torch."""
+"""Counts this host's GPUs without importing torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
-    """Return the GPUs that nvidia-smi lists; without that program, those that have a device file."""
+    """Return the number of GPUs that nvidia-smi lists, or of device files if that program is absent or fails."""
     if shutil.which("nvidia-smi") is not None:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
         if listed.returncode == 0:
@@ -23,6 +23,6 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
 
 def count_visible(gpus: int, environ: Mapping[str, str]) -> int:
-    """Return the ``gpus`` that CUDA_VISIBLE_DEVICES lets a process use."""
+    """Return how many of ``gpus`` CUDA_VISIBLE_DEVICES makes visible to a process."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     return gpus if visible is None else min(gpus, len([name for name in visible.split(",") if name.strip()]))

@@ -1,7 +1,8 @@
 """MPI's variables: OpenMPI's OMPI_COMM_WORLD_*, and PMI_* with MPI_LOCALRANKID of MPICH's and Intel MPI's Hydra.
 
-MPI tells neither nodes nor a meeting place. Nodes are computed, which needs ranks that fill one node after the other
-(``--map-by slot``, the default). The meeting place is MASTER_ADDR, else SageMaker's first host, else this machine.
+MPI gives neither node numbers nor a master address. Node numbers are computed, which needs ranks that fill one node
+after the other (``--map-by slot``, the default). The master address is MASTER_ADDR, or SageMaker's first host, or this
+machine.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ _HYDRA = _Dialect(rank="PMI_RANK", size="PMI_SIZE", local_rank="MPI_LOCALRANKID"
 
 
 def started(environment: Environment) -> bool:
-    """Return whether mpirun or mpiexec started this process; under srun, which sets PMI_RANK too, Slurm counts."""
+    """Return whether mpirun or mpiexec started this process; under srun, which sets PMI_RANK too, Slurm started it."""
     if environment.first(_OPENMPI.rank, _OPENMPI.size, _HYDRA.local_rank) is not None:
         return True
     return _HYDRA.rank in environment and not slurm.started(environment)
 
 
 def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int]]:
-    """Return this process among all of MPI's."""
+    """Return MPI's rank and world size."""
     dialect = _dialect(environment)
     return (
         environment.integer(dialect.rank, beside=_evidence(environment, dialect)),
@@ -51,7 +52,7 @@ def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int
 
 
 def read(environment: Environment) -> EnvValues:
-    """Return the ranks as MPI numbers them; in a SageMaker job, hosts by their names there."""
+    """Return the ranks as MPI numbers them; in a SageMaker job, with SageMaker's host names."""
     dialect = _dialect(environment)
     evidence = _evidence(environment, dialect)
     rank, world_size = rank_and_size(environment)

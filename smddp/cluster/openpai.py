@@ -1,4 +1,4 @@
-"""OpenPAI's variables: one process a task instance, in the documented dialect and in that of its older examples.
+"""OpenPAI's variables: one process for each task instance, in the documented and the older dialect.
 
 ==================  ==============================================  ==========================
 what                documented                                      older examples
@@ -10,7 +10,7 @@ addresses           PAI_HOST_IP_<role>_<i>                          the same
 a reserved port     PAI_PORT_LIST_<role>_0_<label>                  PAI_<role>_0_<label>_PORT
 ==================  ==============================================  ==========================
 
-Several processes an instance are torchrun's business. (Alibaba's PAI-DLC is another product: see ``torchrun``.)
+For several processes in an instance, use torchrun. (Alibaba's PAI-DLC is another product: see ``torchrun``.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smddp.errors import ClusterError
 _INDICES = ("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "PAI_TASK_INDEX")
 
 _OWN_LABELS = frozenset({"ssh", "http"})
-"""Ports that OpenPAI reserves for itself."""
+"""Ports that OpenPAI uses itself."""
 
 
 def started(environment: Environment) -> bool:
@@ -33,7 +33,7 @@ def started(environment: Environment) -> bool:
 
 
 def read(environment: Environment) -> EnvValues:
-    """Return one process an instance of the task role, numbered as the instances are."""
+    """Return one process for each instance of the task role, numbered as the instances are."""
     evidence = environment.first(*_INDICES)
     assert evidence is not None, "read() follows started()"
     index = environment.integer(*_INDICES, beside=evidence)

@@ -1,7 +1,7 @@
 """SageMaker's hosts, in the dialects of its SDKs V2 (SM_HOSTS, SM_CURRENT_HOST) and V3 (also SM_HOST_COUNT, ...).
 
-A job without a launcher runs one process a host. Where torchrun or mpirun counts the ranks, they ask here for hosts.
-The variables are those of the sagemaker-training toolkit 5.1 and of V3's container drivers.
+A job without a launcher runs one process on each host. ``torchrun`` and ``mpi`` take only the host names from here. The
+variables are those of the sagemaker-training toolkit 5.1 and of V3's container drivers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from smddp.cluster.environment import Environment
 from smddp.errors import ClusterError
 
 MASTER_PORT = 7777
-"""The toolkit's port."""
+"""The port of SageMaker's toolkit."""
 
 OF_RUN_DIRECTORY = "SMDDP_SM_VARIABLES"
-"""The names of the SM_* variables that ``smddp run`` has set, for scripts written for SageMaker: there is no SageMaker,
-and only what others have set counts."""
+"""The variable that lists the SM_* variables set by ``smddp run`` for scripts written for SageMaker. There is no
+SageMaker then, so detection ignores these."""
 
 _RESOURCE_CONFIG = "the JSON object of resourceconfig.json"
 _A_LIST = 'a JSON list of host names such as ["algo-1", "algo-2"]'
 
 
 def without_run_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables but for those that ``smddp run`` has set, which tell nothing that its directory does not."""
+    """Return the variables without those that ``smddp run`` set from its run directory."""
     own = {OF_RUN_DIRECTORY, *environ.get(OF_RUN_DIRECTORY, "").split(",")}
     return {name: value for name, value in environ.items() if name not in own}
 
@@ -33,12 +33,12 @@ def without_run_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def started(environment: Environment) -> bool:
     """Return whether this is a SageMaker job."""
     if OF_RUN_DIRECTORY in environment:
-        return False  # which sets none beside those of SageMaker
+        return False  # `smddp run` sets it only outside SageMaker
     return environment.first("SM_HOSTS", "SM_CURRENT_HOST", "SM_RESOURCE_CONFIG") is not None
 
 
 def read(environment: Environment) -> EnvValues:
-    """Return one process a host, numbered as the hosts are."""
+    """Return one process for each host, numbered as the hosts are."""
     names, current = hosts(environment), current_host(environment)
     index = EnvValue(_index(environment, names, current), f"{current.source} in {names.source}")
     count = EnvValue(len(names.value), names.source)
@@ -60,7 +60,7 @@ def read(environment: Environment) -> EnvValues:
 def hosts(environment: Environment) -> EnvValue[tuple[str, ...]]:
     """Return the hosts that train together, in the platform's order.
 
-    In a heterogeneous cluster these are only the hosts of SM_DISTRIBUTION_INSTANCE_GROUPS, as for the toolkit.
+    In a heterogeneous cluster these are only the hosts of SM_DISTRIBUTION_INSTANCE_GROUPS, as in the toolkit.
     """
     environment.require("SM_HOSTS", "SM_RESOURCE_CONFIG", beside="SM_CURRENT_HOST")
     if "SM_HOSTS" not in environment:
@@ -87,14 +87,14 @@ def current_host(environment: Environment) -> EnvValue[str]:
 
 
 def master_addr(environment: Environment, names: EnvValue[tuple[str, ...]]) -> EnvValue[str]:
-    """Return MASTER_ADDR, else V3's SM_MASTER_ADDR, else the first host, as for the toolkit."""
+    """Return MASTER_ADDR, or V3's SM_MASTER_ADDR, or the first host, as the toolkit does."""
     if "SM_MASTER_ADDR" in environment:
         return environment.master_addr(environment.text("SM_MASTER_ADDR", beside="SM_MASTER_ADDR"))
     return environment.master_addr(EnvValue(names.value[0], f"first of {names.source}"))
 
 
 def master_port(environment: Environment) -> EnvValue[int]:
-    """Return MASTER_PORT, else V3's SM_MASTER_PORT, else 7777, as for the toolkit."""
+    """Return MASTER_PORT, or V3's SM_MASTER_PORT, or 7777, as the toolkit does."""
     if "SM_MASTER_PORT" in environment:
         return environment.master_port(environment.integer("SM_MASTER_PORT", beside="SM_MASTER_PORT"))
     return environment.master_port(EnvValue(MASTER_PORT, "default: the SageMaker toolkit's port"))
@@ -116,7 +116,7 @@ def _of_the_distribution(environment: Environment) -> EnvValue[tuple[str, ...]] 
         return None
     chosen = environment.json("SM_DISTRIBUTION_INSTANCE_GROUPS", expected="a JSON list of instance groups")
     if "instance_groups" not in _whole_resource_config(environment).value:
-        return None  # the SDK's Local Mode knows hosts, but no groups
+        return None  # the SDK's Local Mode has hosts, but no groups
     groups = _resource_config(environment, "instance_groups")
     try:
         names = [

@@ -1,16 +1,10 @@
-"""Ranks within ranks: what one launcher started may start ranks of its own, an equal share for each."""
+"""Nested ranks: each rank of an outer launcher may start an equal share of the inner ranks."""
 
 from __future__ import annotations
 
 
 def is_equal_share(rank: int, world_size: int, *, outer_rank: int, outer_size: int) -> bool:
-    """Return whether a rank belongs to an outer one, all of which have as many ranks, in their order.
-
-    Args:
-        rank: The inner rank, 0 to world_size - 1.
-        world_size: All inner ranks.
-        outer_rank: Whose rank it would be.
-        outer_size: All outer ranks.
+    """Return whether an inner rank belongs to an outer rank, if all outer ranks have equal shares, in order.
 
     Examples:
         >>> is_equal_share(3, 4, outer_rank=1, outer_size=2), is_equal_share(1, 2, outer_rank=0, outer_size=2)

@@ -1,4 +1,4 @@
-"""No launcher: one process on its own. MASTER_ADDR and MASTER_PORT alone start nobody, but are kept."""
+"""No launcher: a single process. MASTER_ADDR and MASTER_PORT are kept, but do not imply a launcher."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from smddp.cluster.env_values import EnvValue, EnvValues, unnamed_hosts
 from smddp.cluster.environment import Environment
 
 DEFAULT_PORT = 29500
-"""torchrun's own default."""
+"""torchrun's default port."""
 
 
 def started(environment: Environment) -> bool:

@@ -1,8 +1,8 @@
-"""Slurm's variables in a process that srun started: SLURM_PROCID and its kin, those of the step before the job's.
+"""Slurm's variables in a process that srun started: SLURM_PROCID and others; a step's values go before the job's.
 
-A shell in an allocation (salloc), or a batch script before its first srun, is one plain process, however many tasks
-the allocation is for. Slurm gives no meeting place: without MASTER_ADDR and MASTER_PORT it is the step's first node and
-a port derived from the ids of job and step (see :meth:`~smddp.cluster.environment.Environment.port_of_job`).
+A shell in an allocation (salloc), or a batch script before its first srun, is one plain process, for any number of
+allocated tasks. Slurm gives no master address: without MASTER_ADDR and MASTER_PORT it is the step's first node, and the
+port is derived from the ids of job and step (see :meth:`~smddp.cluster.environment.Environment.port_of_job`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smddp.cluster.environment import Environment
 from smddp.errors import ClusterError
 
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0
-"""Slurm's own steps, the batch script and the interactive shell among them, are numbered from here (slurm.h)."""
+"""Slurm's own steps, such as the batch script and the interactive shell, are numbered from here (slurm.h)."""
 
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
@@ -30,7 +30,7 @@ def started(environment: Environment) -> bool:
 
 
 def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int]]:
-    """Return this task among all of the step."""
+    """Return this task's number and the step's number of tasks."""
     return (
         environment.integer("SLURM_PROCID", beside="SLURM_STEP_ID"),
         environment.integer("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", beside="SLURM_PROCID", minimum=1),
@@ -59,7 +59,7 @@ def read(environment: Environment) -> EnvValues:
 
 
 def unused_nodes(variables: Mapping[str, str]) -> str | None:
-    """Say, for people, that a process without srun leaves nodes of its allocation unused; None if it does not."""
+    """Return a warning if a process without srun leaves nodes of its allocation unused; None otherwise."""
     environment = Environment(variables)
     if "SLURM_JOB_ID" not in environment or "SLURM_JOB_NUM_NODES" not in environment or started(environment):
         return None
@@ -73,7 +73,7 @@ def unused_nodes(variables: Mapping[str, str]) -> str | None:
 
 
 def expand_tasks(listed: EnvValue[str]) -> tuple[int, ...]:
-    """Return the tasks on each node: ``2(x3),1`` is 2, 2, 2, 1."""
+    """Return the number of tasks on each node: ``2(x3),1`` is 2, 2, 2, 1."""
     counts: list[int] = []
     for part in listed.value.split(","):
         match = _TASKS.fullmatch(part.strip())
@@ -104,7 +104,7 @@ def _range(piece: str) -> list[str]:
     if not dash:
         last = first
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
-        return [f"[{piece}]"]  # no range: expand_nodes() refuses what still has brackets
+        return [f"[{piece}]"]  # not a range: expand_nodes() refuses names with brackets
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
 

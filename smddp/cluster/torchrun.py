@@ -1,7 +1,7 @@
-"""torchrun's variables, which also anything else sets that follows torch's ``env://`` convention: RANK and its kin.
+"""torchrun's variables, which other programs with torch's ``env://`` convention set as well: RANK and others.
 
 A RANK without LOCAL_RANK is refused: Alibaba's PAI-DLC and Kubeflow's PyTorchJob number *nodes* with RANK and
-WORLD_SIZE, and taking those for processes would train on one process a node without a word.
+WORLD_SIZE. Reading these as processes would silently train on one process of each node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from smddp.errors import ClusterError
 
 
 def started(environment: Environment) -> bool:
-    """Return whether RANK or LOCAL_RANK is set, or a size alone that no other launcher around explains."""
+    """Return whether RANK or LOCAL_RANK is set, or a size alone that neither MPI nor Slurm explains."""
     if environment.first("RANK", "LOCAL_RANK") is not None:
         return True
     sized = environment.first("WORLD_SIZE", "LOCAL_WORLD_SIZE") is not None
@@ -22,7 +22,7 @@ def started(environment: Environment) -> bool:
 
 
 def read(environment: Environment) -> EnvValues:
-    """Return the ranks as torchrun numbers them; in a SageMaker job, hosts by their names there."""
+    """Return the ranks as torchrun numbers them; in a SageMaker job, with SageMaker's host names."""
     evidence = environment.first("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert evidence is not None, "read() follows started()"
     if "RANK" in environment and "LOCAL_RANK" not in environment:
@@ -86,7 +86,7 @@ def _hosts(environment: Environment, node_rank: EnvValue[int], node_count: EnvVa
 def _refuse_disagreement(environment: Environment, rank: EnvValue[int], world_size: EnvValue[int]) -> None:
     """Check that a RANK set by hand fits the launcher around it: the same ranks, or equal shares of its ranks.
 
-    torchrun overwrites RANK and may number nodes as it likes, so it is not asked.
+    torchrun overwrites RANK and may number nodes in any order, so its ranks are not checked.
     """
     outer = next((launcher for launcher in (mpi, slurm) if launcher.started(environment)), None)
     if outer is None or "TORCHELASTIC_RUN_ID" in environment:

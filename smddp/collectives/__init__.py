@@ -1,1 +1,1 @@
-"""``smddp collectives``: every communication of torch.distributed, checked and timed on the ranks that there are."""
+"""``smddp collectives``: check and time every communication of torch.distributed on the available ranks."""

@@ -1,4 +1,4 @@
-"""Checks and times operations on all ranks, and says what a backend lacks."""
+"""Check and time operations on all ranks, and report what a backend lacks."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _LONGEST_REASON = 160
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Measurement:
-    """What came of one operation at one size."""
+    """The result of one operation at one size."""
 
     operation: str
     reduction: str | None
-    """The reduce operation, where there is one."""
+    """The reduce operation, or None."""
     backend: str
     device: str
     ranks: int
     size: int
     """Bytes of the largest buffer on a rank."""
     seconds: float | None = None
-    """Of one call, the mean of many on the slowest rank; None if the backend lacks it."""
+    """Mean seconds per call, on the slowest rank; None if the backend lacks the operation."""
     bus_factor: float = 1.0
     is_right: bool | None = None
-    """Whether every rank had the right result; None where there is none to compare: of a barrier, or nothing ran."""
+    """Whether every rank had the right result; None without a result, as for a barrier or if nothing ran."""
     lacks: str | None = None
-    """Why the backend does not have it."""
+    """Why the backend lacks the operation, or None."""
 
     @property
     def algorithm_bandwidth(self) -> float | None:
-        """Bytes a second."""
+        """Size over time, in bytes a second."""
         return self.size / self.seconds if self.seconds and self.size else None
 
     @property
@@ -52,13 +52,9 @@ class Measurement:
 def measure(
     operations: Sequence[Operation], settings: Sequence[Setting], sizes: Sequence[int], *, seconds: float
 ) -> Iterator[Measurement]:
-    """Run each operation on each backend, with each reduce operation that it has; all ranks must go through it.
+    """Measure each operation in each setting, with each reduce operation; all ranks must iterate over it.
 
-    Args:
-        operations: What to run.
-        settings: Where, one for each backend and device.
-        sizes: Bytes of the largest buffer on a rank, about.
-        seconds: How long each is to be repeated.
+    ``sizes`` are approximate bytes of the largest buffer on a rank; each call is repeated for about ``seconds``.
     """
     for setting in settings:
         for operation in operations:
@@ -73,7 +69,7 @@ def _over_sizes(
         found = _measure_one(operation, setting, reduction, size, seconds)
         yield found
         if found.lacks is not None or found.size == 0:
-            return  # no other size would tell more
+            return  # another size would give the same
 
 
 def _measure_one(
@@ -105,7 +101,7 @@ def _measure_one(
 
 
 def _try(call: Call) -> str | None:
-    """Run the operation once; why the backend refuses it, if it does. It refuses on all ranks, before it sends."""
+    """Run the operation once; return why the backend refuses it, or None. It refuses on all ranks, before it sends."""
     try:
         call.run()
     except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
@@ -114,7 +110,7 @@ def _try(call: Call) -> str | None:
 
 
 def _time(call: Call, setting: Setting, seconds: float) -> float:
-    """Return the mean of a call, on the slowest rank."""
+    """Return the mean seconds of a call, on the slowest rank."""
     taken = _repeat(call, setting, _WARM_UP_CALLS)
     # The ranks must agree on the number of calls: the slowest one's warm-up decides.
     slowest = _over_ranks(setting, taken / _WARM_UP_CALLS, dist.ReduceOp.MAX)

@@ -1,8 +1,8 @@
-"""What a communication of torch.distributed is here: inputs whose result is known, a call, and a size.
+"""One communication of torch.distributed: inputs with a known result, a call, and a size.
 
-Sizes and bandwidths are those of NVIDIA's nccl-tests, whose doc/PERFORMANCE.md derives them: the size is that of the
-largest buffer on a rank, the algorithm's bandwidth is size over time, and the bus bandwidth is that times a factor, so
-that it can be compared with what the hardware can do, at any number of ranks.
+Sizes and bandwidths are defined as in NVIDIA's nccl-tests (doc/PERFORMANCE.md): the size is that of the largest buffer
+on a rank, the algorithm bandwidth is size over time, and the bus bandwidth is the algorithm bandwidth times a factor,
+which makes it comparable with the hardware's bandwidth for any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REDUCTIONS = (*_EVERY_REDUCTION, *_OF_BITS)
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Setting:
-    """Where an operation runs."""
+    """The ranks, backend, device and group that an operation runs on."""
 
     rank: int
     world_size: int
@@ -32,7 +32,7 @@ class Setting:
     group: dist.ProcessGroup
 
     def values(self, rank: int, count: int, reduction: str | None) -> Tensor:
-        """Return what a rank puts in: small whole numbers, of which sums and products are exact."""
+        """Return a rank's input: small whole numbers, so that sums and products are exact."""
         dtype = torch.int32 if reduction in _OF_BITS else torch.float32
         index = torch.arange(count, device=self.device)
         if reduction == "PRODUCT":
@@ -40,7 +40,7 @@ class Setting:
         return ((index * 5 + rank * 3) % 13).to(dtype)
 
     def parts(self, size: int) -> int:
-        """Return how many numbers each of as many parts as there are ranks has, all of them ``size`` bytes."""
+        """Return how many numbers each rank's part has, if all parts together have ``size`` bytes."""
         return max(size // 4 // self.world_size, 1)
 
 
@@ -56,9 +56,9 @@ class Call:
     """One operation, ready to run."""
 
     run: Callable[[], object]
-    """Runs it, and returns once it is done; on a GPU once it is queued."""
+    """Run the operation, and return once it is done; on a GPU once it is queued."""
     is_right: Callable[[], bool] | None
-    """Whether this rank has the right result of the last run; None for what has no result."""
+    """Return whether this rank's result of the last run is right; None for an operation without a result."""
     size: int
     """Bytes of the largest buffer on a rank."""
 
@@ -68,10 +68,10 @@ class Operation:
     """A communication of torch.distributed."""
 
     name: str
-    """That of the function."""
+    """The name of the function."""
     prepare: Callable[[Setting, int, str | None], Call]
-    """Makes the buffers for about so many bytes and, where the operation reduces, for one of `REDUCTIONS`."""
+    """Make the buffers, for about so many bytes and one of `REDUCTIONS`, or None if the operation does not reduce."""
     bus_factor: Callable[[int], float] = lambda _: 1.0
-    """By the number of ranks: bus bandwidth over the algorithm's."""
+    """Return bus bandwidth over algorithm bandwidth, by the number of ranks."""
     reduces: bool = False
     least_ranks: int = 1

@@ -18,7 +18,7 @@ def _reduction(name: str | None) -> Any:
 
 
 def _reduced(setting: Setting, count: int, reduction: str | None) -> Tensor:
-    """Return the right result of a reduction of what all ranks put in."""
+    """Return the right result of a reduction over all ranks' inputs."""
     combine: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "SUM": torch.add,
         "AVG": torch.add,
@@ -42,7 +42,7 @@ def _is_close(own: Tensor, right: Tensor) -> bool:
 class _InPlace:
     """A buffer that an operation overwrites with its result.
 
-    Calls that are timed go on with what the one before left; the call that is checked begins with known numbers.
+    Timed calls continue with the previous result; the checked call starts from known numbers.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -152,7 +152,7 @@ def _barrier(setting: Setting, _size: int, _reduction: str | None) -> Call:
 
 
 def _send_recv(setting: Setting, size: int, _: str | None) -> Call:
-    """Send from each even rank to the next one, which receives."""
+    """Send from each even rank to the next rank, which receives."""
     count = max(size // 4, 1)
     rank, peer = setting.rank, setting.rank ^ 1
     own, received = setting.values(rank, count, None), torch.zeros(count, device=setting.device)
@@ -173,7 +173,7 @@ def _send_recv(setting: Setting, size: int, _: str | None) -> Call:
 
 
 def _isend_irecv(setting: Setting, size: int, _: str | None) -> Call:
-    """Send from each rank to the next one, and receive from the one before, at the same time."""
+    """Send from each rank to the next, and receive from the previous one, at the same time."""
     count = max(size // 4, 1)
     following, before = (setting.rank + 1) % setting.world_size, (setting.rank - 1) % setting.world_size
     own, received = setting.values(setting.rank, count, None), torch.zeros(count, device=setting.device)
@@ -259,4 +259,4 @@ OPERATIONS = (
     Operation(name="all_to_all", prepare=_all_to_all, bus_factor=_all_but_own),
     Operation(name="barrier", prepare=_barrier),
 )
-"""All of them, in the order of PyTorch's documentation."""
+"""All operations, in the order of PyTorch's documentation."""

@@ -1,7 +1,7 @@
-"""A health check of the ranks before training: which host is cut off, which one garbles data, which one is slow.
+"""Check the ranks before training: find hosts that are cut off, garble data, or are slow.
 
-Every host sends to every other one and back, as many pairs at a time as there are; then all ranks add up together. What
-one pair finds says little; a host that is bad with all others is named.
+Every host exchanges data with every other one, in as many pairs at a time as possible; then all ranks compute a sum
+together. One bad pair does not tell which host is bad; a host that is bad with all others is named.
 """
 
 from __future__ import annotations
@@ -27,27 +27,24 @@ _BYTES = 4 * 2**20
 _REPEATS = 5
 _PATIENCE = timedelta(seconds=30)
 _SLOW = 0.5
-"""A host is slow if it reaches less than this share of what the others reach among themselves."""
+"""A host is slow if its bandwidth is less than this fraction of the bandwidth among the others."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class PairResult:
-    """What one host found of another one."""
+    """The result of one host's exchange with another one."""
 
     bandwidth: float = 0.0
-    """Bytes a second in each direction, both at once."""
+    """Bytes a second in each direction, both directions at once."""
     fault: str | None = None
-    """What is wrong between the two; None if nothing is."""
+    """The error between the two hosts, or None."""
 
 
 def check_ranks(membership: Membership) -> None:
-    """Check hosts and ranks, in a second or two; all ranks call it, before they train.
+    """Check hosts and ranks, in a second or two; all ranks call it before training.
 
-    Rank 0 logs a slow host. Of two hosts, nobody can say which one is slow.
-
-    Raises:
-        DistributedError: On every rank, with the hosts that cannot be reached or garble data, or the ranks whose sum is
-            wrong.
+    Rank 0 logs a slow host, if there are more than two. Raise DistributedError on every rank, with the hosts that can't
+    be reached or garble data, or the ranks with a wrong sum.
     """
     cluster = membership.cluster
     if cluster.world_size == 1:
@@ -56,12 +53,12 @@ def check_ranks(membership: Membership) -> None:
     first = {node: rank for rank, (node, _, local) in enumerate(nodes) if local == 0}
     hosts = {node: host for node, host, _ in nodes}
     peers = first if cluster.local_rank == 0 else {}
-    # A group of its own: a connection that has timed out would break whatever comes after it in the same group.
+    # A separate group: a connection that timed out would break later collectives of the same group.
     group = group_of_all(timeout=_PATIENCE)
     found = membership.ranks.gather(lambda: _measure_pairs(cluster.node_rank, peers, group, membership.device))
     dist.destroy_process_group(group)
     pairs = {(nodes[rank][0], peer): result for rank, own in enumerate(found) for peer, result in own.items()}
-    # Ranks that can't reach each other would hang in a sum.
+    # Order: sum only if the exchange found no fault. Ranks that can't reach each other would hang in the sum.
     if faults := _faults_of_hosts(pairs, hosts) or _wrong_sums(membership):
         raise DistributedError(f"The check before training found: {'; '.join(faults)}.")
     if cluster.is_main and pairs:
@@ -75,11 +72,7 @@ def check_ranks(membership: Membership) -> None:
 
 
 def slow_hosts(bandwidths: Mapping[tuple[int, int], float]) -> list[tuple[int, float, float]]:
-    """Return the slow hosts, each with its bandwidth and the bandwidth among the others.
-
-    Args:
-        bandwidths: By pair of hosts, from each of them.
-    """
+    """Return the slow hosts, each with its bandwidth and that among the others; ``bandwidths`` is by pair of hosts."""
     slow = []
     for node in sorted({first for first, _ in bandwidths}):
         own = [value for pair, value in bandwidths.items() if node in pair]
@@ -90,7 +83,7 @@ def slow_hosts(bandwidths: Mapping[tuple[int, int], float]) -> list[tuple[int, f
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Return the rounds in which every pair of players meets once: as few as possible, one pair a player in each."""
+    """Return the fewest rounds in which every pair of players meets once, each player in one pair a round."""
     places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
     plan = []
     for _ in range(len(places) - 1):
@@ -104,7 +97,10 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 def _measure_pairs(
     node: int, first: Mapping[int, int], group: dist.ProcessGroup, device: torch.device
 ) -> dict[int, PairResult]:
-    """Return what this host finds of each other one; ``first`` has the rank that speaks for each node, or nothing."""
+    """Return this host's result with each other host.
+
+    ``first`` has the first rank of each node; it is empty on ranks that do not exchange.
+    """
     players = sorted(first)
     found = {}
     for pairs in rounds(len(players)):
@@ -118,11 +114,11 @@ def _measure_pairs(
 def _measure_pair(node: int, peer: int, rank: int, group: dist.ProcessGroup, device: torch.device) -> PairResult:
     own, received = _payload(node, device), torch.empty(_BYTES // 4, dtype=torch.int32, device=device)
     try:
-        _exchange(own, received, rank, group)  # which connects the two
+        _exchange(own, received, rank, group)  # connects the two hosts
         started = time.perf_counter()
         for _ in range(_REPEATS):
             _exchange(own, received, rank, group)
-        is_right = torch.equal(received, _payload(peer, device))  # waits for a GPU
+        is_right = torch.equal(received, _payload(peer, device))  # waits for the GPU
         seconds = time.perf_counter() - started
     except RuntimeError as error:
         return PairResult(fault=str(error).strip().splitlines()[0])
@@ -145,7 +141,7 @@ def _payload(node: int, device: torch.device) -> Tensor:
 
 
 def _faults_of_hosts(pairs: Mapping[tuple[int, int], PairResult], hosts: Mapping[int, str]) -> list[str]:
-    """Return the hosts that are at fault with every other one, or else the pairs in which something went wrong."""
+    """Name the hosts that fail with every other host, and the remaining pairs that fail."""
     faulty = {pair: result.fault for pair, result in pairs.items() if result.fault is not None}
     bad = [
         node for node in hosts if len(hosts) > 2 and faulty and all(pair in faulty for pair in pairs if node == pair[1])
@@ -160,7 +156,7 @@ def _first_fault(faulty: Mapping[tuple[int, int], str], node: int) -> str:
 
 
 def _wrong_sums(membership: Membership) -> list[str]:
-    """Return the ranks that have another sum than the right one."""
+    """Return the ranks with a wrong sum."""
     cluster = membership.cluster
     count = 1024
     total = torch.arange(count, dtype=torch.float32, device=membership.device) + cluster.rank

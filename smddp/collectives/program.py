@@ -1,4 +1,4 @@
-"""What one rank of ``smddp collectives`` runs: ``python .../program.py`` with the options as one JSON text."""
+"""The program of one rank of ``smddp collectives``: ``python .../program.py`` with the options as one JSON text."""
 
 from __future__ import annotations
 
@@ -17,39 +17,35 @@ from smddp.distributed import Membership, join, leave
 
 logger = logging.getLogger(__name__)
 
-_WIDTH = 110  # where nobody knows how wide the output is
+_WIDTH = 110  # if the output is no terminal
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Options:
-    """What to measure, and where to leave the results."""
+    """The operations to measure, and the files for the results."""
 
     operations: tuple[str, ...]
-    """Their names; all of them if empty."""
+    """Names of operations; all if empty."""
     sizes: tuple[int, ...]
     """Bytes of the largest buffer on a rank."""
     seconds: float
-    """How long each operation is repeated at each size."""
+    """Seconds to repeat each operation at each size."""
     json_lines: str | None = None
     plot: str | None = None
 
     def as_json(self) -> str:
-        """Return the text that `from_json` reads."""
+        """Return the text for `from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Options:
-        """Return the options of a text."""
+        """Read the options from a text."""
         values = json.loads(text)
         return cls(**values | {"operations": tuple(values["operations"]), "sizes": tuple(values["sizes"])})
 
 
 def run_rank(options: Options) -> int:
-    """Join the ranks, measures, and report on rank 0.
-
-    Returns:
-        The exit code: 1 if a result was wrong.
-    """
+    """Join the ranks, measure, and report on rank 0; return exit code 1 if a result was wrong."""
     membership = join()
     is_main = membership.cluster.is_main
     chosen = [each for each in OPERATIONS if not options.operations or each.name in options.operations]
@@ -65,7 +61,7 @@ def run_rank(options: Options) -> int:
 
 
 def settings(membership: Membership) -> list[Setting]:
-    """Return the backends of the ranks and their devices: nccl where there are GPUs, and one for the CPU's tensors."""
+    """Return one setting per backend: gloo for CPU tensors if available, and the GPU's backend if there are GPUs."""
     cluster = membership.cluster
     on = {torch.device("cpu"): "gloo"} if membership.control_device.type == "cpu" else {}
     if membership.device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Measurements for people and programs: a table, JSON lines, a plot."""
+"""Show measurements as a table, as JSON lines, or as a plot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def format_size(size: int) -> str:
-    """Return the size with the largest unit in which it is a whole number, or one with a digit after the point."""
+    """Return the size in its largest unit, with one digit after the point if it is no whole number."""
     number = float(size)
     for unit in _UNITS:
         if number < 1024 or unit == _UNITS[-1]:
@@ -27,7 +27,7 @@ def format_size(size: int) -> str:
 
 
 def print_table(measurements: Sequence[Measurement], console: Console) -> None:
-    """Print a table for each backend, and below it what the backend lacks."""
+    """Print a table for each backend, and below it the operations that the backend lacks."""
     for backend, device in dict.fromkeys((each.backend, each.device) for each in measurements):
         own = [each for each in measurements if (each.backend, each.device) == (backend, device)]
         table = Table(title=f"{backend} on {device}, {own[0].ranks} rank(s)", title_justify="left")
@@ -55,7 +55,7 @@ def print_table(measurements: Sequence[Measurement], console: Console) -> None:
 
 
 def write_json(measurements: Sequence[Measurement], path: Path) -> None:
-    """Write one JSON object a line: the fields of `Measurement`, and both bandwidths in bytes a second."""
+    """Write one JSON object per line: the fields of `Measurement`, and both bandwidths in bytes a second."""
     with path.open("w") as file:
         for each in measurements:
             bandwidths = {"algorithm_bandwidth": each.algorithm_bandwidth, "bus_bandwidth": each.bus_bandwidth}
@@ -63,7 +63,7 @@ def write_json(measurements: Sequence[Measurement], path: Path) -> None:
 
 
 def write_plot(measurements: Sequence[Measurement], path: Path) -> None:
-    """Plot bus bandwidth and latency over size, a line for each operation (of reductions the sum)."""
+    """Plot bus bandwidth and latency over size, with a line for each operation; of reductions only SUM."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")

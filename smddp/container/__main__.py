@@ -1,4 +1,4 @@
-"""``python -m smddp.container``: what an image runs as ``train``, from the platform's files to the exit code."""
+"""``python -m smddp.container``: an image's ``train`` program, from the platform's files to the exit code."""
 
 from __future__ import annotations
 
@@ -26,14 +26,9 @@ logger = logging.getLogger("smddp.container")
 
 
 def train(environ: Mapping[str, str]) -> int:
-    """Run the job that ``environ`` and the files under /opt/ml describe.
+    """Run the job of ``environ`` and /opt/ml, write ``output/failure`` or ``output/success``, and return the exit code.
 
-    Returns:
-        The exit code of the job's processes, once ``output/failure`` or ``output/success`` is written.
-
-    Raises:
-        SmddpError: The job can't be started.
-        StoppedBeforeStart: A stop came before it was.
+    Raise SmddpError if the job can't be started, StoppedBeforeStart if a stop comes first.
     """
     contract = read_contract(environ)
     forget_outcome(contract.output_dir)
@@ -64,7 +59,7 @@ def train(environ: Mapping[str, str]) -> int:
 
 
 def _largest_child() -> int:
-    """Return the most bytes of memory that one process of the job has had at a time."""
+    """Return the peak memory, in bytes, of the job's largest process."""
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return most if sys.platform == "darwin" else most << 10
 
@@ -89,7 +84,7 @@ def _report(output_dir: Path, result: Result, reason: str) -> None:
 def main() -> int:
     """Run the program; return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("botocore").setLevel(logging.WARNING)  # where it found its configuration is nobody's news
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it logs the source of its credentials at INFO
     raise_on_stop()
     try:
         return train(os.environ)

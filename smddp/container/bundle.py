@@ -1,7 +1,12 @@
-"""Unpacks archives that come from whoever may write to a bucket: the bundle of training code, what a job has left.
+"""Unpacks untrusted archives: the bundle of training code, and a job's output.
 
-Nothing in one may land, or point, outside its directory, nor fill the disk or the memory, whatever its headers say.
-It is unpacked beside its place and moved there once it has been read to its end: one that is refused leaves nothing.
+No member may be written, or link, outside the target directory, or fill the disk or the memory.
+
+1. Unpack files and directories into a temporary directory inside the target, without symbolic links, so that nothing is
+   written through a link.
+2. Check all links, and make them.
+3. Check that each entry can take its place in the target, and move the entries there. A refused archive leaves nothing
+   behind.
 """
 
 from __future__ import annotations
@@ -19,30 +24,24 @@ from smddp.storage.tar_header import DIRECTORY, HARD_LINK, SYMBOLIC_LINK, BadHea
 
 MAX_MEMBERS = 100_000
 MAX_BYTES = 10 * 2**30
-"""Bounds on what one bundle may unpack to: far above any code, far below a disk."""
+"""The most members and bytes of one unpacked bundle: far more than any code, far less than a disk."""
 MAX_NAME_BYTES = 1024
-"""Bytes of a path. Directories within directories are no deeper than half as many."""
+"""Bytes of a path. This also bounds the depth of nested directories, to half as many."""
 
-_HEADER_BYTES = 4096  # of a member beside its data, with some padding, by far
+_HEADER_BYTES = 4096  # more than a member's header and padding
 _SPECIAL_BITS = 0o6000  # setuid, setgid
 _PIECE = 2**20  # bytes copied at a time
 
 
 def unpack(archive: Path, directory: Path, *, name: str, most_bytes: int | None = None) -> None:
-    """Unpack a .tar.gz into a directory: all of it, or nothing if it is refused.
+    """Unpack a .tar.gz into a directory, completely or not at all; existing files stay unless the archive has them.
 
-    Args:
-        archive: Where it is.
-        directory: Where it goes. Files that are there already stay, unless the bundle holds them too.
-        name: What errors begin with.
-        most_bytes: What it may unpack to; by default `MAX_BYTES`.
-
-    Raises:
-        SourceError: It is damaged, or a member would leave the directory, is no file, directory or link, has the
-            setuid or setgid bit, can't take the place of what is there, or there is too much of it.
+    ``name`` names the archive in errors; ``most_bytes`` bounds the unpacked size (default: `MAX_BYTES`). Raise
+    SourceError if the archive is damaged or too large, or if a member leaves the directory, is a special file, has the
+    setuid or setgid bit, or can't replace an existing entry.
     """
     try:
-        # Inside of the directory: it may be a mount of its own, or the working directory of who runs.
+        # Inside the directory, which may be a mount or the working directory: so the move is a rename.
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=directory) as temporary:
             room = MAX_BYTES if most_bytes is None else most_bytes
             tree = _Tree(Path(temporary), name, room)
@@ -58,7 +57,7 @@ def unpack(archive: Path, directory: Path, *, name: str, most_bytes: int | None 
 
 
 class _Tree:
-    """What was unpacked so far. It has no symbolic links until all else is there: nothing is written through one."""
+    """The members unpacked so far. Symbolic links are made last, so nothing is written through one."""
 
     def __init__(self, root: Path, archive: str, room: int) -> None:
         self.root = root
@@ -76,18 +75,18 @@ class _Tree:
         if header.kind == SYMBOLIC_LINK:
             self._links[path] = header.link
         else:
-            self._links.pop(path, None)  # of two with one name the last counts
+            self._links.pop(path, None)  # of two members with one name the last counts
             (target if header.kind == DIRECTORY else target.parent).mkdir(parents=True, exist_ok=True)
             if header.kind == HARD_LINK:
                 self._copy(header, target)
             elif header.kind != DIRECTORY:
                 self._count(header, header.size)
                 _write(target, data, header.mode)
-        for _ in data:  # what has none by right may have some
+        for _ in data:  # read on to the next member: even links and directories may have data
             pass
 
     def make_links(self) -> None:
-        """Make the symbolic links, which lead nowhere but to what was unpacked."""
+        """Make the symbolic links, after checking that they stay inside the tree."""
         try:
             check_links(self._links)
         except RefusedLinkError as error:
@@ -101,7 +100,7 @@ class _Tree:
             link.symlink_to(target)
 
     def check_places(self, directory: Path) -> None:
-        """See that each can go to its place in a directory: a file takes a file's place, and no directory's."""
+        """Check that each entry can take its place: a file replaces only a file, and a directory only a directory."""
         for entry, place in _moves(self.root, directory):
             if os.path.lexists(place) and _is_directory(entry) != _is_directory(place):
                 kinds = ("file", "directory") if _is_directory(place) else ("directory", "file")
@@ -119,7 +118,7 @@ class _Tree:
             raise self._refusal(header.name, problem)
 
     def _copy(self, header: Header, target: Path) -> None:
-        """Unpack a hard link, as the copy of a file: so it counts."""
+        """Unpack a hard link as a copy of its file, so that its bytes count."""
         name = PurePosixPath(header.link)
         original = self.root / name
         if name.is_absolute() or ".." in name.parts or name in self._links or not original.is_file():
@@ -169,7 +168,7 @@ def _write(target: Path, data: Iterable[bytes], mode: int) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move all that is in one directory to another, into the directories that are there already."""
+    """Move all entries of a directory to another one, merging directories."""
     for entry, place in _moves(source, target):
         entry.replace(place)
 

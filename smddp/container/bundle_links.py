@@ -1,7 +1,6 @@
-"""Where the symbolic links of a bundle lead, looked up in the table of its members: the disk is not asked.
+"""Resolves the symbolic links of a bundle in the table of its members, without reading the disk.
 
-Each link is followed once, whoever leads through it, and no further than Linux would: so it is work in proportion to
-the length of what the links say.
+Each link is followed once and cached, and no further than Linux would: the work is proportional to the links' length.
 """
 
 from __future__ import annotations
@@ -10,16 +9,11 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 MOST_TURNS = 40
-"""As many links as Linux itself follows for one name."""
+"""The number of links that Linux itself follows for one name."""
 
 
 class RefusedLinkError(Exception):
-    """A link leads where none may, or too far.
-
-    Args:
-        link: Its path.
-        problem: What is wrong with it.
-    """
+    """The link at a path leads outside the tree, or through too many links."""
 
     def __init__(self, link: str, problem: str) -> None:
         super().__init__(link, problem)
@@ -28,13 +22,9 @@ class RefusedLinkError(Exception):
 
 
 def check_links(links: Mapping[PurePosixPath, str]) -> None:
-    """See that all links lead to places in the tree.
+    """Check that all links, given as relative targets by path, stay in the tree; raise RefusedLinkError otherwise.
 
-    Args:
-        links: What each says, relative to where it lies; by its path, on which there is no link but itself.
-
-    Raises:
-        RefusedLinkError: One leads out of the tree, or through more than `MOST_TURNS` links.
+    A path has no link among its parents. A chain of more than `MOST_TURNS` links is refused, too.
     """
     table = _Table({str(path): target for path, target in links.items()})
     for path in table.links:
@@ -44,7 +34,7 @@ def check_links(links: Mapping[PurePosixPath, str]) -> None:
 
 
 class _Table:
-    """Paths are text without a slash at their ends, and the root is the empty one."""
+    """The links by path. Paths are text without a slash at either end; the root is the empty text."""
 
     def __init__(self, links: Mapping[str, str]) -> None:
         self.links = links
@@ -52,11 +42,9 @@ class _Table:
         self._open: set[str] = set()
 
     def follow(self, link: str, *, depth: int) -> tuple[str, int]:
-        """Return where a link leads, and through how many links, itself included; once they are too many, that is all.
+        """Return a link's target, and the number of links to it, this one included; ``depth`` counts the open links.
 
-        Args:
-            link: Its path.
-            depth: How many links are being followed, this one included.
+        If the number exceeds MOST_TURNS, the target is not final.
         """
         if (followed := self._followed.get(link)) is not None:
             return followed
@@ -79,7 +67,7 @@ class _Table:
                 here = here.rpartition("/")[0]
                 continue
             here = f"{here}/{part}" if here else part
-            # Links that lead to each other lead nowhere. They count as directories, so that they say no way out either.
+            # Links in a circle have no target. They count as directories, so that `..` behind them is checked as well.
             if here in self.links and here not in self._open:
                 here, more = self.follow(here, depth=depth + 1)
                 turns += more

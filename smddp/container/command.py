@@ -1,7 +1,7 @@
-"""Which program runs the entry point: plain python, a shell, torchrun or mpirun, in the toolkit's order.
+"""Chooses the program that runs the entry point: python, a shell, torchrun or mpirun, in the toolkit's order.
 
-The order is mpi, pytorch_ddp, torch_distributed, smdataparallel, parameter server, plain. Where the toolkit would go
-on and train something else than was asked for, this refuses.
+The order is mpi, pytorch_ddp, torch_distributed, smdataparallel, parameter server, plain. If the toolkit would silently
+train something else than requested, this raises an error.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 _PROCESSES_PER_CPU = 4
 _FEW_PROCESSES = 64
-"""Ranks that a host always takes, however few its CPUs."""
+"""The number of ranks that a host always allows, even with few CPUs."""
 
 PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
-"""The hyperparameter that AWS's training toolkit, too, reads the ranks on each host from, for torchrun as well."""
+"""The hyperparameter with the number of ranks on each host, for torchrun as well; AWS's toolkit reads it, too."""
 PROCESSES_IN_ALL = "sagemaker_mpi_num_processes"
-"""That of the ranks on all hosts, if they shall be fewer; for mpirun alone."""
+"""The hyperparameter with the number of ranks on all hosts, if smaller; for mpirun only."""
 
 _REFUSED = {
     "sagemaker_multi_worker_mirrored_strategy_enabled": "The multi-worker mirrored strategy",
@@ -41,14 +41,14 @@ _REFUSED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """What the container starts."""
+    """The command that the container starts."""
 
     words: tuple[str, ...]
-    """The command line; without the interpreter, unless it is a shell's."""
+    """The command line, without the interpreter unless it is a shell."""
     through_shell: bool = False
-    """Whether it is a shell, which must be signalled together with what it runs."""
+    """Whether it is a shell, which must be signalled together with its children."""
     package: bool = False
-    """Whether the code is a Python package, which has to be installed before it runs."""
+    """Whether the code is a Python package, which is installed before it runs."""
     many: bool = False
     """Whether several ranks write to one standard error."""
 
@@ -58,16 +58,9 @@ class Command:
 
 
 def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, str], *, gpus: int) -> Command:
-    """Decide on the launcher and its command line.
+    """Choose the launcher and its command line; raise JobError if the requested distribution is not possible here.
 
-    Args:
-        contract: What the platform says.
-        entry_point: A file in the code directory.
-        environ: ``SMDDP_MASTER_PORT`` and ``SMDDP_MAX_RESTARTS`` are read.
-        gpus: How many of them the job can use.
-
-    Raises:
-        JobError: The distribution asked for can't be had here.
+    ``gpus`` is the number that the job can use; of ``environ``, SMDDP_MASTER_PORT and SMDDP_MAX_RESTARTS are read.
     """
     package = is_package(entry_point, top_files(contract.code_dir))
     arguments = user_arguments(contract.hyperparameters)
@@ -80,7 +73,7 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
     is_shell = not package and not entry_point.endswith(".py")
     if launcher is None and is_shell:
         return Command(words=(*SHELL, entry_point, *arguments), through_shell=True)
-    program = [entry_point]  # for python, and for the launchers alike
+    program = [entry_point]  # the same for python and for the launchers
     if is_shell:
         program = ["-m", "smddp.container.job_process", entry_point]
     elif package:
@@ -100,29 +93,21 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
 
 
 def check_settings(environ: Mapping[str, str]) -> None:
-    """Check the variables by which a job changes how its ranks start.
-
-    Raises:
-        JobError: One has a value that the container refuses.
-    """
+    """Check the variables SMDDP_MAX_RESTARTS and SMDDP_MASTER_PORT; raise JobError if the container refuses one."""
     _max_restarts(environ)
     _master_port(environ)
 
 
 def check_processes(name: str, given: object) -> None:
-    """Check a hyperparameter that is a number of processes.
-
-    Raises:
-        JobError: It is none.
-    """
+    """Raise JobError unless a hyperparameter is a number of processes, 1 or more."""
     if not re.fullmatch(r"[1-9]\d*", str(given)):
         raise JobError(f"{name}={given!r} must be a whole number, 1 or more.")
 
 
 def _launcher(framework: Mapping[str, Any]) -> str | None:
-    """Return what starts the ranks; None for a plain script.
+    """Return the launcher of the ranks; None for a plain script.
 
-    It is "mpi", or "torchrun", which also starts those of "smdistributed" and "parameter_server".
+    It is "mpi", or "torchrun", which also runs "smdistributed" and "parameter_server".
     """
     for name, what in _REFUSED.items():
         if framework.get(name):
@@ -160,7 +145,7 @@ def _processes_per_host(framework: Mapping[str, Any], gpus: int) -> int:
 
 
 def _mpi_ranks(framework: Mapping[str, Any], most: int) -> int:
-    """Return how many ranks mpirun starts: as many as the hosts take, unless the job asks for fewer."""
+    """Return the number of ranks for mpirun: all that the hosts take, or fewer if the job asks for it."""
     given = framework.get(PROCESSES_IN_ALL) or most
     check_processes(PROCESSES_IN_ALL, given)
     if len(str(given)) > 9 or int(given) > most:
@@ -172,7 +157,7 @@ def _mpi_ranks(framework: Mapping[str, Any], most: int) -> int:
 
 
 def _most_processes() -> int:
-    """Return the most ranks a host takes: enough for every sensible layout, far below what takes a host down."""
+    """Return the most ranks of a host: enough for every sensible layout, and far below a host's limits."""
     return max(_FEW_PROCESSES, _PROCESSES_PER_CPU * (os.cpu_count() or 1))
 
 

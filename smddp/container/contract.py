@@ -1,7 +1,6 @@
-"""What the platform says under /opt/ml: where things lie, who the hosts are, and which hyperparameters there are.
+"""Reads the platform's files under /opt/ml: directories, hosts and hyperparameters.
 
-Read once, as the files stand. What a script makes of it is ``smddp.job``; how it becomes SM_* variables is
-``smddp.container.environment``.
+``smddp.job`` is a script's view of them; ``smddp.container.environment`` turns them into SM_* variables.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from smddp.job.hyperparameters.bundled import POINTER
 PLATFORM_PREFIX = "sagemaker_"
 
 DISTRIBUTION_GROUPS = "sagemaker_distribution_instance_groups"
-"""The hyperparameter that lists the instance groups whose hosts get ranks; hosts of any other run the script alone."""
+"""The hyperparameter with the instance groups whose hosts get ranks; other hosts run the script without a launcher."""
 
 OWN_HYPERPARAMETERS = frozenset(
     {
@@ -35,7 +34,7 @@ OWN_HYPERPARAMETERS = frozenset(
         POINTER,
     }
 )
-"""Hyperparameters that the toolkit reads for itself; other ``sagemaker_`` ones are the framework's."""
+"""Hyperparameters that the toolkit reads itself; other ``sagemaker_`` ones belong to the framework."""
 
 DISTRIBUTIONS = (
     "sagemaker_mpi_enabled",
@@ -46,7 +45,7 @@ DISTRIBUTIONS = (
     "sagemaker_multi_worker_mirrored_strategy_enabled",
     "sagemaker_torch_distributed_enabled",
 )
-"""Framework hyperparameters each of which asks for more than one plain process."""
+"""Framework hyperparameters that each request more than one plain process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +53,11 @@ class Contract:
     """One host's view of one training job."""
 
     base: Path
-    """/opt/ml, or where SAGEMAKER_BASE_DIR moves it."""
+    """/opt/ml, or SAGEMAKER_BASE_DIR."""
     hyperparameters: Mapping[str, Any]
-    """The user's."""
+    """The user's hyperparameters."""
     platform: Mapping[str, Any]
-    """Those that the SDK adds: ``sagemaker_program`` and its like."""
+    """Hyperparameters that the SDK adds, such as ``sagemaker_program``."""
     resources: Mapping[str, Any]
     """resourceconfig.json."""
     channels: Mapping[str, Any]
@@ -66,22 +65,22 @@ class Contract:
 
     @property
     def code_dir(self) -> Path:
-        """Where the source bundle is unpacked, and the working directory of the job's processes."""
+        """The directory of the unpacked source bundle, and the working directory of the job's processes."""
         return self.base / "code"
 
     @property
     def output_dir(self) -> Path:
-        """Where ``failure`` or ``success`` is written."""
+        """The directory of ``failure`` or ``success``."""
         return self.base / "output"
 
     @property
     def submit_directory(self) -> str:
-        """The URI of the source bundle; the code directory itself if the image brings the code."""
+        """The URI of the source bundle, or the code directory if the code is in the image."""
         return str(self.platform.get("sagemaker_submit_directory", self.code_dir))
 
     @property
     def framework(self) -> dict[str, Any]:
-        """The hyperparameters that choose and shape the distribution."""
+        """The hyperparameters that configure the distribution."""
         return {name: value for name, value in self.platform.items() if name not in OWN_HYPERPARAMETERS}
 
     @property
@@ -106,7 +105,7 @@ class Contract:
 
     @property
     def distribution_groups(self) -> list[str]:
-        """The instance groups that the distribution runs on: none if no distribution is asked for."""
+        """The instance groups that the distribution runs on; empty without a distribution."""
         framework = self.framework
         asked = any(framework.get(name) for name in DISTRIBUTIONS)
         return list(framework.get(DISTRIBUTION_GROUPS, [self.current_group] if asked else []))
@@ -121,21 +120,17 @@ class Contract:
 
     @property
     def master_host(self) -> str:
-        """The host that the others meet at."""
+        """The host of rank 0, where the others meet."""
         return (self.distribution_hosts or self.hosts)[0]
 
 
 def base_directory(environ: Mapping[str, str]) -> Path:
-    """Return /opt/ml, or where SAGEMAKER_BASE_DIR moves it."""
+    """Return SAGEMAKER_BASE_DIR, or /opt/ml."""
     return Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
 
 
 def read_contract(environ: Mapping[str, str]) -> Contract:
-    """Read the configuration that the platform wrote.
-
-    Raises:
-        JobError: A file is missing or is not what the /opt/ml contract promises.
-    """
+    """Read the platform's configuration; raise JobError if a file is missing or does not follow the contract."""
     base = base_directory(environ)
     config = base / "input" / "config"
     resources = _read(config / "resourceconfig.json", required=True)
@@ -160,11 +155,9 @@ def read_contract(environ: Mapping[str, str]) -> Contract:
 
 
 def with_bundled_hyperparameters(contract: Contract) -> Contract:
-    """Return the contract with the hyperparameters that travelled in the bundle, which is unpacked by now.
+    """Return the contract with the hyperparameters of the code bundle, after it was unpacked.
 
-    Raises:
-        HyperparameterError: They are not there as they were sent.
-        JobError: One of them can't be a variable.
+    Raise HyperparameterError if their file is missing or changed, JobError if one of them can't be a variable.
     """
     if POINTER not in contract.platform:
         return contract
@@ -198,7 +191,7 @@ def _check_hyperparameters(given: Mapping[str, Any]) -> None:
 
 
 def fault_of_hyperparameter(name: str, value: object) -> str | None:
-    """Return why it can't be the variable SM_HP_<NAME> and the option --<name>, and what to do; None if it can."""
+    """Return why a hyperparameter can't be the variable SM_HP_<NAME> and the option --<name>; None if it can."""
     if "=" in name or "\0" in name:
         return (
             f"{name!r} can't be an environment variable and an option of the script: its name must have neither '=' "
@@ -210,7 +203,7 @@ def fault_of_hyperparameter(name: str, value: object) -> str | None:
 
 
 def _check_groups(contract: Contract) -> None:
-    """Check that the groups with ranks are some of the job's: the toolkit would start other trainings in silence."""
+    """Check that the groups with ranks belong to the job: the toolkit would silently start separate trainings."""
     known = list(contract.groups) or [contract.current_group]
     remedy = f"Name the groups that train in the hyperparameter {DISTRIBUTION_GROUPS}, as a JSON list."
     if DISTRIBUTION_GROUPS not in contract.platform:
@@ -229,4 +222,4 @@ def _decode(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, TypeError, RecursionError):
-        return value  # a bare string, as every SDK but V2 sends it; nothing is nested that deep
+        return value  # a bare string, as every SDK but V2 sends it, or JSON nested too deep to parse

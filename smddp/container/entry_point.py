@@ -1,6 +1,6 @@
-"""What an entry point may be, under each launcher: the container holds a job to it, and a plan before it is sent.
+"""The rules for entry points under each launcher, for the container and for a plan before it is sent.
 
-AWS's toolkit has the same rule for the name (sagemaker-training 5.1.4, ``process.validate_entry_point``).
+The rule for names is the toolkit's (sagemaker-training 5.1.4, ``process.validate_entry_point``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _SETUP = "setup.py"
 
 
 def fault_of_name(entry_point: str) -> str | None:
-    """Return what is wrong with the path of an entry point in the source bundle, and what is allowed; None if right."""
+    """Return what is wrong with an entry point's path in the source bundle, and what is allowed; None if valid."""
     segments = entry_point.split("/")
     if _NAME.fullmatch(entry_point) and "." not in segments and ".." not in segments:
         return None
@@ -26,9 +26,7 @@ def fault_of_name(entry_point: str) -> str | None:
 def is_package(entry_point: str, files: Container[str]) -> bool:
     """Return whether the code is a Python package, which is installed, and runs as a module.
 
-    Args:
-        entry_point: The entry point; of a package it may also be a module's name, without ``.py``.
-        files: The names of what lies at the top of the bundle.
+    ``files`` are the names at the top of the bundle. A package's entry point may be a module's name, without ``.py``.
     """
     return _SETUP in files and not entry_point.endswith(".sh")
 
@@ -36,7 +34,7 @@ def is_package(entry_point: str, files: Container[str]) -> bool:
 def fault_under_torchrun(entry_point: str, *, package: bool) -> str | None:
     """Return why torchrun can't start an entry point in its ranks; None if it can.
 
-    The other launchers start any: AWS's toolkit and this container alike.
+    The other launchers start any entry point, in AWS's toolkit and in this container.
     """
     if not package and entry_point.endswith(".py"):
         return None

@@ -1,14 +1,14 @@
 """The environment of the job's processes: the SM_* contract, as SageMaker's own training toolkit sets it.
 
 The names, values and encodings are those of sagemaker-training 5.1.4, quirks included; the tests compare with it.
-What the user already set stays as it is. Where this differs from the toolkit, on purpose:
+Variables that the user set stay unchanged. Intended differences from the toolkit:
 
 - ``SM_NUM_NEURONS`` is always 0: Trainium is not supported.
 - ``SAGEMAKER_REGION`` comes from the job or the environment, not from boto3's configuration files.
 - ``PYTHONPATH`` is the user's, after the code directory, not the whole of ``sys.path``.
-- ``NCCL_SOCKET_IFNAME`` and ``GLOO_SOCKET_IFNAME`` are set if they are unset and there is such an interface;
-  ``NCCL_DEBUG``, ``NCCL_IB_DISABLE`` and ``NCCL_PROTO`` are never touched.
-- ``SM_DLC_TORCH_VERSION`` and the variables of EFA are not set: the image's own libraries know better.
+- ``NCCL_SOCKET_IFNAME`` and ``GLOO_SOCKET_IFNAME`` are set if they are unset and the interface exists;
+  ``NCCL_DEBUG``, ``NCCL_IB_DISABLE`` and ``NCCL_PROTO`` are never changed.
+- ``SM_DLC_TORCH_VERSION`` and the variables of EFA are not set: the image's own libraries decide.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from smddp.job.hyperparameters.bundled import POINTER
 logger = logging.getLogger(__name__)
 
 MASTER_PORT = 7777
-"""The toolkit's port; ``SMDDP_MASTER_PORT`` moves it."""
+"""The toolkit's port; ``SMDDP_MASTER_PORT`` replaces it."""
 
 _LONGEST_VARIABLE = 32 * 4096 - 1
-"""Bytes of a variable with its name, or of an argument, that Linux passes to a program (MAX_ARG_STRLEN, execve(2))."""
+"""The most bytes of a variable with its name, or of an argument, on Linux (MAX_ARG_STRLEN, execve(2))."""
 
 _IN_TRAINING_ENV_ONLY = frozenset(
     {
@@ -53,12 +53,9 @@ _IN_TRAINING_ENV_ONLY = frozenset(
 
 
 def sagemaker_variables(contract: Contract, environ: Mapping[str, str], *, gpus: int) -> dict[str, str]:
-    """Return every SM_* variable of the toolkit.
+    """Return every SM_* variable of the toolkit, for a host with so many GPUs.
 
-    Args:
-        contract: What the platform says.
-        environ: This process's own environment, which can name the entry point and the framework's module.
-        gpus: How many GPUs there are.
+    ``environ``, this process's own, can name the entry point and the framework's module.
     """
     view = _view(contract, environ, gpus)
     values = {name: value for name, value in view.items() if name not in _IN_TRAINING_ENV_ONLY}
@@ -77,10 +74,9 @@ def sagemaker_variables(contract: Contract, environ: Mapping[str, str], *, gpus:
 
 
 def passable(contract: Contract, environ: Mapping[str, str], *, gpus: int) -> Contract:
-    """Return the contract with the hyperparameters that variables and a command line can hold: all of them, or none.
+    """Return the contract, without hyperparameters if variables and arguments can't hold all of them.
 
-    Raises:
-        JobError: They can't, and no script is known to read them otherwise.
+    Raise JobError if they don't fit and are not in the bundle, so that no script could read them otherwise.
     """
     variables = sagemaker_variables(contract, environ, gpus=gpus)
     long = [name for name, text in variables.items() if len(os.fsencode(f"{name}={text}")) > _LONGEST_VARIABLE]
@@ -116,7 +112,7 @@ def process_environment(contract: Contract, environ: Mapping[str, str], *, gpus:
 
 
 def user_arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
-    """Return the user's hyperparameters as the toolkit puts them on the entry point's command line."""
+    """Return the user's hyperparameters as the toolkit's command line arguments."""
     arguments: list[str] = []
     for name, value in sorted(hyperparameters.items()):
         flag = f"--{name}" if len(name) > 1 else f"-{name}"
@@ -127,7 +123,7 @@ def user_arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
 
 
 def _view(contract: Contract, environ: Mapping[str, str], gpus: int) -> dict[str, Any]:
-    """Return the toolkit's own view of a job, by the toolkit's names; SM_TRAINING_ENV holds all of it."""
+    """Return the toolkit's view of a job, by the toolkit's names; SM_TRAINING_ENV has all of it."""
     program = environ.get("SAGEMAKER_PROGRAM", contract.platform.get("sagemaker_program"))
     groups = contract.groups
     base = contract.base
@@ -184,14 +180,14 @@ def _model_parallel(environ: Mapping[str, str]) -> bool | str | None:
 
 
 def _python_path(code_dir: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return the code directory, the user's own, and this package's home if the interpreter would not look there."""
+    """Return the code directory, the user's path, and this package's directory if the interpreter would not find it."""
     path = [str(code_dir), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     home = str(Path(__file__).resolve().parents[2])
     return path if home in {*path, *site.getsitepackages()} else [*path, home]
 
 
 def _defaults(contract: Contract, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what processes without a launcher of their own need, and log lines that come as they are written."""
+    """Return variables for processes without a launcher, and for unbuffered log lines."""
     defaults = {
         "MASTER_ADDR": contract.master_host if len(contract.hosts) > 1 else "127.0.0.1",
         "MASTER_PORT": environ.get("SMDDP_MASTER_PORT", str(MASTER_PORT)),

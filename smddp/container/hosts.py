@@ -1,4 +1,4 @@
-"""Waiting until the hosts of a job know each other's names: a cluster's name service starts with the cluster."""
+"""Waits until all host names of a job resolve: a cluster's name service starts together with the cluster."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ RETRY_SECONDS = 0.5
 
 
 def await_names(hosts: Sequence[str], *, seconds: float = WAIT_SECONDS) -> None:
-    """Return once every host's name resolves.
-
-    Raises:
-        ClusterError: Some did not within ``seconds``.
-    """
+    """Wait until every host's name resolves; raise ClusterError after ``seconds``."""
     missing = list(hosts)
     resolved = threading.Event()
 
@@ -32,7 +28,7 @@ def await_names(hosts: Sequence[str], *, seconds: float = WAIT_SECONDS) -> None:
                 time.sleep(RETRY_SECONDS)
         resolved.set()
 
-    # One look can take half a minute, in C: a thread's, so that a stop interrupts the wait.
+    # One lookup can block in C for half a minute. It runs in a thread, so that a stop can interrupt the main thread.
     threading.Thread(target=resolve, daemon=True).start()
     if not resolved.wait(RETRY_SECONDS):
         logger.info("Waiting for the names of %s.", ", ".join(missing))

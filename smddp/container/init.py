@@ -1,9 +1,9 @@
 """``python -m smddp.container.init PROGRAM ARGUMENTS...``: a container's first process, which makes a stop arrive.
 
-AWS's training toolkit never tells the script of SIGTERM (aws/sagemaker-training-toolkit issues 125 and 173), and as
-the first process it is not even ended by it. So this one starts the program, and sends SIGTERM and SIGINT to the
-job's ranks themselves; no launcher hears of it, which would kill them before their checkpoint is written. What they
-do then, and how long they may take, is theirs and the platform's. It needs no torch and changes nothing else.
+AWS's training toolkit does not pass SIGTERM on to the script (aws/sagemaker-training-toolkit issues 125 and 173), and
+as the first process SIGTERM does not even end it. So this program starts the toolkit, and sends SIGTERM and SIGINT to
+the job's ranks themselves; launchers do not get them, because they would kill the ranks before their checkpoint is
+written. The ranks and the platform decide how long saving takes. It needs no torch and changes nothing else.
 """
 
 from __future__ import annotations
@@ -29,35 +29,30 @@ from smddp.process.preemption import FORWARDED_SIGNALS
 from smddp.process.process_tree import Descendants, Marks, catches, reap_children
 
 PASSED_ON = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""What the program hears as if it were the first process; the others a first process is not sent by accident."""
+"""Signals passed on to the program as if it were the first process."""
 
 DEFAULT_SIGNALS = (*FORWARDED_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ)
-"""What the program starts with as it would anywhere; Python ignores the last two for itself."""
+"""Signals reset to their default for the program; Python itself ignores the last two."""
 
 LOOK_SECONDS = 0.1
-"""Seconds between looks for ranks once a stop came: a rank that is just being started must hear of it, too."""
+"""Seconds between two searches for ranks after a stop: ranks that start later must get the signal, too."""
 
 FAREWELL_SECONDS = 30.0
-"""How long the program may go on once all ranks ended resumable: the toolkit's MPI workers wait for a word of the first
-host, which it only sends after a success."""
+"""Seconds that the program may run on after all ranks ended resumable: the toolkit's MPI workers wait for a message of
+the first host, which is sent only after a success."""
 
 PATIENCE_SECONDS = 10.0
-"""How long ranks are awaited that a launcher has not started yet, and how long each may take until it catches the
-signal: before that, while it imports torch, it would only die of it."""
+"""Seconds to wait for a launcher's first ranks, and for each rank's signal handler: without a handler, while it imports
+torch, the signal would kill it."""
 
 STEP_SECONDS = 1.0
-"""How long the program stands alone before it is told itself: a shell does so between two steps of the job."""
+"""Seconds that the program may run without children before it is signalled itself; a shell has none between steps."""
 
 
 class Init:
-    """A program and the ranks below it, from its start to its end.
+    """A program and the ranks below it, from its start to its end; OSError if it can't be started.
 
-    Args:
-        command: The program and its arguments.
-        exit_codes: The directory for the ranks' words; None if none can be made.
-
-    Raises:
-        OSError: The program can't be started.
+    ``exit_codes`` is the directory in which ranks report exit codes; None if none can be made.
     """
 
     def __init__(self, command: Sequence[str], exit_codes: str | None) -> None:
@@ -70,16 +65,16 @@ class Init:
         self._seen: dict[int, float] = {}
         self._over_at: float | None = None
         self._ended: dict[int, int] = {}
-        # Where it is ignored, as whoever started us may have left it, the kernel reaps children without a word.
+        # If our parent left SIGCHLD ignored, the kernel would reap children silently.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # From here on signals wait until they are asked for: none is lost while the program starts.
+        # From here on signals stay pending until `_hear` takes them: none is lost while the program starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED_SIGNALS, *PASSED_ON, signal.SIGCHLD])
         self._leftovers = Leftovers()
         environ = {**os.environ, EXIT_CODES_VARIABLE: exit_codes} if exit_codes is not None else os.environ
         self._program = os.posix_spawnp(command[0], list(command), environ, setsigmask=[], setsigdef=DEFAULT_SIGNALS)
 
     def run(self) -> int:
-        """Wait for the program, and after a stop for all who were told of it; return the exit code a shell sees."""
+        """Wait for the program, and after a stop for all signalled processes; return the exit code as for a shell."""
         while True:
             self._hear()
             self._ended |= reap_children()
@@ -95,10 +90,10 @@ class Init:
                 return as_shell(self._ended[self._program])
 
     def all_saved(self) -> bool:
-        """Return whether a stop came, and everybody who was told of it ended resumable, by their words.
+        """Return whether a stop came, and every signalled process reported that it ended resumable.
 
-        Every rank has to say so. Where a shell runs one step after another, steps may say nothing or that they are
-        done. What happened without a stop that was heard here is the program's to tell.
+        Every rank must report it. Of a shell's steps, some may report nothing or success. Without a stop, the program's
+        own exit code counts.
         """
         codes = read_exit_codes(self._exit_codes) if self._exit_codes is not None else {}
         if self._told_ranks:
@@ -107,7 +102,7 @@ class Init:
         return RESUMABLE in said and said <= {0, RESUMABLE}
 
     def _hear(self) -> None:
-        """Wait for a signal, or for the next look."""
+        """Wait for a signal, or until the next search for ranks, and handle it."""
         arrived = signal.sigtimedwait(
             [*FORWARDED_SIGNALS, *PASSED_ON, signal.SIGCHLD], LOOK_SECONDS if self._stop is not None else 3600
         )
@@ -125,7 +120,7 @@ class Init:
         self._send(signum, self._told & Descendants(os.getpid()).parents.keys())
 
     def _tell(self, stop: signal.Signals, descendants: Descendants) -> None:
-        """Signal the processes that have a handler by now, or had time enough to set one."""
+        """Signal the processes that have a handler, or had enough time to set one."""
         now = time.monotonic()
         ranks = {rank: marks for rank, marks in descendants.ranks().items() if not marks <= self._told_marks}
         waiting = ranks.keys() if ranks or self._told_ranks else self._script(descendants, now)
@@ -140,9 +135,9 @@ class Init:
                     self._told_marks |= ranks[process]
 
     def _script(self, descendants: Descendants, now: float) -> set[int]:
-        """Return the processes to signal where there are no ranks: one step after the other of what a shell runs."""
+        """Return the processes to signal if there are no ranks: one step of a shell script after the other."""
         if not self._told.isdisjoint(descendants.parents):
-            return set()  # beside it, in a pipe, may stand what only has to end after it
+            return set()  # other processes of its pipeline must not end before it
         script = descendants.script(self._program) - self._told
         if self._told:
             return script - {self._program}
@@ -166,10 +161,10 @@ class Init:
 
 
 def _forget_toolkit_outcome(base: str) -> None:
-    """Remove what a toolkit wrote of how a job ended: it takes a stop for a failure, or on a worker for a success."""
+    """Remove the toolkit's outcome files: it takes a stop for a failure, or on a worker for a success."""
     for name in ("failure", "success"):
         with suppress(FileNotFoundError):
-            os.unlink(f"{base}/output/{name}")  # noqa: PTH108, this must start fast: no pathlib
+            os.unlink(f"{base}/output/{name}")  # noqa: PTH108, without pathlib this starts faster
 
 
 def _say(text: str) -> None:

@@ -1,10 +1,10 @@
-"""One child process of the container: started, signalled, watched and reaped.
+"""Runs one child process of the container: starts, signals, watches and reaps it.
 
-It also inherits, reaps and ends whatever the job leaves behind. Output passes through unchanged; the end of the
+It also adopts, reaps and ends processes that the job leaves behind. Output passes through unchanged; the end of the
 standard error is kept, for the failure's reason.
 
-``python -m smddp.container.job_process train.sh --lr 0.1`` is a rank that is a shell script. A launcher tells its ranks
-alone of a stop, and a shell tells nobody: this stands in front of it, and tells all that it runs.
+``python -m smddp.container.job_process train.sh --lr 0.1`` is a rank that is a shell script. A launcher signals only
+its ranks, and a shell does not signal its children, so this process does.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from smddp.process.program import Program
 logger = logging.getLogger(__name__)
 
 SHELL = ("/bin/sh", "-c", 'exec "./$0" "$@"')
-"""Runs a program of the code directory, whose name and arguments follow, by its first line."""
+"""Runs a program of the code directory, whose name and arguments follow, by its first line (``#!``)."""
 
 GROUP_GRACE = 120.0
-"""Seconds that the programs of a shell script have to end after a stop: what SageMaker gives a container."""
+"""Seconds that the programs of a shell script have to end after a stop: SageMaker's own limit for a container."""
 
 _LOOK_SECONDS = 0.05
 
@@ -42,18 +42,18 @@ class Result:
     """How the child ended."""
 
     code: int
-    """As a shell sees it: 128 + n for a process that signal n killed."""
+    """The exit code as a shell sees it: 128 + n for a process that signal n killed."""
     tail: str
     """The end of its standard error."""
     stop: int | None
-    """The signal that asked for a stop while it ran."""
+    """The signal of a stop while it ran; None if there was none."""
 
 
 class StoppedBeforeStart(BaseException):
-    """A stop was asked for before the job's processes were started.
+    """A stop came before the job's processes started.
 
-    Like KeyboardInterrupt it can be raised anywhere, even in the midst of a log line: no ``except Exception`` may
-    swallow it.
+    Like KeyboardInterrupt it can be raised anywhere, even inside a log call, and no ``except Exception`` may swallow
+    it.
     """
 
     def __init__(self, signum: int) -> None:
@@ -62,7 +62,7 @@ class StoppedBeforeStart(BaseException):
 
 
 def raise_on_stop() -> None:
-    """Answer SIGTERM and SIGINT with ``StoppedBeforeStart`` from now on: nothing runs yet."""
+    """Raise ``StoppedBeforeStart`` on SIGTERM and SIGINT from now on, while nothing runs yet."""
 
     def stop(signum: int, _frame: FrameType | None) -> None:
         raise StoppedBeforeStart(signum)
@@ -72,15 +72,10 @@ def raise_on_stop() -> None:
 
 
 def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, group: bool) -> Result:
-    """Run a program and wait for it, forwarding SIGTERM and SIGINT to it at once, from now on.
+    """Run a program with exactly this environment, wait for it, and forward SIGTERM and SIGINT to it from now on.
 
-    Call it from the main thread of a process that has no other children: it reaps all there are.
-
-    Args:
-        command: The program and its arguments.
-        environ: Its whole environment.
-        directory: Its working directory.
-        group: Give it a process group and signal all of that: for programs that do not tell their own children.
+    Call it from the main thread of a process without other children, because it reaps all of them. ``group`` gives the
+    program its own process group, and signals all of that: for programs that do not signal their children.
     """
     tail = Tail()
 
@@ -97,10 +92,11 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
         command, environ=environ, directory=directory, new_session=group, stop=stop, pass_on=pass_on, heed=tail.keep
     )
     process = program.process
-    # Reaped here, so that orphans are, too, and by looking: a blocking call could miss a signal just before it.
+    # Poll, and reap all children, so that orphans are reaped, too. A blocking wait could delay the handler of a signal
+    # that arrives just before it.
     while (status := reap_children().get(process.pid)) is None:
         time.sleep(_LOOK_SECONDS)
-    process.returncode = status  # so that Popen need not look for it
+    process.returncode = status  # Popen can't get it: the child is reaped
     if group and program.stops:
         _await_group(process.pid)
     leftovers.end(logger.warning)
@@ -110,9 +106,9 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
 
 
 def _await_group(group: int) -> None:
-    """Wait until a process group is empty: the shell is gone, but what it ran may still be saving."""
+    """Wait until a process group is empty, at most GROUP_GRACE: after the shell, its programs may still be saving."""
     deadline = time.monotonic() + GROUP_GRACE
-    with suppress(ChildProcessError):  # nobody is left
+    with suppress(ChildProcessError):  # the group is empty
         while time.monotonic() < deadline:
             if os.waitpid(-group, os.WNOHANG) == (0, 0):
                 time.sleep(0.05)

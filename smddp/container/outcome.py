@@ -1,7 +1,6 @@
-"""How a job ended, as the platform reads it: ``output/failure`` with the reason, or ``output/success``.
+"""Writes the job's outcome for the platform: ``output/failure`` with the reason, or ``output/success``.
 
-A failure that a rank wrote itself is the root cause and stays. Its text, and that of any other, is composed in
-``smddp.job.failure_report``.
+A failure that a rank wrote itself is the root cause and stays. ``smddp.job.failure_report`` composes all reasons.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ logger = logging.getLogger(__name__)
 
 
 def forget_outcome(output_dir: Path) -> None:
-    """Remove what an earlier attempt in the same place ended in: it must not be taken for this one's reason."""
+    """Remove the outcome of an earlier attempt in the same directory."""
     for name in ("failure", "success"):
         (output_dir / name).unlink(missing_ok=True)
 
 
 def report_success(output_dir: Path) -> None:
-    """Write ``success``, which is empty, and remove a failure that a restart made good."""
+    """Write an empty ``success``, and remove a failure that a restart overcame."""
     path = output_dir / "success"
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / "failure").unlink(missing_ok=True)
         path.touch()
-    except OSError as error:  # the exit code says it, too
+    except OSError as error:  # the exit code shows the success, too
         logger.warning("The job succeeded, but %s can't be written: %s.", path, _cause(error))
 
 
 def report_failure(output_dir: Path, reason: str) -> None:
-    """Write ``failure``, unless a rank has already written what it knows better."""
+    """Write ``failure``, unless a rank has written its own, more precise reason."""
     path = output_dir / "failure"
     if path.exists():
         logger.error("The job failed; its own reason is in %s.", path)
@@ -43,15 +42,15 @@ def report_failure(output_dir: Path, reason: str) -> None:
     try:
         failure_report.record(output_dir, reason)
     except OSError as error:
-        # The platform then shows the log's end instead: so the error itself must stand there, without its traceback.
+        # The platform then shows the end of the log instead, so log the error itself last, without its traceback.
         logger.error("%s can't be written: %s. The job failed: %s", path, _cause(error), reason.partition("\n")[0])
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Return whether an error says that there is no room left on a disk, or in this user's share of it."""
+    """Return whether an error means a full disk, or an exhausted quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _cause(error: OSError) -> str:
-    """Return what an error of the file system means for the reader of a log."""
+    """Return a file system error's meaning for the reader of a log."""
     return f"the disk is full ({error})" if is_full_disk(error) else str(error)

@@ -1,8 +1,8 @@
-"""requirements.txt: what a job needs beyond the image, installed into the job's own environment.
+"""Installs requirements.txt, the job's needs beyond the image, into the job's own environment.
 
-Never into the interpreter that runs this program: on a laptop that is the user's own. If all that is asked for is
-there already, nothing is done. Otherwise a virtual environment is made in the job's tree which sees everything that
-this interpreter sees, and pip installs the rest into it.
+Never into the interpreter that runs this program, which on a laptop is the user's own. If all requirements are met,
+nothing is done. Otherwise a virtual environment in the job's tree, which sees this interpreter's packages, gets the
+rest by pip.
 """
 
 from __future__ import annotations
@@ -22,31 +22,21 @@ from smddp.errors import SourceError
 logger = logging.getLogger(__name__)
 
 _SOURCES = ("--index-url", "-i", "--extra-index-url", "--no-index", "--find-links", "-f", "--trusted-host", "--pre")
-"""Options that say where to look, and ask for nothing."""
+"""Options that name package sources, and request no package."""
 _END = "[end of output]"
 _BLOCK = re.compile(
     rf"^[ │]*╰─> \[\d+ lines of output\]\n(?P<output>.*?)^ *{re.escape(_END)}$", re.MULTILINE | re.DOTALL
 )
-"""How pip shows the output of a program that failed."""
+"""pip's block around the output of a program that failed."""
 _CLOSING = ("note:", "hint:", "[notice]", "WARNING: There was an error checking")
 _CAUSE_LINES = 8
 
 
 def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool, environ: Mapping[str, str]) -> str:
-    """Install what the code asks for.
+    """Install the code's requirements, and the code itself if it is a package; return the job's interpreter.
 
-    Args:
-        code_dir: Where requirements.txt may stand.
-        environment_dir: Where the virtual environment goes, if there is something to install.
-        package: Whether the code is a package (it has a setup.py) that has to be installed, too.
-        environ: The environment of pip, which reads PIP_* variables.
-
-    Returns:
-        The interpreter that the job's processes run with.
-
-    Raises:
-        SourceError: The installation failed; the lines that say why are in the message.
-        StoppedBeforeStart: A stop came meanwhile.
+    ``environment_dir`` gets the virtual environment if anything is to be installed; pip reads PIP_* from ``environ``.
+    Raise SourceError, with pip's reason, if that fails, StoppedBeforeStart if a stop comes meanwhile.
     """
     requirements = code_dir / "requirements.txt"
     wanted = ["-r", requirements.name] if requirements.is_file() else []
@@ -72,13 +62,13 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
 
 
 def cause(output: str) -> str:
-    """Return the lines of pip's output that say why it failed, at most 8 and what failed.
+    """Return the lines of pip's output that explain a failure: at most 8, and what failed.
 
-    Of a program that pip ran, such as a build, these are the last ones of the program's own output, which pip shows in
-    a block; behind it pip has only closing words. Else they are pip's last lines without its hints.
+    If a program that pip ran failed, such as a build, these are the last lines of its output, which pip shows in a
+    block before its own closing lines. Otherwise they are pip's last lines without its hints.
     """
     blocks = list(_BLOCK.finditer(output))
-    if not blocks and _END in output:  # it is so long that its beginning was not kept
+    if not blocks and _END in output:  # the block is so long that its beginning was not kept
         shown = textwrap.dedent(output.rpartition(_END)[0]).splitlines()
         return "\n".join([line for line in shown if line.strip()][-_CAUSE_LINES:])
     if not blocks:
@@ -93,7 +83,7 @@ def cause(output: str) -> str:
 def already_installed(lines: Iterable[str]) -> bool:
     """Return whether each requirement is plain (a name, versions, a marker) and met by this interpreter.
 
-    Whatever is not plain, such as a URL, extras, hashes or another file, is pip's to judge: the answer is no.
+    Other requirements, such as a URL, extras, hashes or another file, are left to pip: the answer is False.
     """
     from importlib.metadata import PackageNotFoundError, version
 
@@ -117,15 +107,14 @@ def already_installed(lines: Iterable[str]) -> bool:
 
 
 def _lines(requirements: Path) -> list[str]:
-    """Return the file's lines, in the encoding that pip expects; a file that is no text has no plain requirement."""
+    """Return the file's lines in pip's encoding; invalid text contains no plain requirement."""
     return requirements.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def make_environment(directory: Path) -> Path:
-    """Make a virtual environment that sees all that this interpreter sees; its interpreter, which has no pip.
+    """Replace a directory by a virtual environment that sees this interpreter's packages; return its interpreter.
 
-    Args:
-        directory: Where; what is there is removed.
+    The environment has no pip.
     """
     import venv
 
@@ -139,6 +128,6 @@ def make_environment(directory: Path) -> Path:
 
 
 def activated(environ: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return an environment in which programs find this interpreter, and the scripts beside it, first."""
+    """Return an environment whose PATH has this interpreter, and the scripts beside it, first."""
     programs = str(Path(python).parent)
     return {**environ, "PATH": os.pathsep.join([programs, *filter(None, [environ.get("PATH")])])}

@@ -1,6 +1,6 @@
-"""The training code: fetched from where the job names it, and put into the code directory.
+"""Fetches the training code from the job's URI into the code directory.
 
-Unpacking it is for ``smddp.container.bundle``, and running it for ``smddp.container.command``.
+``smddp.container.bundle`` unpacks it, and ``smddp.container.command`` chooses how it runs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,11 @@ from smddp.errors import SourceError
 
 
 def fetch_source(uri: str, code_dir: Path, *, region: str | None, environ: Mapping[str, str]) -> None:
-    """Put the code that ``uri`` names into ``code_dir``.
+    """Put the code at ``uri`` into ``code_dir``; existing files stay unless the bundle has them.
 
-    Args:
-        uri: ``s3://bucket/key`` of a .tar.gz, or ``file://`` or a plain path of a .tar.gz or a directory. The code
-            directory itself means that the image brings the code.
-        code_dir: Where the code goes. Files that are there already stay, unless the bundle holds them too.
-        region: The bucket's region.
-        environ: ``S3_ENDPOINT_URL`` is read, as the toolkit reads it; boto3 reads its own.
-
-    Raises:
-        SourceError: The bundle is missing, damaged or unsafe to unpack.
+    The URI is ``s3://bucket/key`` of a .tar.gz, or ``file://`` or a plain path of a .tar.gz or a directory; the code
+    directory itself means that the code is in the image. Of ``environ`` only ``S3_ENDPOINT_URL`` is read, as by the
+    toolkit. Raise SourceError if the bundle is missing, damaged or unsafe to unpack.
     """
     code_dir.mkdir(parents=True, exist_ok=True)
     location = urlsplit(uri)
@@ -50,11 +44,7 @@ def fetch_source(uri: str, code_dir: Path, *, region: str | None, environ: Mappi
 
 
 def check_entry_point(entry_point: str | None, code_dir: Path) -> str:
-    """Return the entry point, if it is a plain relative path of a file in the code directory, or a package's module.
-
-    Raises:
-        SourceError: It is not; the message lists the files that there are.
-    """
+    """Return the entry point if it is a file in the code directory or a package's module; raise SourceError if not."""
     if not entry_point:
         raise SourceError(
             "The job names no entry point: set the hyperparameter sagemaker_program (the SDK's entry_point)."
@@ -63,13 +53,13 @@ def check_entry_point(entry_point: str | None, code_dir: Path) -> str:
         raise SourceError(fault)
     path = code_dir / entry_point
     if path.suffix != ".py" and is_package(entry_point, top_files(code_dir)):
-        return entry_point  # a module's name; whether there is one is known when the package is installed
+        return entry_point  # a module's name, which only the installed package can confirm
     if not path.is_file():
         raise SourceError(f"There is no entry point {entry_point} in the source bundle, which holds {_list(code_dir)}.")
     if not path.resolve().is_relative_to(code_dir.resolve()):
         raise SourceError(f"The entry point {entry_point} links to {path.resolve()}, outside the source bundle.")
     if path.suffix != ".py":
-        path.chmod(path.stat().st_mode | 0o111)  # a program; some archivers lose the bit
+        path.chmod(path.stat().st_mode | 0o111)  # some archivers lose the executable bit
     return entry_point
 
 
@@ -79,7 +69,7 @@ def top_files(code_dir: Path) -> set[str]:
 
 
 def _download(bucket: str, key: str, target: Path, region: str | None, endpoint: str | None) -> None:
-    import boto3  # a third of a second, and only jobs with code in S3 need it
+    import boto3  # takes a third of a second, and only jobs with code in S3 need it
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

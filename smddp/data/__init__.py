@@ -1,4 +1,4 @@
-"""The data of a run: its order (``order``), where it lies (``source``), and how it is read (``shards``, ``pipes``)."""
+"""The data of a run: its order (``order``), its location (``source``), and its readers (``shards``, ``pipes``)."""
 
 from smddp.data.fingerprint import fingerprint
 from smddp.data.order import DataOrder, ElasticSampler, EvaluationSampler, HostShardedSampler, Permutation

@@ -1,9 +1,8 @@
-"""Random augmentation that knows no workers: what is drawn for a sample depends on seed, epoch and sample alone.
+"""Random augmentation that does not depend on workers: seed, epoch and sample alone decide what is drawn for a sample.
 
-A worker of a DataLoader has generators of its own, which begin anew with every epoch and every resume: the numbers that
-it draws depend on how many workers there are, on the number of ranks, and on where training was interrupted. Here they
-are seeded for each sample. (Without workers the sample is fetched in the rank's own process, whose generators the
-checkpoint keeps.)
+The generators of a DataLoader worker start anew with every epoch and every resume, so what they draw depends on the
+number of workers, the number of ranks, and the place where training was interrupted. Here they are seeded for each
+sample. (Without workers the rank's own process fetches the sample, and the checkpoint keeps its generators.)
 """
 
 from __future__ import annotations
@@ -25,41 +24,35 @@ Key = tuple[int, list[Any]]
 
 
 class InEpoch(Sampler[Any]):
-    """An order whose batches say which epoch they are of, as the workers could not know."""
+    """An order whose batches carry their epoch, which a worker process cannot know."""
 
     def __init__(self, order: DataOrder) -> None:
         self.order = order
 
     def __len__(self) -> int:
-        """Return the batches that are left in the epoch."""
+        """Return the number of batches left in the epoch."""
         return len(self.order)
 
     def __iter__(self) -> Iterator[Key]:
-        """Give what is left of the epoch."""
+        """Yield the batches left in the epoch, each with the epoch's number."""
         epoch = self.order.epoch
         return ((epoch, samples) for samples in self.order)
 
 
 class Seeded(Dataset[Any]):
-    """A dataset whose samples are each fetched with generators seeded for it, in the workers of a loader.
+    """A dataset that seeds the random generators for each sample it fetches in a loader's worker.
 
-    Seeded are the global generators of torch (that of the CPU, where workers compute), of ``random`` and, where it is
-    imported, of NumPy. A dataset that fetches a batch at a time (``__getitems__``) has them seeded once a batch, by its
-    first sample.
+    It seeds torch's CPU generator, ``random`` and, if imported, NumPy. A dataset that fetches a batch at a time
+    (``__getitems__``) is seeded once a batch, by the batch's first sample.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        """Seed for this dataset.
-
-        Args:
-            dataset: Fetches a sample, or a batch of them.
-            seed: What decides the draws, with epoch and sample; hosts that call other samples alike need each its own.
-        """
+        """Wrap a dataset. Hosts whose indices name different samples need different seeds."""
         self.dataset = dataset
         self.seed = seed
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __getitems__(self, key: Key) -> Any:
@@ -82,14 +75,14 @@ class Seeded(Dataset[Any]):
         text = f"{self.seed}, {epoch}, {name}"
         digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest()
         number = int.from_bytes(digest, "little")
-        torch.default_generator.manual_seed(number)  # no accelerator's, as torch.manual_seed does: slowly
+        torch.default_generator.manual_seed(number)  # torch.manual_seed would also seed accelerators, which is slow
         random.seed(number)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(number % 2**32)
 
 
 def _fetches_batches(dataset: Dataset[Any]) -> bool:
-    """Return whether a dataset fetches a batch at a time of its own; a `Subset` only passes that on."""
+    """Return whether a dataset has its own `__getitems__`; a `Subset` only forwards to its dataset's."""
     while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))

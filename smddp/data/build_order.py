@@ -1,4 +1,4 @@
-"""The order of a dataset on one rank, whatever kind it is of: with a length, read in sequence, or through pipes."""
+"""Builds one rank's order of a dataset: map-style, sharded, or read from pipes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from smddp.data.shards import ShardedDataset, ShardEvaluation, ShardOrder
 from smddp.distributed import Membership
 
 AnyDataset = Dataset[Any] | ShardedDataset | PipeDataset
-"""With a length; read in sequence; or coming through pipes."""
+"""A map-style dataset, shards read in sequence, or a channel read through pipes."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class OrderOptions:
-    """What is asked of an order, the same on all ranks."""
+    """The options of an order, the same on all ranks."""
 
     global_batch: int
     accumulate: int
@@ -32,35 +32,29 @@ class OrderOptions:
     shuffle: bool
     tail: Tail
     fingerprint: str | None
-    """Of the data here; shards have one besides."""
+    """Of the data on this host. Shards add their own fingerprint to it."""
     sharded_by_host: bool
-    """Whether each host has another part of the data; else all ranks have all of it."""
+    """Whether each host has a different part of the data. If not, every rank has all of it."""
     on_host_change: OnChange
-    """What a resume does if the hosts, or their parts, are others."""
+    """What a resume does if the hosts or their parts changed."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Feed:
-    """What feeds one rank."""
+    """The order and the dataset that feed one rank."""
 
     order: DataOrder
     fetching: Dataset[Any]
-    """Makes samples of the order's indices."""
+    """Turns the order's indices into samples."""
     seed: int
-    """Decides, with epoch and sample, what is drawn at random for a sample."""
+    """With epoch and sample, decides the random numbers drawn for a sample."""
 
 
 def make_feed(dataset: AnyDataset, options: OrderOptions, membership: Membership) -> Feed:
-    """Make what feeds this rank in training; all ranks call it.
+    """Make the order and dataset that feed this rank in training. Collective: all ranks call it.
 
-    Args:
-        dataset: The data, or this host's part of them.
-        options: What is asked.
-        membership: The ranks.
-
-    Raises:
-        ValueError: A rank lacks data that it needs, numbers do not fit, or the data cannot be read.
-        PeerFailedError: Another rank could not look at its data.
+    Raise ValueError if a rank lacks data or the numbers do not fit, PeerFailedError if another rank cannot read its
+    data.
     """
     if isinstance(dataset, PipeDataset):
         sharded = dataset.channel.sharded_by_host
@@ -84,15 +78,9 @@ def make_feed(dataset: AnyDataset, options: OrderOptions, membership: Membership
 
 
 def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, membership: Membership) -> ElasticSampler:
-    """Make the order of this rank among samples that can be counted.
+    """Make this rank's order of map-style samples; raise ValueError if the numbers do not fit each other.
 
-    Args:
-        summaries: What each host has, or what all have.
-        options: What is asked.
-        membership: The ranks.
-
-    Raises:
-        ValueError: The numbers do not fit each other.
+    ``summaries`` has one entry for each host, or a single entry if all hosts have the same data.
     """
     cluster = membership.cluster
     common: dict[str, Any] = {
@@ -131,12 +119,10 @@ def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, mem
 def make_evaluation(
     dataset: AnyDataset, batch_size: int, membership: Membership, *, sharded_by_host: bool
 ) -> tuple[EvaluationSampler | ShardEvaluation, Dataset[Any]]:
-    """Make this rank's share for evaluation, and what makes samples of its indices; all ranks call it.
+    """Make this rank's share for evaluation, and the dataset that turns its indices into samples. Collective.
 
-    Raises:
-        ValueError: The dataset has no length or comes through pipes, a rank lacks data that it needs, a number is out
-            of its range, or the shards cannot be read.
-        PeerFailedError: Another rank could not look at its data.
+    Raise ValueError if the dataset has no length, comes through pipes or can't be read, PeerFailedError if another rank
+    cannot read its data.
     """
     if isinstance(dataset, PipeDataset):
         raise ValueError(
@@ -160,7 +146,7 @@ def make_evaluation(
 def _seed(options: OrderOptions, membership: Membership, *, sharded_by_host: bool) -> int:
     if not sharded_by_host:
         return options.seed
-    # Else all hosts would draw the same for the n-th sample of their parts.
+    # Otherwise all hosts would draw the same numbers for the n-th sample of their parts.
     return options.seed * membership.cluster.node_count + membership.cluster.node_rank
 
 

@@ -1,4 +1,4 @@
-"""What a DataLoader that the user made asks for, in the terms of a loader whose place a checkpoint keeps."""
+"""Translates a user's DataLoader into the options of a loader whose position a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _PASSED_ON = (
 
 @runtime_checkable
 class StatefulLoader(Protocol):
-    """A loader that keeps its place by itself, as torchdata's StatefulDataLoader does."""
+    """A loader that keeps its own position, as torchdata's StatefulDataLoader does."""
 
     def state_dict(self) -> Any:
-        """Return the place."""
+        """Return the position."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Go to it, with the next iteration."""
+        """Restore the position. The next iteration starts from it."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class DataLoaderOptions:
-    """A plain DataLoader, taken apart."""
+    """The options of a plain DataLoader."""
 
     dataset: Dataset[Any]
     micro_batch_size: int
-    """Samples of one batch of it: what one rank computes at a time."""
+    """The DataLoader's batch size: the samples that one rank computes at a time."""
     shuffle: bool
     drop_last: bool
     options: dict[str, Any]
@@ -55,11 +55,7 @@ class DataLoaderOptions:
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> DataLoaderOptions:
-        """Take it apart.
-
-        Raises:
-            ValueError: Its order is not one that can be kept: it reads in sequence, or has a sampler of its own.
-        """
+        """Read the options of a DataLoader. Raise ValueError if it is iterable-style or has a custom sampler."""
         if isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 f"the DataLoader reads {type(loader.dataset).__name__} in sequence, and keeps no place in it: {_REMEDY}"
@@ -83,5 +79,5 @@ class DataLoaderOptions:
             shuffle=shuffle,
             drop_last=batch_sampler.drop_last,
             options={name: getattr(loader, name) for name in _PASSED_ON}
-            | ({"pin_memory": True} if loader.pin_memory else {}),  # else as it is best for the device
+            | ({"pin_memory": True} if loader.pin_memory else {}),  # otherwise the default for the device
         )

@@ -1,7 +1,7 @@
-"""What each rank has of the data, told to all before there is an order of it.
+"""Compares the ranks' data before an order is built.
 
-Ranks whose data differ would wait for each other for ever, or train on something that no one asked for: so they compare
-before the first step, and an error on one is an error on all.
+Ranks with different data would wait for each other for ever, or train on the wrong samples. So they compare before the
+first step, and an error on one rank is an error on all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHARDED = 'say sharded_by_host=True if the channel is "ShardedByS3Key"'
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class DatasetSummary:
-    """What a rank has of the data."""
+    """The size and fingerprint of one rank's data."""
 
     samples: int
     fingerprint: str | None
@@ -38,19 +38,9 @@ class _Told:
 def compare(
     look: Callable[[], DatasetSummary], membership: Membership, *, sharded_by_host: bool
 ) -> list[DatasetSummary]:
-    """Tell all ranks what each has; all ranks call it.
+    """Gather the summaries of all ranks: one for each host, or a single one if all have the same data. Collective.
 
-    Args:
-        look: Gives what this rank has; it may raise.
-        membership: The ranks.
-        sharded_by_host: Whether each host has another part of the data; else all ranks must have the same.
-
-    Returns:
-        What each host has, in their order; one summary where all have the same.
-
-    Raises:
-        ValueError: A rank lacks data that it needs.
-        PeerFailedError: Another rank's ``look`` raised.
+    Raise ValueError if ranks that must agree differ, PeerFailedError if ``look`` raised on another rank.
     """
     cluster = membership.cluster
     told = membership.ranks.gather(lambda: _Told(node_rank=cluster.node_rank, summary=look()))
@@ -70,11 +60,10 @@ def compare(
 
 
 def share_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_host: bool) -> None:
-    """Let one rank go through the shards, or one of each host, and all take over what it found; all ranks call it.
+    """Scan the shards on one rank (one of each host if sharded by host), and send the index to the others. Collective.
 
-    Raises:
-        DataError: The shards cannot be read, or are not the same on the ranks that should have the same.
-        PeerFailedError: Another rank raised DataError.
+    Raise DataError if the shards can't be read or differ between ranks, PeerFailedError if another rank raised
+    DataError.
     """
     cluster = membership.cluster
     looks = cluster.local_rank == 0 if sharded_by_host else cluster.is_main
@@ -92,7 +81,7 @@ def share_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_h
             )
         return cluster.node_rank
 
-    # One index at a time goes around: together they might not fit into memory.
+    # Broadcast one index at a time: all of them together might not fit into memory.
     lookers = membership.ranks.gather(look)
     found: dict[str, Any] | None = None
     for source, node_rank in enumerate(lookers):

@@ -1,6 +1,6 @@
-"""A fingerprint of the data, so that a resume notices when they are others.
+"""A fingerprint of the data, so that a resume notices changed data.
 
-It is for accidents, not against adversaries: of files it takes names and sizes, and does not read them.
+It guards against accidents, not adversaries: of files it takes names and sizes, and does not read them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import xxhash
 
 
 def fingerprint(*things: Any) -> str:
-    """Give 32 hexadecimal digits that stay the same as long as all of the things do.
+    """Return 32 hexadecimal digits that change if any of the things changes.
 
     Args:
-        *things: What decides the data, in order. A ``Path``: the size of that file, or the relative names and sizes of
-            all files below that directory, wherever it lies (links in it to other directories are not followed). An
-            array of NumPy or a dense tensor: its type, shape and bytes. A ``str``, ``int`` or ``bytes``: itself, such
-            as the name of a release; a ``str`` is never taken for a path.
+        *things: What identifies the data, in order. A ``Path`` counts as the size of that file, or as the relative
+            names and sizes of all files below that directory, wherever it is (symbolic links to other directories are
+            not followed). A NumPy array or a dense tensor counts as its type, shape and bytes. A ``str``, ``int`` or
+            ``bytes``, such as the name of a release, counts as itself; a ``str`` is never a path.
 
     Returns:
-        The xxh3_128 of them.
+        Their xxh3_128 hash.
 
     Raises:
-        ValueError: A path is not there or cannot be read, or a thing is of no kind that is named above.
+        ValueError: A path is missing or cannot be read, or a thing has an unsupported type.
 
     Examples:
         >>> fingerprint("release 2026-11", 1010) == fingerprint("release 2026-12", 1010)
@@ -38,15 +38,15 @@ def fingerprint(*things: Any) -> str:
     for thing in things:
         digest = xxhash.xxh3_128()
         for part in _parts(thing):
-            digest.update(len(part).to_bytes(8, "little"))  # else "ab", "c" would be "a", "bc"
+            digest.update(len(part).to_bytes(8, "little"))  # without it "ab", "c" would equal "a", "bc"
             digest.update(part)
         whole.update(digest.digest())
     return whole.hexdigest()
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    """Yield buffers of bytes that tell two things apart, the kind of the thing first."""
-    torch = sys.modules.get("torch")  # where it was not imported, nothing is a tensor
+    """Yield the bytes that identify a thing, its kind first."""
+    torch = sys.modules.get("torch")  # if torch is not imported, nothing is a tensor
     if isinstance(thing, os.PathLike):
         yield b"files"
         yield from _files(Path(thing))
@@ -70,7 +70,7 @@ def _parts(thing: Any) -> Iterator[Any]:
 
 
 def _files(path: Path) -> Iterator[bytes]:
-    """Yield the name of each file at the path, relative to it, and its size, in the order of the names."""
+    """Yield the relative name and the size of each file at the path, sorted by name."""
     try:
         if not path.is_dir():
             yield str(path.stat().st_size).encode()

@@ -1,6 +1,6 @@
-"""The DataLoaders of one rank: training data whose place a checkpoint keeps, and evaluation data, each sample once.
+"""The DataLoaders of one rank: training data whose position a checkpoint keeps, and evaluation data, each sample once.
 
-Which samples a batch holds is the samplers' business; fetching them is ``torch.utils.data.DataLoader``'s.
+The samplers choose the samples of a batch; ``torch.utils.data.DataLoader`` fetches them.
 """
 
 from __future__ import annotations
@@ -19,36 +19,21 @@ from smddp.distributed import Membership
 
 
 class Loaders:
-    """Makes the loaders of a training run.
-
-    Args:
-        membership: Which rank this is, among whom.
-        seed: Decides what workers draw at random.
-        pin_memory: Whether batches go to a GPU.
-    """
+    """Makes the loaders of a training run; ``seed`` decides what its workers draw at random."""
 
     def __init__(self, membership: Membership, *, seed: int, pin_memory: bool) -> None:
         self.order: DataOrder | None = None
-        """The training data's, with the place in it, once there is a loader for it."""
+        """The training data's order and position; None before `training` made a loader."""
         self.loader: Iterable[Any] | None = None
-        """The training loader: one that was made here, or one that keeps its place by itself."""
+        """The training loader: made by `training`, or the user's own stateful loader."""
         self._membership = membership
         self._seed = seed
-        # A generator of its own: a loader must not draw from the RNG that the model's dropout draws from.
+        # A separate generator: a loader must not draw from the RNG of the model's dropout.
         self._worker_seeds = torch.Generator()
         self._defaults = {"pin_memory": pin_memory, "generator": self._worker_seeds}
 
     def training(self, dataset: AnyDataset, order: OrderOptions, *, options: dict[str, Any]) -> DataLoader[Any]:
-        """Return a loader of this rank's share of each global batch; all ranks call it.
-
-        Args:
-            dataset: All of the data, or this host's part.
-            order: What is asked of the order.
-            options: Further arguments of DataLoader.
-
-        Raises:
-            ValueError, PeerFailedError: As `smddp.data.build_order.make_feed`.
-        """
+        """Return a loader of this rank's share of each global batch. Collective; raises as `make_feed`."""
         feed = make_feed(dataset, order, self._membership)
         self.order = feed.order
         self.loader = loader = DataLoader(
@@ -59,16 +44,12 @@ class Loaders:
     def evaluation(
         self, dataset: AnyDataset, *, batch_size: int, sharded_by_host: bool, options: dict[str, Any]
     ) -> DataLoader[Any]:
-        """Return this rank's share of all samples, in order, none padded; all ranks call it.
-
-        Raises:
-            ValueError, PeerFailedError: As `smddp.data.build_order.make_evaluation`.
-        """
+        """Return a loader of this rank's share of all samples, in order, unpadded. Collective."""
         sampler, fetching = make_evaluation(dataset, batch_size, self._membership, sharded_by_host=sharded_by_host)
         return DataLoader(fetching, batch_sampler=sampler, **self._complete(options))
 
     def start_epoch(self, epoch: int) -> None:
-        """Go to the beginning of the epoch, unless the place is in it already."""
+        """Go to the beginning of the epoch, unless the position is already inside it."""
         self._worker_seeds.manual_seed(hash((self._seed, epoch, self._membership.cluster.rank)) % 2**63)
         if self.order is not None:
             self.order.start_epoch(epoch)

@@ -1,10 +1,11 @@
-"""DataLoader workers that outlive a stop's signal until their rank ends.
+"""DataLoader workers that survive a stop's signal until their rank ends.
 
 ``scancel``, stock torchrun and ``kill -- -PGID`` signal every process of a rank. A rank that is told to stop trains on
 until all ranks agree on a step, and needs its workers for that; torch's own handler would end them at once.
 
-torch's handler also tells the rank's SIGTERM, by which multiprocessing ends persistent workers when the rank exits,
-from anybody else's. A handler in Python is not told the sender: here the rank ends its workers by another signal.
+torch's handler also distinguishes the rank's SIGTERM, by which multiprocessing ends persistent workers when the rank
+exits, from other senders' SIGTERM. A Python handler does not know the sender, so here the rank ends its workers by
+another signal.
 """
 
 from __future__ import annotations
@@ -34,11 +35,7 @@ _GRACE_SECONDS = 0.5
 
 
 class OutliveStop:
-    """A ``worker_init_fn``: the worker ignores a stop's signals for as long as its parent lives.
-
-    Args:
-        then: The user's own ``worker_init_fn``, called with the worker's number.
-    """
+    """A ``worker_init_fn``: the worker ignores a stop's signals while its parent lives, and then calls ``then``."""
 
     def __init__(self, then: Callable[[int], object] | None = None) -> None:
         self.then = then
@@ -46,7 +43,7 @@ class OutliveStop:
         end_daemons_at_exit()
 
     def __call__(self, worker_id: int) -> None:
-        """Replace the handler that torch gave this worker."""
+        """Replace torch's handlers in this worker."""
         parent, rank = os.getppid(), multiprocessing.parent_process()
 
         def ignore_while_parent_lives(_signal_number: int, _frame: FrameType | None) -> None:
@@ -54,7 +51,8 @@ class OutliveStop:
                 os._exit(0)
 
         if rank is not None and rank.pid != parent:
-            # A fork server lives for as long as its children: neither this nor torch sees there that the rank is gone.
+            # The parent is a fork server, which lives as long as its children. So watching the parent, as this handler
+            # and torch do, does not show that the rank is gone.
             threading.Thread(target=_end_with, args=(rank,), daemon=True).start()
 
         signal.signal(_END_SIGNAL, _end)
@@ -71,7 +69,7 @@ class OutliveStop:
 
 
 def _end_with(rank: BaseProcess) -> None:
-    rank.join()  # of a parent it waits for the end, and collects nothing
+    rank.join()  # waits for the end of a parent process; it does not reap it
     os._exit(0)
 
 
@@ -81,20 +79,20 @@ def _end(_signal_number: int, _frame: FrameType | None) -> None:
 
 @cache
 def end_daemons_at_exit() -> None:
-    """End daemonic processes that outlive SIGTERM, once, when this process exits.
+    """End daemonic processes that survive SIGTERM when this process exits. Registers the hook once.
 
-    Under ``smddp.run`` a forked process outlives SIGTERM too: it inherits the rank's handler. At exit multiprocessing
-    sends daemons SIGTERM and waits without a bound. This hook is registered later than multiprocessing's, and so runs
-    before it.
+    Under ``smddp.run`` a forked process survives SIGTERM because it inherits the rank's handler. At exit
+    multiprocessing sends daemons SIGTERM and waits without a bound. This hook is registered later than
+    multiprocessing's, and so runs before it.
     """
     atexit.register(_end_daemons, os.getpid())
 
 
 def _end_daemons(owner: int) -> None:
-    """End the daemonic processes of the process ``owner``; do nothing in a fork of it."""
+    """End the daemonic processes of process ``owner`` within 0.5 s; do nothing in a fork of it."""
     if os.getpid() != owner:
         return
-    # torch's handler raises for each worker that a signal ended, in whatever the main thread does by then.
+    # torch's SIGCHLD handler raises in the main thread for each worker that a signal ended.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     daemons = [child for child in multiprocessing.active_children() if child.daemon]
     for child in daemons:

@@ -1,4 +1,4 @@
-"""The ranks of a job as one: joining and leaving the process group, and what they tell each other."""
+"""The ranks of a job together: joining and leaving the process group, and their collectives and agreements."""
 
 from smddp.distributed.agreement import Agreement, Decision, StopQuestion
 from smddp.distributed.collectives import (

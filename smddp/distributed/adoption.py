@@ -1,7 +1,7 @@
-"""The process group that a script has made itself, by ``env://``, ``tcp://`` or ``file://``: its ranks and its store.
+"""Adopt a process group that the script made itself, by ``env://``, ``tcp://`` or ``file://``: ranks and store.
 
-The group decides: it has its ranks from whoever called ``init_process_group``. The environment may know more, such as
-the hosts' names; where it shows one process alone, as with ``torch.multiprocessing``, the ranks tell each other.
+The group decides: the caller of ``init_process_group`` set its ranks. The environment may know more, such as the hosts'
+names. If the environment shows one process alone, as with ``torch.multiprocessing``, the ranks tell each other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SOURCE = "torch.distributed's process group, which the script made"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """What is known of the script's process group."""
+    """The script's process group."""
 
     cluster: Cluster
     store: Store
@@ -38,15 +38,11 @@ class Group:
 
 
 def read_group(given: Cluster | None, timeout: timedelta) -> Group:
-    """Return the default process group, as its ranks see it; all must call it.
+    """Return the default process group as its ranks see it; all must call it.
 
-    Args:
-        given: This rank's place, if the caller knows it; None asks the environment.
-        timeout: How long to wait for the others.
-
-    Raises:
-        DistributedError: The cluster, or the environment, says that there are other ranks; or ranks are missing. A
-            launcher that started each host once is not contradicted by as many ranks on each.
+    ``given`` is this rank's cluster, if the caller knows it; else the environment is read. Raise DistributedError if
+    the cluster or the environment contradicts the group, or ranks are missing after ``timeout``. A launcher that
+    started each host once does not contradict a group with equally many ranks on each.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if given is None:
@@ -75,7 +71,7 @@ def _known_cluster(given: Cluster | None) -> Cluster | None:
         return given
     try:
         return Cluster.detect()
-    except ClusterError as error:  # it is the group that counts
+    except ClusterError as error:  # the group decides
         logger.info("the ranks are those of the script's process group; the environment alone does not tell: %s", error)
         return None
 
@@ -85,7 +81,7 @@ def _host_key(rank: int) -> str:
 
 
 def _on_one_host(rank: int, world_size: int, store: Store) -> Cluster:
-    """Return what the group tells, before the ranks know each other's hosts."""
+    """Return the cluster by the group alone, before the ranks know each other's hosts."""
     server = innermost(store)
     address, port = (server.host, server.port) if isinstance(server, TCPStore) else ("127.0.0.1", DEFAULT_PORT)
     return Cluster(
@@ -104,7 +100,7 @@ def _on_one_host(rank: int, world_size: int, store: Store) -> Cluster:
 
 
 def _on_hosts(cluster: Cluster, hosts: list[str]) -> Cluster:
-    """Return the same with the host of each rank."""
+    """Return the cluster with the host of each rank."""
     names = tuple(dict.fromkeys(hosts))
     own = hosts[cluster.rank]
     return Cluster(

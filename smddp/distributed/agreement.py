@@ -1,9 +1,11 @@
-"""How ranks agree, at a step's boundary, to stop, to save or to give up: by one tiny reduction, a few times a second.
+"""How ranks agree, between two steps, to stop, to save or to fail: by one tiny reduction, a few times a second.
 
-A rank that alone saw SIGTERM, or whose checkpoint failed, must not leave the others waiting in their next collective.
-So what each rank knows travels in a vector of eight numbers that all ranks reduce at the same step, and the next such
-step follows from that vector too: it is the same on all ranks without asking again. Between these steps a rank compares
-two integers and no more.
+If one rank alone sees SIGTERM, or its checkpoint fails, it must not leave the others waiting in their next collective:
+
+1. At a step that all ranks know, each puts its own knowledge into a vector of eight numbers.
+2. One all-reduce (MAX) gives all ranks the same vector, and so the same decision.
+3. The next such step is computed from the vector too, so it is the same on all ranks without another question.
+4. Until that step, a rank only compares two integers.
 """
 
 from __future__ import annotations
@@ -19,33 +21,33 @@ from smddp.distributed.membership import Membership
 from smddp.process.preemption import StopSignal
 
 _SECONDS_APART = 0.25
-_MOST_STEPS_APART = 50  # so that a stop is heard within a minute even if steps become a thousand times slower
+_MOST_STEPS_APART = 50  # bounds how late a stop is noticed if steps become much slower suddenly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What all ranks do now."""
+    """The decision of all ranks, the same on each."""
 
     stop: bool
     """At least one rank was asked to stop."""
 
     stop_age: float
-    """Seconds since the first rank was."""
+    """Seconds since the first rank was asked to stop; -1 if none was."""
 
     save: bool
-    """Rank 0's clock says that a checkpoint is due."""
+    """A checkpoint is due, by rank 0's clock or request."""
 
     failed: bool
     """At least one rank knows of a failure that must end the run."""
 
     held: bool
-    """At least one rank holds exchanged weights, and the trained ones are in no checkpoint."""
+    """At least one rank's model holds exchanged weights, and the trained weights are in no checkpoint."""
 
     metrics_differ: bool
     """Two ranks reported different ``metrics``."""
 
     stall: float
-    """The largest ``stall`` of all ranks: the others waited for that rank."""
+    """The largest ``stall`` of all ranks, because the others waited for that rank."""
 
 
 class Agreement:
@@ -53,9 +55,9 @@ class Agreement:
 
     def __init__(self, membership: Membership, stop_signal: StopSignal, *, save_seconds: float | None = None) -> None:
         self.next_step = 1
-        """The step at which to decide next; until then there is nothing to ask."""
+        """The step at which to call ``decide`` next."""
         self.save_seconds = save_seconds
-        """Seconds from one checkpoint to the next, or None; only rank 0's counts, and it may change."""
+        """Seconds from one checkpoint to the next, or None. Only rank 0's value counts, and it may change."""
         self._membership = membership
         self._stop_signal = stop_signal
         stop_signal.heeded = True
@@ -65,7 +67,7 @@ class Agreement:
         self._last_time = self._last_save = time.monotonic()
 
     def start(self, step: int) -> None:
-        """Count from this step on, after a resume."""
+        """Restart the clocks at this step, after a resume."""
         self._last_step = step
         self.next_step = step + 1
         self._last_time = self._last_save = time.monotonic()
@@ -80,18 +82,11 @@ class Agreement:
         save: bool = False,
         metrics: float = 0.0,
     ) -> Decision:
-        """Ask all ranks, and sets ``next_step``.
+        """Return the decision of all ranks, and set ``next_step``; collective.
 
-        The first steps are asked one by one, then twice as far apart each time, up to a quarter of a second or 50
-        steps.
-
-        Args:
-            step: Steps taken, the same on all ranks.
-            failed: Whether this rank knows of a failure that must end the run.
-            held: Whether this rank holds exchanged weights, and the trained ones are in no checkpoint.
-            stall: Seconds that this rank's last save kept its training waiting.
-            save: Whether a checkpoint is due whatever the clock says; only rank 0's counts.
-            metrics: A positive number that stands for what this rank measured; 0 if it measured nothing.
+        The distance to the next decision begins at one step and doubles, up to a quarter of a second or 50 steps.
+        ``step`` is the same on all ranks, ``stall`` the seconds that this rank's last save held up training. Only rank
+        0's ``save`` counts. ``metrics`` is a positive digest of this rank's metrics, or 0 for none.
         """
         now = time.monotonic()
         taken = max(step - self._last_step, 1)
@@ -122,11 +117,11 @@ class Agreement:
         )
 
     def saved(self) -> None:
-        """Tell that a checkpoint was saved, whatever the reason: the clock starts again."""
+        """Restart the clock of checkpoints, after any save."""
         self._last_save = time.monotonic()
 
     def _largest(self, *numbers: float) -> list[float]:
-        """Return the largest of each number over all ranks."""
+        """Return the maximum of each number over all ranks."""
         if self._membership.store is None:
             return list(numbers)
         self._vector.copy_(torch.tensor(numbers, dtype=torch.float64))
@@ -135,11 +130,9 @@ class Agreement:
 
 
 class StopQuestion:
-    """Answers, on all ranks alike, whether the job was told to stop, for a loop that asks at each of its turns.
+    """Answer, alike on all ranks, whether the job was told to stop, for a loop that asks in each iteration.
 
-    Args:
-        membership: The ranks; all must ask equally often.
-        stop_signal: What this process was told.
+    All ranks must ask equally often.
     """
 
     def __init__(self, membership: Membership, stop_signal: StopSignal) -> None:
@@ -148,10 +141,10 @@ class StopQuestion:
         self._agreement: Agreement | None = None
         self._asked = 0
         self.answer = False
-        """The last answer: once True it stays so."""
+        """The last answer; it stays True from then on."""
 
     def __call__(self) -> bool:
-        """Ask the other ranks if that is due, a few times a second at most."""
+        """Return the answer; ask the other ranks if due, a few times a second at most."""
         if self._agreement is None:
             self._agreement = Agreement(self._membership, self._stop_signal)
         self._asked += 1

@@ -1,6 +1,6 @@
-"""Which backend carries the collectives: nccl, gloo, mpi or Amazon's smddp, and whether it fits the device.
+"""Choose the backend of the collectives (nccl, gloo, mpi or Amazon's smddp), and check that it fits the device.
 
-The names are PyTorch's. With GPUs the default is nccl for CUDA tensors and gloo for CPU tensors in one process group,
+The names are PyTorch's. With GPUs, the default is nccl for CUDA tensors and gloo for CPU tensors in one process group,
 so that small agreements between ranks need not pass through the GPU.
 """
 
@@ -25,14 +25,9 @@ _SMDDP_MODULE = "smdistributed.dataparallel.torch.torch_smddp"
 def choose_backend(requested: str | None, device: torch.device, environ: Mapping[str, str]) -> str:
     """Return the backend string for ``torch.distributed.init_process_group``.
 
-    Args:
-        requested: One of nccl, gloo, mpi and smddp, or None for the default of the device. The default is smddp where
-            SageMaker's job asks for ``smdistributed`` and its package is installed and carries the device's tensors.
-        device: The device of this rank.
-        environ: The environment; SM_FRAMEWORK_PARAMS tells what the job's distribution is.
-
-    Raises:
-        DistributedError: If the backend is unknown, not in this build of PyTorch, or does not fit the device.
+    None requests the device's default. That is smddp if SageMaker's job asks for ``smdistributed``, in
+    SM_FRAMEWORK_PARAMS, and its package is installed and carries the device's tensors. Raise DistributedError for a
+    backend that is unknown, not in this build of PyTorch, or does not fit the device.
     """
     if requested is None:
         requested = _default(device, environ)
@@ -77,14 +72,14 @@ def _job_asks_for_smddp(environ: Mapping[str, str]) -> bool:
 
 
 def _obstacle_to_smddp(device: torch.device) -> str | None:
-    """Import Amazon's package, which registers the backend, and say why that can't serve here; None if it can."""
+    """Import Amazon's package, which registers the backend; return why it can't be used here, or None."""
     try:
         importlib.import_module(_SMDDP_MODULE)
     except ModuleNotFoundError as error:
         if not f"{_SMDDP_MODULE}.".startswith(f"{error.name}."):
             return f"the installed smdistributed.dataparallel lacks something: {error}"
         return "the package smdistributed.dataparallel, which only AWS's images for P4d and P4de have, is not installed"
-    except (ImportError, OSError, RuntimeError) as error:  # a library that it links to, or its look at the GPUs
+    except (ImportError, OSError, RuntimeError) as error:  # of a linked library, or of its check of the GPUs
         return f"the installed smdistributed.dataparallel can't be loaded: {error}"
     devices = dist.Backend.backend_capability.get("smddp", [])
     if device.type not in devices:

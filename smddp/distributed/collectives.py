@@ -1,4 +1,4 @@
-"""The few collectives over tensors that training needs beside DDP's own: sums, and a gathering."""
+"""The collectives over tensors that training needs beside DDP's own: sums and a gather."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smddp.distributed.membership import Membership
 
 
 def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
-    """Return the sum of every rank's tensor, a new tensor on the same device; all ranks call it, with equal shapes."""
+    """Return the sum of every rank's tensor, on the same device; all ranks call it, with tensors of one shape."""
     if membership.store is None:
         return value.clone()
     on_cpu_only = value.device.type != "cuda" and membership.control_device.type == "cuda"
@@ -23,10 +23,10 @@ def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
 
 
 def sum_numbers_over_ranks(numbers: float | list[float], membership: Membership) -> Tensor:
-    """Return the sum of every rank's numbers, on the CPU: int64 if they are whole on all ranks, else float64.
+    """Return the sum of every rank's numbers, on the CPU: int64 if all ranks pass whole numbers, else float64.
 
-    A rank cannot know what the others have: one that saw no sample may have 0, and the others 3.5. So all send float64,
-    and whole numbers in two halves, whose sums are exact. All ranks must call it, with as many numbers.
+    All ranks must call it, with equally many numbers. A rank does not know the others' types: one without samples may
+    pass 0, and another 3.5. So all send float64, and whole numbers as two halves of 32 bits, whose sums are exact.
     """
     is_whole = all(isinstance(number, int) for number in (numbers if isinstance(numbers, list) else [numbers]))
     own = torch.tensor(numbers, dtype=torch.int64 if is_whole else torch.float64)
@@ -38,19 +38,11 @@ def sum_numbers_over_ranks(numbers: float | list[float], membership: Membership)
 
 
 def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
-    """Return the tensors of all ranks, one after the other along the first dimension; all ranks must call it.
+    """Return the tensors of all ranks, joined along the first dimension in rank order; all ranks must call it.
 
-    Args:
-        value: Of any length along its first dimension, which may be 0; a scalar counts as one element. All other
-            dimensions, the type and the kind of device are the same on all ranks.
-        membership: The ranks.
-
-    Returns:
-        A new tensor on the same device, in the order of the ranks, without gradients.
-
-    Raises:
-        ValueError: On every rank, if the ranks' tensors do not fit together.
-        PeerFailedError: On every other rank, if a rank gave no tensor.
+    The lengths along the first dimension may differ and be 0; a scalar counts as one element. The result is a new
+    tensor on the same device, without gradients. Raise ValueError on every rank if other dimensions, the types or the
+    kinds of device differ, and PeerFailedError on the other ranks if one passes no tensor.
     """
     kinds = membership.ranks.gather(lambda: _kind(value))
     if any(kind[1:] != kinds[0][1:] for kind in kinds):
@@ -64,7 +56,7 @@ def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
     own = value.detach().reshape(kinds[membership.cluster.rank].shape)
     if membership.store is None:
         return own.clone()
-    # As bytes: every backend can carry them, whatever the type. All ranks send as many.
+    # As bytes, which every backend can carry for any type, padded to the same length on all ranks.
     device = membership.control_device if own.device.type != "cuda" else own.device
     sizes = [math.prod(kind.shape) * own.element_size() for kind in kinds]
     sent = torch.zeros(max(sizes), dtype=torch.uint8, device=device)

@@ -1,7 +1,7 @@
-"""How gradients are made smaller for their way between the ranks: PyTorch's own DDP communication hooks.
+"""Compress gradients on the network, by PyTorch's own DDP communication hooks.
 
-fp16 and bf16 keep nothing from one step to the next. PowerSGD does: what it left out on this rank, which it adds to the
-next step's gradients, and the matrices that it begins the next step with. Both belong to the buckets they were made of.
+fp16 and bf16 keep no state between steps. PowerSGD keeps this rank's approximation error, which it adds to the next
+step's gradients, and the matrices that the next step starts from. Both belong to the buckets of their step.
 """
 
 from __future__ import annotations
@@ -27,52 +27,46 @@ _CASTS = {"fp16": fp16_compress_hook, "bf16": bf16_compress_hook}
 
 
 class PowerSGD:
-    """PowerSGD's memory on one rank, as a part of a checkpoint that each rank has its own of.
+    """PowerSGD's state on one rank, a per-rank part of a checkpoint.
 
-    A state of another number of ranks, or of other trainable parameters, is left: then PowerSGD begins anew.
-
-    Args:
-        options: The rank of the matrices, and when to begin.
-        membership: The ranks.
+    A state of another number of ranks, or of other trainable parameters, is ignored: then PowerSGD begins anew.
     """
 
     def __init__(self, options: DDPOptions, membership: Membership) -> None:
         self._options = options
         self._membership = membership
         self._state = self._new()
-        self._kept_of: tuple[bool, ...] = ()  # which parameters were trainable: with other ones the buckets are others
+        self._kept_of: tuple[bool, ...] = ()  # which parameters were trainable: the buckets depend on them
         self._registered_for: tuple[bool, ...] = ()
 
     def register(self, replica: DistributedDataParallel, trainable: Sequence[bool]) -> None:
-        """Compress a replica's gradients from now on.
+        """Compress a replica's gradients from now on; it must have no hook yet.
 
-        Args:
-            replica: It has no hook yet.
-            trainable: Of each of the model's parameters whether it is.
+        ``trainable`` has one flag for each parameter of the model.
         """
         self._registered_for = tuple(trainable)
-        # A lambda: DDP reads a hook's annotations, and can't read those that are strings.
+        # A lambda has no annotations: DDP reads a hook's, and fails at those that are strings.
         replica.register_comm_hook(self, lambda powersgd, bucket: powersgd.average(bucket))
 
     def forget(self, why: str) -> None:
-        """Begin anew, for what is kept is that of other parameters."""
+        """Begin anew, because the kept state belongs to other parameters."""
         if self._state.iter:
             self._begin_anew(why)
 
     def average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Average a bucket of gradients over the ranks; DDP calls it."""
+        """Average a bucket of gradients over the ranks; DDP calls this hook."""
         state, index, device = self._state, bucket.index(), bucket.buffer().device
         if self._kept_of is not self._registered_for:
             if self._kept_of != self._registered_for:
                 self.forget("other parameters are trainable now")
             self._kept_of, state = self._registered_for, self._state
-        if index in state.error_dict and state.error_dict[index].device != device:  # it was loaded
+        if index in state.error_dict and state.error_dict[index].device != device:  # loaded on the CPU
             for kept in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
                 kept[index] = kept[index].to(device)
         return powerSGD_hook(state, bucket)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the next step depends on."""
+        """Return the state that the next step depends on."""
         state = self._state
         random = state.rng.get_state(legacy=False)
         return {
@@ -88,7 +82,7 @@ class PowerSGD:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a state, if it is one of as many ranks and of matrices of this rank."""
+        """Restore a state of the same number of ranks and the same matrix rank; else begin anew."""
         own = self._membership.cluster.world_size, self._options.powersgd_rank
         if (saved["world_size"], saved["rank"]) != own:
             self._begin_anew(
@@ -119,6 +113,6 @@ class PowerSGD:
 
 
 def register_cast(replica: DistributedDataParallel, options: DDPOptions) -> None:
-    """Let a replica's gradients travel in half the bytes, if the options say so."""
+    """Send a replica's gradients in half the bytes, if the options say so."""
     if (hook := _CASTS.get(options.comm_hook or "")) is not None:
         replica.register_comm_hook(None, hook)

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel can be told, as one value that is checked before the first step."""
+"""The options of DistributedDataParallel, as one value that is checked before the first step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CommHookName = Literal["fp16", "bf16", "powersgd"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDPOptions:
-    """How the gradients of several ranks are averaged. With one rank nothing is averaged, and no option has an effect.
+    """How several ranks average their gradients. With one rank, no option has an effect.
 
     Examples:
         >>> options = DDPOptions(bucket_cap_mb=50, gradient_as_bucket_view=True, comm_hook="bf16")
@@ -19,42 +19,43 @@ class DDPOptions:
         ValueError: static_graph finds unused parameters by itself, in the first step: leave find_unused_parameters out
 
     Raises:
-        ValueError: A value is out of its range, or two options exclude each other.
+        ValueError: A value is out of range, or two options exclude each other.
     """
 
     bucket_cap_mb: float | None = None
-    """MiB of gradients that are averaged at a time. None is PyTorch's own choice: 25, and 1 for those that come first.
-    Smaller buckets overlap more of the backward pass, larger ones use the network better."""
+    """MiB of gradients in one bucket. None is PyTorch's own choice: 25, and 1 for the first bucket. Smaller buckets
+    overlap more of the backward pass, larger ones use the network better."""
 
     gradient_as_bucket_view: bool = False
-    """Let gradients be views of the buckets: saves memory as large as the gradients, and one copy a step."""
+    """Let gradients be views of the buckets. This saves as much memory as the gradients take, and one copy a step."""
 
     static_graph: bool = False
     """Promise that every step uses the same parameters in the same way. PyTorch then allows a parameter to be used
-    several times under reentrant gradient checkpointing, and parameters that no step uses. It can't do it with
-    ``accumulate``. The first step is that which it learns from, so that it can't be rehearsed: where three ranks or
-    more add, the step after a resume may differ in the last bits."""
+    several times under reentrant gradient checkpointing, and parameters that no step uses. It can't be combined with
+    ``accumulate``. DDP learns the graph in the first step, so that step can't be rehearsed: with three ranks or more,
+    the step after a resume may differ in the last bits."""
 
     find_unused_parameters: bool = False
-    """Look in each step for parameters that its loss does not depend on, such as those of a branch not taken. Costs a
-    walk over the graph a step. Without it such a model is an error."""
+    """Search each step for parameters that its loss does not depend on, such as those of a branch not taken. This costs
+    a walk over the graph each step. Without it, such a model is an error."""
 
     sync_batchnorm: bool = False
-    """Make each BatchNorm layer a SyncBatchNorm, whose statistics are those of all ranks' batches. Needs GPUs."""
+    """Convert each BatchNorm layer to SyncBatchNorm, with statistics over the batches of all ranks. Needs GPUs."""
 
     comm_hook: CommHookName | None = None
-    """How gradients travel: None as they are; ``"fp16"`` and ``"bf16"`` in half the bytes, and added up with that
-    precision; ``"powersgd"`` as low-rank matrices (Vogels et al., 2019, arXiv:1905.13727). PowerSGD keeps what it left
-    out, on each rank as large as the gradients; checkpoints have it, so that a resume on as many ranks is exact, and
-    each save sends it to rank 0. On another number of ranks PowerSGD begins anew. NaN or inf of one step stays
-    in it: a loss scaler, and ``on_nonfinite="skip"`` or ``"stop"``, are refused beside it."""
+    """Compression of the gradients on the network. None sends them as they are. ``"fp16"`` and ``"bf16"`` send half the
+    bytes, and add in that precision. ``"powersgd"`` sends low-rank matrices (Vogels et al., 2019, arXiv:1905.13727).
+    PowerSGD keeps its approximation error on each rank, as large as the gradients. Checkpoints contain it, and each
+    save sends it to rank 0, so a resume on the same number of ranks is exact; on another number PowerSGD begins anew.
+    NaN or inf of one step stays in the error: a loss scaler, and ``on_nonfinite="skip"`` or ``"stop"``, are refused
+    with it."""
 
     powersgd_rank: int = 1
-    """The rank of PowerSGD's matrices: the higher, the more exact and the larger. 1 to 4 is usual."""
+    """The rank of PowerSGD's matrices. A higher rank is more exact, and sends more. 1 to 4 is usual."""
 
     powersgd_start_step: int = 1000
-    """Optimizer steps before PowerSGD begins, at least 2; until then gradients travel as they are. PyTorch advises a
-    tenth of the training, and no less than the warm-up."""
+    """Optimizer steps before PowerSGD begins, at least 2; until then gradients are sent as they are. PyTorch advises a
+    tenth of the training, and at least the warm-up."""
 
     def __post_init__(self) -> None:
         switches = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters", "sync_batchnorm")

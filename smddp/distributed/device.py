@@ -1,4 +1,4 @@
-"""The device of a rank, and how a batch gets there."""
+"""The device of a rank, and the move of a batch to it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from smddp.errors import DistributedError
 CPU = torch.device("cpu")
 
 GPUS_PER_RANK_VARIABLE = "SMDDP_GPUS_PER_RANK"
-"""How many GPUs of its host each rank computes on, for a model that the script lays over several; 1 if unset."""
+"""GPUs per rank, for a model that the script places on several; 1 if unset."""
 
 _GPU_COUNTS = ("SM_NUM_GPUS", "SLURM_GPUS_ON_NODE")
-"""Where a platform says how many GPUs a host has for the job."""
+"""Variables in which a platform sets the number of GPUs of a host."""
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Return what names each GPU that this process sees, in CUDA's order, the same in every process that sees it."""
+    """Return an identifier of each visible GPU, in CUDA's order; it is the same in every process that sees the GPU."""
     if not torch.cuda.is_available():
         return []
     names = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if names[0].startswith("MIG-"):
-        return names[: torch.cuda.device_count()]  # parts of one GPU, whose name is the same
-    # torch 2.4 does not tell the UUID: then the number stands for it, as if all saw the same GPUs.
+        return names[: torch.cuda.device_count()]  # the parts of one GPU share its UUID
+    # torch 2.4 has no UUID: then the index identifies the GPU, as if all processes saw the same GPUs.
     return [
         str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
         for index in range(torch.cuda.device_count())
@@ -44,10 +44,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 def share_gpus(store: Store, cluster: Cluster, own: Sequence[str]) -> list[list[str]]:
     """Return the GPUs that each rank of this host sees, by local rank; every rank must call it.
 
-    Args:
-        store: What all ranks see, empty of such keys.
-        cluster: This rank.
-        own: What it sees itself.
+    All ranks see the store, which must not contain these keys yet.
     """
     keys = [f"gpus/{cluster.node_rank}/{local_rank}" for local_rank in range(cluster.local_world_size)]
     store.set(keys[cluster.local_rank], json.dumps(own))
@@ -55,11 +52,7 @@ def share_gpus(store: Store, cluster: Cluster, own: Sequence[str]) -> list[list[
 
 
 def gpus_per_rank(environ: Mapping[str, str]) -> int:
-    """Return what the environment says, or 1.
-
-    Raises:
-        DistributedError: It is no such number.
-    """
+    """Return the number of GPUs per rank in the environment, or 1; raise DistributedError for an invalid one."""
     given = environ.get(GPUS_PER_RANK_VARIABLE) or "1"
     if not given.isdecimal() or int(given) < 1:
         raise DistributedError(f"{GPUS_PER_RANK_VARIABLE}={given!r}: give how many GPUs each rank has, from 1")
@@ -67,18 +60,11 @@ def gpus_per_rank(environ: Mapping[str, str]) -> int:
 
 
 def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank: int = 1) -> torch.device:
-    """Return the GPU of this rank, or the first of its several, where there are GPUs, else the CPU.
+    """Return the first GPU of this rank, or the CPU without GPUs; ``visible`` has each local rank's GPUs.
 
-    Where the ranks of a host see the same GPUs, they are dealt in the order of the local ranks. Where each sees
-    its own, as Slurm's ``--gpus-per-task`` and a CUDA_VISIBLE_DEVICES for each rank make it, it is the first of them.
-
-    Args:
-        cluster: This rank.
-        visible: The GPUs that each rank of its host sees, by local rank.
-        per_rank: How many GPUs each rank has.
-
-    Raises:
-        DistributedError: If a host has more ranks than GPUs, or gives a rank some that another one sees too.
+    If the ranks of a host see the same GPUs, these are assigned in the order of local ranks. If each sees its own, as
+    with Slurm's ``--gpus-per-task`` or a CUDA_VISIBLE_DEVICES for each rank, it is the first of them. Raise
+    DistributedError if a host has more ranks than GPUs, or ranks see partly the same GPUs.
     """
     if not any(visible):
         return CPU
@@ -104,7 +90,7 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
 
 
 def missing_gpus(environ: Mapping[str, str]) -> str | None:
-    """Return why PyTorch sees no GPU in a job that has some, as far as that can be told; None if the job has none."""
+    """Return the likely reason why PyTorch sees no GPU in a job with GPUs; None for a job without."""
     environ = without_run_variables(environ)
     told = next((name for name in _GPU_COUNTS if environ.get(name, "").isdecimal() and int(environ[name]) > 0), None)
     if told is None:
@@ -122,11 +108,11 @@ def missing_gpus(environ: Mapping[str, str]) -> str | None:
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Return the batch with its tensors on the device, in the types that it came in.
+    """Return the batch with its tensors on the device, their types unchanged.
 
-    An object with a method ``to`` is asked to move itself (PackedSequence, transformers' BatchEncoding). Tuples,
-    namedtuples, lists, mappings and dataclasses are copied with their items moved, at any depth. Any other object is
-    passed through as it is. Copies from pinned memory do not wait for the GPU, where a ``to`` takes ``non_blocking``.
+    An object with a method ``to`` moves itself (PackedSequence, transformers' BatchEncoding). Tuples, namedtuples,
+    lists, mappings and dataclasses are copied with their items moved, at any depth. Any other object is passed through.
+    Copies from pinned memory do not wait for the GPU, if ``to`` accepts ``non_blocking``.
     """
 
     def to_device(item: Any) -> Any:
@@ -136,15 +122,15 @@ def move(batch: Any, device: torch.device) -> Any:
         if not callable(getattr(kind, "to", None)):
             return None
         moved = item.to(device, non_blocking=True) if _takes_non_blocking(kind) else item.to(device)
-        return item if moved is None else moved  # None: it moved in place
+        return item if moved is None else moved  # None: the object moved in place
 
     return _converted(batch, to_device)
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
-    """Return the values with their floating-point tensors in this type, in the containers that `move` knows.
+    """Return the values with their floating-point tensors cast to this type, in the containers that `move` supports.
 
-    An object with a method ``to`` is asked to convert itself if it is a PackedSequence, and passed through otherwise.
+    A PackedSequence converts itself; any other object with a method ``to`` is passed through.
     """
 
     def to_dtype(item: Any) -> Any:
@@ -158,7 +144,7 @@ def cast(values: Any, dtype: torch.dtype) -> Any:
 
 
 def _converted(batch: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return the batch with its items converted; a container is one that ``convert`` returns None for."""
+    """Return the batch with its items converted; ``convert`` returns None for a container."""
     if (converted := convert(batch)) is not None:
         return converted
     kind: Any = type(batch)
@@ -178,13 +164,13 @@ def _converted(batch: Any, convert: Callable[[Any], Any]) -> Any:
         for field in dataclasses.fields(batch):
             if hasattr(batch, field.name):
                 value = _converted(getattr(batch, field.name), convert)
-                object.__setattr__(clone, field.name, value)  # frozen, maybe
+                object.__setattr__(clone, field.name, value)  # the dataclass may be frozen
         return clone
     return batch
 
 
 def _with_items(container: Any, items: Mapping[Any, Any]) -> Any:
-    """Return a copy with other items, and what else belongs to a class of its own."""
+    """Return a shallow copy with other items, which keeps the attributes of a subclass."""
     clone = copy.copy(container)
     for key, item in items.items():
         clone[key] = item
@@ -195,6 +181,6 @@ def _with_items(container: Any, items: Mapping[Any, Any]) -> Any:
 def _takes_non_blocking(kind: Any) -> bool:
     try:
         parameters = inspect.signature(kind.to).parameters.values()
-    except ValueError:  # written in C, without one
+    except ValueError:  # written in C, without a signature
         return False
     return any(each.name == "non_blocking" or each.kind is each.VAR_KEYWORD for each in parameters)

@@ -1,9 +1,11 @@
 """Which rank failed first, told to every rank through the store, so that each host reports the cause and no echo.
 
-When a rank fails, the others fail too, with a lost connection as their reason. The first that fails on its own
-account publishes its report (one atomic compare-and-set); a rank that only lost contact asks for that report. Every
-rank also looks for it twice a second, in a thread over a connection of its own: a rank that is stuck in a collective,
-or whose store is about to vanish with rank 0, learns of it all the same.
+1. When a rank fails, the others fail too, with a lost connection as their reason.
+2. The first rank that fails for its own reason publishes its report, by one atomic compare-and-set.
+3. A rank that only lost contact waits for that report, for a few seconds.
+4. Every rank also polls for the report twice a second, in a thread with its own connection. So a rank that is stuck in
+   a collective, or whose store is about to vanish with rank 0, learns of the failure, too.
+5. The failed rank ends only after all ranks have read the report, or a few seconds later.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _TIMED_OUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 
 
 def is_communication_error(error: BaseException) -> bool:
-    """Return whether the error, or one that it was raised from, says that another rank could not be reached."""
+    """Return whether the error, or one of its causes, says that another rank could not be reached."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, dist.DistError | PeerFailedError):
@@ -58,37 +60,30 @@ def is_communication_error(error: BaseException) -> bool:
 
 
 def publish(store: Store, report: str) -> str:
-    """Tell the ranks that met last in a store of a failure, for a rank that can't: it was killed.
+    """Publish the failure of a rank that was killed, and return the first report of all.
 
-    Args:
-        store: The job's, without a prefix.
-        report: The reason.
-
-    Returns:
-        The first report of all.
+    ``store`` is the job's store without a prefix.
     """
     job_store = PrefixStore(PREFIX, store)
     if not job_store.check([NEWEST]):
-        return report  # they have not met, or their script has nothing to do with smddp
+        return report  # no ranks have met yet
     meeting = PrefixStore(bytes(job_store.get(NEWEST)).decode(), job_store)
     return bytes(meeting.compare_set(_REPORT, "", report)).decode()
 
 
 class FirstFailure:
-    """The job's first failure, as one rank takes part in it.
+    """One rank's part in finding the job's first failure.
 
-    Args:
-        membership: What this rank joined.
-        unheeded: Called in the watching thread, with the report, if another rank failed and this one has not ended ten
-            seconds later: it waits for a rank that is gone, or computes on for nothing.
+    ``unheeded`` is called in the watching thread, with the report, if another rank failed and this one has not ended
+    ten seconds later, because it waits for a rank that is gone, or computes for nothing.
     """
 
     def __init__(self, membership: Membership, unheeded: Callable[[str], None]) -> None:
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
         self._unheeded = unheeded
         self._report: str | None = None
-        # Order: `_report` is written before `_known` is set, so a thread that sees the event sees the report. The store
-        # is used by two threads: no call of either waits in it, since the other one could not use it meanwhile.
+        # Order: `_report` is written before `_known` is set, so a thread that sees the event sees the report. Two
+        # threads use the store: no call waits in it, because the other thread could not use it meanwhile.
         self._known = threading.Event()
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -98,11 +93,9 @@ class FirstFailure:
             self._watcher.start()
 
     def settle(self, report: str, *, lost_contact: bool) -> str:
-        """Return the report that the job ends with: the first one of all ranks, or this one if none came before.
+        """Return the report that the job ends with: the first one of all ranks, or this rank's if none was earlier.
 
-        Args:
-            report: What this rank has to say, short enough for a line before it.
-            lost_contact: It only lost another rank: that one's report is waited for, three seconds at most.
+        With ``lost_contact``, this rank only lost another one, whose report is waited for, three seconds at most.
         """
         if self._store is None:
             return report
@@ -110,7 +103,7 @@ class FirstFailure:
             if self._known.wait(CAUSE_SECONDS):
                 assert self._report is not None
                 return self._report
-            if hint(report) is None:  # else it says itself what it means
+            if hint(report) is None:  # else the report explains itself
                 cause = _NO_ANSWER if _TIMED_OUT.search(report) else self._ended_well() or _NO_CAUSE
                 report = f"{cause}\n{report}"
         try:
@@ -120,7 +113,7 @@ class FirstFailure:
             return report
 
     def await_readers(self) -> None:
-        """Return once all ranks have read the report, or after three seconds: this process may now end."""
+        """Return once all ranks have read the report, or after three seconds: then this process may end."""
         if self._store is None:
             return
         deadline = time.monotonic() + CAUSE_SECONDS
@@ -131,20 +124,19 @@ class FirstFailure:
             logger.info("the store is gone: nobody is left to read the report")
 
     def close(self, *, code: int | None = None) -> None:
-        """Stop to watch. A thread that is within the store when Python ends would abort the process.
+        """Stop watching, so that no thread is inside the store when Python ends, which would abort the process.
 
-        Args:
-            code: The exit code of a good end, which the others are told: those that still wait for this rank fail.
+        ``code`` is the exit code of a good end; ranks that still wait for this one learn it, and fail.
         """
         self._over.set()
         if self._watcher is not None:
             self._watcher.join(CAUSE_SECONDS)
         if self._store is not None and code is not None:
-            with suppress(RuntimeError):  # rank 0 is gone, and the store with it
+            with suppress(RuntimeError):  # the store is gone with rank 0
                 self._store.compare_set(_ENDED, "", f"{self._rank} {code}")
 
     def _ended_well(self) -> str | None:
-        """Return what to say if the rank that was lost had ended well."""
+        """Return an explanation if a rank ended well before this one lost contact; else None."""
         assert self._store is not None
         try:
             if not self._store.check([_ENDED]):
@@ -162,7 +154,7 @@ class FirstFailure:
                 self._report = bytes(store.get(_REPORT)).decode()
                 store.add(_READERS, 1)
             except RuntimeError:
-                return  # rank 0 is gone without a word: the next collective will say so
+                return  # the store is gone with rank 0: the next collective fails
             self._known.set()
             if not self._over.wait(_HEED_SECONDS):
                 self._unheeded(self._report)

@@ -1,13 +1,16 @@
 """Drain gloo's worker threads, so that none of them needs the interpreter when Python ends.
 
-A worker of gloo's drops a collective's tensors after the caller has its result, and takes the GIL for those that Python
-knows. If Python finalizes by then, CPython up to 3.13 ends the thread where it stands, in C++ that must not be unwound,
-and the process aborts (https://github.com/pytorch/pytorch/issues/190489). Destroying the group is not enough: as long
-as something holds it, DistributedDataParallel for example, its workers live on.
+A gloo worker drops a collective's tensors after the caller has its result, and takes the GIL for tensors that Python
+knows. If Python finalizes meanwhile, CPython up to 3.13 ends the thread at that point, in C++ code that must not be
+unwound, and the process aborts (https://github.com/pytorch/pytorch/issues/190489). Destroying the group is not enough:
+its workers live as long as any reference to it, such as DistributedDataParallel's.
 
-So every worker of every group gets a reduction of nothing, which needs no other rank, and meets the others in its
-callback: a worker that has come there has dropped all that it had before. Then the reductions' own tensors and
-callbacks are waited for. NCCL needs none of this: its watchdog leaves the tensors to the threads that call it.
+1. Every worker of every group gets a reduction of empty tensors, which needs no other rank.
+2. The workers of a group meet in the callbacks of these reductions. A worker that arrives there has dropped everything
+   from before.
+3. The workers are released, and the reductions' own tensors and callbacks are waited for.
+
+NCCL needs none of this: its watchdog leaves the tensors to the threads that call it.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 _SECONDS = 10.0
 _DROP_SECONDS = 1.0
-_COPIES = 1024  # of nothing, after a reduction: the fraction of a millisecond that a callback's registration takes
+_COPIES = 1024  # of the empty tensor: so the reduction usually outlasts the registration of its callback
 
 
 def drain_gloo() -> None:
-    """Return once no worker of gloo's holds anything of Python's, or after about ten seconds, with a warning.
+    """Return once no gloo worker refers to a Python object; after about ten seconds log a warning and return.
 
     No collective may follow: gloo numbers them, and from here on this rank's numbers differ from the other ranks'.
     """
@@ -60,26 +63,28 @@ class _Meeting:
         self._caller = threading.get_ident()
         self._missed = 0
         # Order: each worker that is held releases `_arrived` once, and then waits for `_over`: it can't come twice.
+        # Bound: a worker waits until the deadline plus `_DROP_SECONDS`, whatever the caller does.
         self._arrived = threading.Semaphore(0)
         self._over = threading.Event()
         self._dropped: list[weakref.ref[Any]] = []
         given = 0
-        # A reduction that ends before its callback is registered calls it in this thread: another one is given.
+        # A reduction that ends before its callback is registered calls it in this thread, so another one is started.
         while given - self._missed < self._workers and time.monotonic() < deadline:
             self._give()
             given += 1
 
     def await_workers(self) -> bool:
-        """Return whether all workers came before the deadline."""
+        """Return whether all workers arrived before the deadline."""
         return all(
             self._arrived.acquire(timeout=max(0.0, self._deadline - time.monotonic())) for _ in range(self._workers)
         )
 
     def end(self) -> bool:
-        """Let the workers go on; whether they have dropped what they got here."""
+        """Release the workers; return whether they have dropped the reductions' tensors and callbacks."""
         self._over.set()
         deadline = max(self._deadline, time.monotonic() + _DROP_SECONDS)
-        # Invariant: what a worker drops dies while it has the GIL. Who sees it dead has the GIL after that worker.
+        # Invariant: an object that a worker drops dies while that worker owns the GIL. This thread sees it dead only
+        # while it owns the GIL itself, so after the worker.
         while any(reference() is not None for reference in self._dropped):
             if time.monotonic() > deadline:
                 return False
@@ -113,7 +118,7 @@ def _gloo_backends() -> Iterable[Any]:
 
 
 def _remember_parents_groups() -> None:
-    """Remember the groups of the parent, which a forked child has without their threads."""
+    """Remember the parent's groups: a forked child inherits them without their threads."""
     _parents_groups.update(distributed_c10d._world.pg_map)  # noqa: SLF001
 
 

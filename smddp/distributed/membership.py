@@ -1,8 +1,8 @@
-"""Joining the process group, and leaving it: the one place that starts and ends ``torch.distributed``.
+"""Join and leave the process group: the one place that starts and ends ``torch.distributed``.
 
-A job of one process has a group of one, so that a script may use ``torch.distributed`` whatever the number of ranks;
-nothing here reduces over it, and it has no store that others could reach. A group that the script has made before is
-joined as it is, and never ended here: ``smddp.distributed.adoption``.
+A job of one process has a group of one, so that a script may use ``torch.distributed`` for any number of ranks. Nothing
+here reduces over that group, and it has no store. A group that the script made before is adopted, and never ended here:
+see ``smddp.distributed.adoption``.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What a rank has once it joined."""
+    """The result of joining: this rank, its group, device and store."""
 
     cluster: Cluster
-    """Who it is, among whom."""
+    """This rank and the other ranks of its job."""
 
     backend: str
     """The process group's backend, as PyTorch writes it."""
@@ -57,24 +57,24 @@ class Membership:
     """The key-value store that all ranks see, under ``prefix``; None for a job of one process."""
 
     is_adopted: bool = False
-    """Whether the script made the process group before it joined; then it stays when the rank leaves."""
+    """Whether the script made the process group; then ``leave`` does not end it."""
 
     prefix: str = ""
-    """That of the keys in ``store``: of this joining, and of no earlier one in the same store."""
+    """The prefix of the keys in ``store``, new each time the ranks join."""
 
     @property
     def control_device(self) -> torch.device:
-        """Where the small tensors live by which ranks agree: the CPU, unless the backend only knows CUDA."""
+        """The device of the small tensors for agreements: the CPU, unless the backend supports only CUDA."""
         only_cuda = self.backend == "smddp" or (":" in self.backend and "cpu:" not in self.backend)
         return self.device if only_cuda else CPU
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks as they agree and share."""
+        """The ranks, with the verbs by which they agree and share."""
         return Ranks(rank=self.cluster.rank, world_size=self.cluster.world_size, device=self.control_device)
 
     def connect(self, timeout: timedelta) -> Store | None:
-        """Return a connection of its own to ``store``, for a thread."""
+        """Return a second connection to ``store``, for another thread; None without a store."""
         return None if self.store is None else connect_again(self.store, self.prefix, timeout)
 
 
@@ -82,26 +82,26 @@ _current: Membership | None = None
 
 
 def current_membership() -> Membership | None:
-    """Return what this process joined, or None before ``join`` and after ``leave``."""
+    """Return this process's membership, or None before ``join`` and after ``leave``."""
     return _current
 
 
 def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout: float | None = None) -> Membership:
     """Join the job's process group, so that ``torch.distributed`` and ``DistributedDataParallel`` can be used.
 
-    If the script has called ``torch.distributed.init_process_group``, that group is the job's, with its backend, ranks
+    If the script has called ``torch.distributed.init_process_group``, that group is adopted, with its backend, ranks
     and timeout.
 
     Args:
-        cluster: Where this process is; detected from the environment if None.
+        cluster: This rank; detected from the environment if None.
         backend: nccl, gloo, mpi or smddp; None chooses nccl for GPUs (with gloo for CPU tensors) and gloo without.
         timeout: Seconds to wait for the other ranks, now and in each collective; None is SMDDP_TIMEOUT, or 1800.
 
     Raises:
-        UnguardedScriptError: If multiprocessing has started this process, and it still imports the script.
-        DistributedError: If this process has joined already, the timeout is no time, backend and device do not fit,
-            the cluster and the script's own process group contradict each other, ranks are missing, or each of a
-            launcher's ranks spawned ranks again.
+        UnguardedScriptError: Multiprocessing has started this process, and it still imports the script.
+        DistributedError: This process has joined already, the timeout is invalid, backend and device do not fit, the
+            cluster contradicts the script's own process group, ranks are missing, or each of a launcher's ranks spawned
+            ranks again.
 
     Examples:
         In a script without ``smddp.run``, under any launcher::
@@ -134,21 +134,23 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
 
 
 def leave(*, together: bool = False) -> None:
-    """Leave the process group; do nothing for a process that has not joined.
+    """Leave the process group; do nothing if the process has not joined.
 
-    What still holds the group, such as DistributedDataParallel, may stay, and can't be trained with any more. A
-    collective that was begun and never waited for is given ten seconds.
+    Objects that refer to the group, such as DistributedDataParallel, may remain, but can't train any more. Collectives
+    that were begun and never waited for get ten seconds.
 
-    The rank that serves the store waits for the other ranks to leave before it, for half a minute at most.
+    Rank 0 waits for the other ranks to leave before it, for half a minute at most.
 
     Args:
-        together: Every rank waits for the others so. A launcher kills who is still there soon after the first rank
-            ended with a code other than 0, mpirun within a second.
+        together: Let every rank wait for the others. A launcher kills the remaining ranks soon after the first rank
+            ends with a code other than 0, mpirun within a second.
     """
     global _current
     membership, _current = _current, None
     if membership is None:
         return
+    # Order: 1. wait until every rank has opened its group, 2. drain gloo, 3. destroy the group, 4. say farewell through
+    # the store, which rank 0 may serve: so it ends last. Bounds: 1 and 4 half a minute each, 2 ten seconds.
     if not membership.is_adopted and dist.is_initialized():  # a script may have ended it
         if membership.store is not None:
             _await_joined(membership.cluster, membership.store)
@@ -163,7 +165,7 @@ def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membersh
         if cluster.launcher == "single" and (why := unused_nodes(os.environ)) is not None:
             logger.warning("NODES ARE LEFT UNUSED: %s", why)
         device = _take_device(cluster, None)
-        # A job may ask for smddp, which is for the gradients of several.
+        # An empty environment: a job may ask for smddp, which serves only several ranks.
         chosen = choose_backend(backend, device, {})
         with _on_loopback():
             _init_group(chosen, HashStore(), cluster, timeout, device)
@@ -193,12 +195,12 @@ def _take_device(cluster: Cluster, store: Store | None) -> torch.device:
 
 
 def _init_group(backend: str, store: Store, cluster: Cluster, timeout: timedelta, device: torch.device) -> None:
-    # NCCL told its device connects now, where a mistake is named, and does not guess it in a barrier. One rank has
-    # nobody to connect to; and a group that is bound to one device refuses the gradients of a rank's others.
+    # With a device_id NCCL connects now, so that a mistake is reported here, and it need not guess the device in a
+    # barrier. One rank connects to none; and a group that is bound to one device refuses gradients of a rank's others.
     has_several = gpus_per_rank(os.environ) > 1
     is_bound = "nccl" in backend and cluster.world_size > 1 and not has_several
     if "nccl" in backend and has_several and hasattr(dist, "ProcessGroupNCCL2") and _USE_NCCL2 not in os.environ:
-        # torch reads it when the first group is made. Its nccl2 binds every group to one device, told or not.
+        # torch reads it when the first group is made. Its nccl2 always binds a group to one device.
         os.environ[_USE_NCCL2] = "0"
         logger.info("set %s=0: nccl2 reduces on one GPU of a rank, and each rank has several", _USE_NCCL2)
     try:
@@ -218,7 +220,7 @@ def _init_group(backend: str, store: Store, cluster: Cluster, timeout: timedelta
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let gloo, which listens even for one process, do so where no other host can reach it."""
+    """Let gloo, which listens even for one process, listen on the loopback interface only."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is None or _GLOO_INTERFACE in os.environ:
         yield
@@ -231,7 +233,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> Membership:
-    """Take part in the process group that the script has made."""
+    """Adopt the process group that the script has made."""
     config = dist.get_backend_config()
     backends = {part.rpartition(":")[2] for part in config.split(",")}
     if backend is not None and backend not in backends:
@@ -248,7 +250,7 @@ def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> 
 
 
 def interface_settings(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables that lead gloo and NCCL to SageMaker's network interface, where the user has set none."""
+    """Return variables that point gloo and NCCL to SageMaker's network interface, unless the user has set them."""
     interface = environ.get("SM_NETWORK_INTERFACE_NAME")
     if not interface:
         return {}
@@ -269,11 +271,11 @@ def _joined(rank: int) -> str:
 
 
 def _await_joined(cluster: Cluster, store: Store) -> None:
-    """Wait for ranks that still connect: gloo fails in one whose peer is gone by then, though all had found each other.
+    """Wait for ranks that still connect: gloo fails in a rank whose peer is gone before it has connected.
 
-    A rank of a script that reduces nothing may come here while another has only begun.
+    A rank of a script without collectives may leave while another has only begun.
     """
-    with suppress(RuntimeError):  # whoever has not come by then has its own error, or the launcher's
+    with suppress(RuntimeError):  # a missing rank reports its own error, or the launcher does
         store.wait([_joined(rank) for rank in range(cluster.world_size)], timedelta(seconds=_FAREWELL_SECONDS))
 
 
@@ -284,5 +286,5 @@ def _say_farewell(cluster: Cluster, store: Store, *, together: bool) -> None:
     try:
         store.wait([f"left/{rank}" for rank in range(cluster.world_size)], timedelta(seconds=_FAREWELL_SECONDS))
     except RuntimeError:
-        if cluster.is_main:  # to the others it is the same that rank 0, and the store with it, has gone ahead
+        if cluster.is_main:  # the others only learn that rank 0, and the store, are gone
             logger.warning("not every rank has left after %g s; going ahead", _FAREWELL_SECONDS)

@@ -1,8 +1,8 @@
 """The ranks of a process group, and the few verbs by which they agree and share.
 
-Every verb is called on all ranks. When an action fails on a rank, no other is left waiting: that rank raises its own
-error, and the others raise PeerFailedError, so that the job's failure is told by the rank that has it. Without
-torch.distributed there is one rank. What travels lies on the CPU where the process group can carry that, else on the
+Every verb is called on all ranks. If an action fails on one rank, no other is left waiting: that rank raises its own
+error, and the others raise PeerFailedError, so that the rank with the cause reports the job's failure. Without
+torch.distributed there is one rank. Values travel on the CPU if the process group can carry CPU tensors, else on the
 GPU.
 """
 
@@ -25,16 +25,10 @@ _PIECE = 64 * 2**20
 
 
 class PeerFailedError(SmddpError):
-    """Another rank failed at what it did for all; the cause is in that rank's own error."""
+    """Another rank failed in a joint action; its own error has the cause."""
 
     def __init__(self, message: str, *, rank: int | None = None, told: str = "") -> None:
-        """Say it.
-
-        Args:
-            message: What happened.
-            rank: Where, if it is known.
-            told: The error of that rank, as text.
-        """
+        """Keep the failed rank, if known, and the text of its error."""
         super().__init__(message)
         self.rank = rank
         self.told = told
@@ -42,16 +36,16 @@ class PeerFailedError(SmddpError):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Ranks:
-    """This process among the processes of a group."""
+    """This process among the ranks of a group."""
 
     rank: int
     world_size: int
     device: torch.device = CPU
-    """Where what travels must lie."""
+    """The device of the tensors that ranks exchange."""
 
     @classmethod
     def current(cls) -> Ranks:
-        """Return the ranks of the default process group as it is now."""
+        """Return the ranks of the current default process group."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(rank=0, world_size=1)
         carries_cpu = "cpu:" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
@@ -64,21 +58,16 @@ class Ranks:
         return self.rank == 0
 
     def agree(self, action: Callable[[], T]) -> T:
-        """Run the action on every rank, and return this rank's own result once it succeeded on all.
+        """Run the action on every rank, and return this rank's own result once all have succeeded.
 
-        Raises:
-            PeerFailedError: It failed on another rank, and not on this one.
+        If it fails here, raise its error; if it fails only on another rank, raise PeerFailedError.
         """
         result, text, error = _attempt(action)
         self._raise_first(self._from_each(text), error)
         return cast(T, result)
 
     def gather(self, action: Callable[[], T]) -> list[T]:
-        """Run the action on every rank, and return the (small) results of all in the order of the ranks.
-
-        Raises:
-            PeerFailedError: It failed on another rank, and not on this one.
-        """
+        """Run the action on every rank, and return all (small) results in rank order; raise as ``agree``."""
         result, text, error = _attempt(action)
         results, texts = zip(*self._from_each((result, text)), strict=True)
         self._raise_first(texts, error)
@@ -87,8 +76,7 @@ class Ranks:
     def on_main(self, action: Callable[[], T]) -> T:
         """Run the action on rank 0, and return its (small) result on every rank.
 
-        Raises:
-            PeerFailedError: It failed, on every other rank.
+        If it fails, rank 0 raises its error, and the others raise PeerFailedError.
         """
         result, text, error = _attempt(action) if self.is_main else (None, None, None)
         result, text = self.from_rank(0, (result, text))
@@ -96,23 +84,16 @@ class Ranks:
         return cast(T, result)
 
     def from_rank(self, source: int, value: T) -> T:
-        """Return on all ranks the (small) value that one rank has.
-
-        Args:
-            source: That rank.
-            value: What it has; the other ranks' counts for nothing.
-        """
+        """Return on all ranks the (small) value of rank ``source``; the other ranks' values are ignored."""
         shared: list[Any] = [value]
         if self.world_size > 1:
             dist.broadcast_object_list(shared, src=source, device=self.device)
         return shared[0]  # type: ignore[no-any-return]
 
     def broadcast(self, tensors: Iterable[torch.Tensor], *, source: int = 0) -> None:
-        """Fill tensors with what one rank has in them.
+        """Fill tensors with the content of rank ``source``.
 
-        Args:
-            tensors: Contiguous, on the CPU; in the same order and of the same shapes and dtypes on every rank.
-            source: The rank.
+        They are contiguous, on the CPU, and have the same order, shapes and dtypes on every rank.
         """
         if self.world_size == 1:
             return
@@ -132,7 +113,7 @@ class Ranks:
         self._broadcast_together(small, source)
 
     def _broadcast_together(self, contents: list[torch.Tensor], source: int) -> None:
-        """Fill flat tensors of bytes by one broadcast."""
+        """Broadcast several flat byte tensors as one."""
         sizes = list(map(len, contents))
         if sum(sizes) == 0:
             return
@@ -152,7 +133,7 @@ class Ranks:
         return values
 
     def _raise_first(self, texts: Iterable[str | None], own: Exception | None) -> None:
-        """Raise what failed here; if nothing did, say what failed first elsewhere."""
+        """Raise this rank's error; without one, raise PeerFailedError for the first rank that failed."""
         if own is not None:
             raise own
         for rank, text in enumerate(texts):
@@ -161,13 +142,13 @@ class Ranks:
 
 
 def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None, Exception | None]:
-    """Return the result, or the error as text and as it is."""
+    """Return the action's result, or its error as text and as an exception."""
     try:
         return action(), None, None
-    except Exception as error:  # not swallowed: raised once the other ranks know
+    except Exception as error:  # not swallowed: raised once the other ranks know of it
         return None, error_text(error), error
 
 
 def error_text(error: Exception) -> str:
-    """Describe an error to the other ranks; our own say by themselves what is wrong."""
+    """Describe an error for the other ranks; smddp's own errors need no class name."""
     return str(error) if isinstance(error, SmddpError) else f"{type(error).__name__}: {error}"

@@ -1,16 +1,14 @@
 """A model's copy on one rank: DistributedDataParallel for training, the plain model for evaluation.
 
-DDP broadcasts the model's buffers (BatchNorm's running statistics) in the first forward pass of an evaluation too, and
-so waits for ever as soon as a rank has nothing to evaluate. Here no forward pass waits for another rank;
-``share_buffers`` makes the copies equal, once after each optimizer step.
-
-DDP adds gradients up in buckets, and divides the parameters anew among them after its first step, in the order in which
-that step happened to compute their gradients. Where three ranks or more add, another division may round otherwise: the
-first step after a resume would not be, to the last bit, what it would have been without. So that first step is
-rehearsed here, with gradients that are zero, in an order that is always the same.
-
-A module may change while it trains: a forward pass assigns a buffer, a script adds or replaces a layer, or freezes one.
-So nothing is kept of what the module has, but to see whether it has changed.
+1. DDP broadcasts the model's buffers (BatchNorm's running statistics) in the first forward pass of an evaluation, too,
+   and so hangs if one rank has nothing to evaluate. Here no forward pass waits for another rank; ``share_buffers``
+   makes the copies equal, once after each optimizer step.
+2. DDP adds gradients in buckets, and after its first step assigns the parameters to buckets anew, in the order in which
+   that step happened to compute their gradients. With three ranks or more, another assignment may round differently,
+   so the first step after a resume would not be bit-exact. So that first step is rehearsed here, with zero gradients,
+   in an order that is always the same.
+3. A module may change while it trains: a forward pass assigns a buffer, a script adds, replaces or freezes a layer. So
+   the module's tensors are read anew each time, and kept only to detect a change.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from smddp.distributed.membership import Membership
 logger = logging.getLogger(__name__)
 
 _PIECE = 64 * 2**20
-"""Bytes that are broadcast at a time: as much memory is taken for a copy."""
+"""Bytes broadcast at a time, and so the memory for a copy."""
 
 _DEFAULTS = DDPOptions()
 _UNUSED = "Expected to have finished reduction in the prior iteration"
@@ -44,22 +42,11 @@ _SHOWN = 3
 class Replica(DistributedDataParallel):
     """One rank's copy of a model; making it gives all ranks the weights and buffers of rank 0.
 
-    Parameters that are frozen, unfrozen, added, replaced or cast later are noticed by the next forward pass with
-    gradients, or by ``follow``, on all ranks alike. The gradients that the ranks add up are those of the parameters as
-    they are then, and parameters that were added have the values of rank 0.
-
-    Args:
-        module: The model, on its device or devices.
-        membership: The ranks.
-        accumulates: Asked before each forward pass with gradients: whether the gradients that it leads to are only
-            added up here, because another micro-batch of the same optimizer step follows. None: never.
-        options: How gradients are averaged.
-
-    Attributes:
-        powersgd: What PowerSGD keeps on this rank, for a checkpoint; None without it.
-
-    Raises:
-        ValueError: The options ask for what DDP can't do with this model.
+    The next forward pass with gradients, or ``follow``, notices parameters that are frozen, unfrozen, added, replaced
+    or cast, alike on all ranks. Added parameters get rank 0's values. ``accumulates`` is asked before each forward pass
+    with gradients: True if another micro-batch of the same step follows, so that its gradients are only added locally.
+    ``powersgd`` is PowerSGD's state for a checkpoint, or None. Making it raises ValueError for options that DDP can't
+    combine with this model.
     """
 
     def __init__(
@@ -81,16 +68,16 @@ class Replica(DistributedDataParallel):
         self._options = options
         self.powersgd = powersgd
         self.averages = False
-        """Whether the backward pass of the last forward pass averages the gradients over the ranks."""
+        """Whether the backward pass of the newest forward pass averages the gradients over the ranks."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the forward pass: DDP's where gradients are needed, else the model's own, which waits for no rank."""
+        """Run DDP's forward pass with gradients, or without them the model's own, which waits for no rank."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **kwargs)
         weights, _ = tensors_of(self.module)
         if _layout(weights) != self._layout:
             if not any(weight.requires_grad for weight in weights):
-                # For now, as a GAN's critic while the generator learns: nothing is to be averaged.
+                # Frozen for now, like a GAN's critic while the generator learns: no gradient to average.
                 return self.module(*inputs, **kwargs)
             self._reconnect(weights)
         self.averages = self.require_backward_grad_sync = not (self._accumulates and self._accumulates())
@@ -106,16 +93,16 @@ class Replica(DistributedDataParallel):
             ) from error
 
     def follow(self) -> None:
-        """Give all ranks the layers of rank 0 that were added or replaced since the last forward pass; collective."""
+        """Give all ranks rank 0's values of layers added or replaced since the last forward pass; collective."""
         weights, _ = tensors_of(self.module)
         if _layout(weights) != self._layout and any(weight.requires_grad for weight in weights):
             self._reconnect(weights)
 
     def share_buffers(self) -> None:
-        """Give all ranks the buffers of rank 0, as the module has them now; all must call it."""
+        """Give all ranks the current buffers of rank 0; all must call it."""
         _, buffers_of_module = tensors_of(self.module)
         for buffers in _alike(buffers_of_module):
-            # One broadcast, of what is contiguous, whatever the buffers are.
+            # One broadcast of one contiguous tensor.
             together = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
             dist.broadcast(together, src=0)
             received = torch.split(together, [buffer.numel() for buffer in buffers])
@@ -123,7 +110,7 @@ class Replica(DistributedDataParallel):
                 buffer.detach().copy_(values.view_as(buffer))
 
     def average_gradients(self) -> None:
-        """Average the gradients that were only added up here; all ranks must call it."""
+        """Average gradients that were only added locally; all ranks must call it."""
         self._add_missing_gradients()
         for weight in self._weights:
             if weight.grad is not None:
@@ -131,7 +118,7 @@ class Replica(DistributedDataParallel):
                 weight.grad /= self._membership.cluster.world_size
 
     def _add_missing_gradients(self) -> None:
-        """Make a zero of each gradient that another rank has: the ranks then average the same ones."""
+        """Add a zero gradient for each one that only other ranks have, so that all average the same ones."""
         used = torch.tensor([weight.grad is not None for weight in self._weights], dtype=torch.int32)
         for weight, is_used in zip(self._weights, sum_over_ranks(used, self._membership).tolist(), strict=True):
             if is_used and weight.grad is None:
@@ -149,23 +136,24 @@ class Replica(DistributedDataParallel):
             static_graph=options.static_graph,
             find_unused_parameters=options.find_unused_parameters,
         )
-        # The forward pass shall wait for nobody but in its backward pass: buffers are shared at each optimizer step.
+        # No forward pass waits for another rank: `share_buffers` shares the buffers at each optimizer step.
         self.broadcast_buffers = False
-        self._weights, _ = tensors_of(module)  # kept, so that no other parameter gets an id of theirs
+        self._weights, _ = tensors_of(module)  # kept alive, so that no id is reused
         self._layout = _layout(self._weights)
-        if not options.find_unused_parameters:  # else DDP keeps the buckets that it began with
+        if not options.find_unused_parameters:  # else DDP never rebuilds its buckets
             self._settle_buckets(options)
-        # After the rehearsal, whose gradients are none: what a hook counts and keeps begins with the first step.
+        # Order: after the rehearsal, which is no step: the hooks' counters and state begin with the first step.
         register_cast(self, options)
         if powersgd is not None:
             powersgd.register(self, [weight.requires_grad for weight in self._weights])
 
     def _reconnect(self, weights: Sequence[nn.Parameter]) -> None:
-        """Follow a change of the parameters; DDP itself knows only those of its making."""
+        """Make DDP anew after a change of the parameters; it knows only those of its making."""
         now = sum(weight.requires_grad for weight in weights)
         if self._membership.cluster.is_main:
             logger.info("%d of the model's %d parameters are trainable now", now, len(weights))
-        # Those of micro-batches before: what is frozen now would not be averaged later, and settling clears them.
+        # Order: average the gradients of earlier micro-batches first. Parameters that are frozen now would not be
+        # averaged later, and the rehearsal clears all gradients.
         self.average_gradients()
         layouts = (_layout(weights), self._layout)
         if self.powersgd is not None and len({tuple(each[:-1] for each in layout) for layout in layouts}) > 1:
@@ -176,7 +164,7 @@ class Replica(DistributedDataParallel):
             weight.grad = gradient
 
     def _unused(self, told: str) -> str:
-        """Name, for people, the parameters whose numbers DDP's error tells."""
+        """Name, for people, the parameters whose indices are in DDP's error."""
         names = [name for name, weight in self.module.named_parameters() if weight.requires_grad]
         numbers = found[1].split() if (found := _UNUSED_INDICES.search(told)) else []
         unused = [names[int(number)] for number in numbers]
@@ -204,17 +192,17 @@ class Replica(DistributedDataParallel):
 
 
 def _layout(weights: Iterable[nn.Parameter]) -> list[tuple[int, torch.dtype, torch.device, bool]]:
-    """Return what DDP must be made anew for: which parameters there are, their kinds, and which are trainable.
+    """Return a key of the parameters: their identities, types, devices, and which are trainable. DDP depends on all.
 
-    ``module.half()`` and ``module.to()`` keep the parameter and exchange its data, and autograd forgets DDP's hooks.
+    ``module.half()`` and ``module.to()`` keep the parameter and replace its data, and autograd forgets DDP's hooks.
     """
     return [(id(weight), weight.dtype, weight.device, weight.requires_grad) for weight in weights]
 
 
 def tensors_of(module: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Return the parameters and the buffers that the module has now: each once, in PyTorch's order.
+    """Return the module's current parameters and buffers, each once, in PyTorch's order.
 
-    It is asked for at each step, and takes a quarter of the time of ``parameters()`` and ``buffers()``.
+    It is called at each step, and takes a quarter of the time of ``parameters()`` and ``buffers()``.
     """
     parameters: list[nn.Parameter | None] = []
     buffers: list[Tensor | None] = []
@@ -237,11 +225,7 @@ def tensors_of(module: nn.Module) -> tuple[list[nn.Parameter], list[Tensor]]:
 
 
 def _with_sync_batchnorm(module: nn.Module) -> nn.Module:
-    """Return the module, whose BatchNorm layers are SyncBatchNorm now, with the same parameters and buffers.
-
-    Raises:
-        ValueError: It is not on a GPU.
-    """
+    """Return the module with BatchNorm layers converted to SyncBatchNorm; raise ValueError for a module on the CPU."""
     kinds = {weight.device.type for weight in module.parameters()}
     if "cpu" in kinds:
         raise ValueError(
@@ -252,7 +236,7 @@ def _with_sync_batchnorm(module: nn.Module) -> nn.Module:
 
 
 def _alike(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the buffers in lists of one dtype and device each, of at most ``_PIECE`` bytes unless it is one alone."""
+    """Yield the buffers in lists of one dtype and device, of at most ``_PIECE`` bytes; a larger buffer comes alone."""
     lists: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for buffer in buffers:
         key = buffer.dtype, buffer.device
@@ -265,26 +249,26 @@ def _alike(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 class _Rehearsal(nn.Module):
-    """Depends on all parameters of a module, whatever their dtypes, and on none of their values."""
+    """A module that depends on all parameters of another one, of any dtypes, and on none of their values."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = module  # whose buffers DDP broadcasts
+        self.module = module  # DDP broadcasts its buffers
 
     def forward(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Return a zero. Its gradients are computed from the last parameter to the first, about as a model's are."""
+        """Return zero. Its gradients are computed from the last parameter to the first, about like a model's."""
         return torch.stack([parameter.flatten()[:0].abs().sum().float() for parameter in parameters]).sum()
 
 
 def _is_on(module: nn.Module, device: torch.device) -> bool:
-    """Return whether all of the model is on this one GPU, to which DDP may then move inputs."""
+    """Return whether all of the model is on this one GPU, so that DDP may move inputs there."""
     return device.type == "cuda" and {weight.device for weight in module.parameters()} == {device}
 
 
 def _obstacle(module: nn.Module, parameters: list[nn.Parameter]) -> str | None:
-    """Return what would make a rehearsal more than that, or nothing."""
+    """Return why the rehearsal would have side effects or fail, or None."""
     if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in module.modules()):
-        return "sparse gradients"  # DDP wants none that are not
+        return "sparse gradients"  # DDP accepts only sparse ones for these parameters
     if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters):
-        return "hooks on its gradients"  # which may be an optimizer's
+        return "hooks on its gradients"  # these may step an optimizer
     return None

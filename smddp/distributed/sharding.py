@@ -1,7 +1,7 @@
-"""Whether the ranks divide a model's weights among them, by FSDP or tensor parallelism.
+"""Detect whether the ranks divide a model's weights among them, by FSDP or tensor parallelism.
 
-Whatever replicates or saves whole weights refuses such a model at its start. The classes are known by their names: to
-import them takes a second, and a script that shards nothing needs none.
+Code that replicates or saves whole weights refuses such a model at its start. The classes are recognized by name:
+importing them takes a second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _WRAPPERS = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 def find_sharding(module: nn.Module) -> str | None:
-    """Say what shards a module, for people; None if each rank has all of it."""
+    """Describe, for people, how a module is sharded; None if each rank has all of it."""
     for name, part in module.named_modules():
         if found := next((each.__name__ for each in type(part).__mro__ if each.__name__ in _WRAPPERS), None):
             return f"{f'its module {name}' if name else 'it'} is a {found}"
@@ -22,5 +22,5 @@ def find_sharding(module: nn.Module) -> str | None:
 
 
 def find_sharded_weight(weights: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Say which of the weights is a DTensor, for people; None if none is."""
+    """Name, for people, the first weight that is a DTensor, or None."""
     return next((f"{name} is a DTensor" for name, weight in weights if hasattr(weight, "placements")), None)

@@ -1,10 +1,11 @@
-"""Ranks that ``torch.multiprocessing.spawn`` started, where a launcher has started ranks already.
+"""Refuse ranks that ``torch.multiprocessing.spawn`` started below ranks that a launcher has started already.
 
-A driver that spawns its ranks is started once, or once a host. Under torchrun with several ranks each rank is such a
-driver: all spawn ranks with the same numbers, which wait for one another until a timeout. Here they are refused, at
-once: where the numbers are no equal share of the launcher's rank, and where two processes of one driver have one rank.
+A driver that spawns its ranks is started once, or once a host. Under torchrun with several ranks, each rank is such a
+driver: all of them spawn ranks with the same numbers, which wait for one another until a timeout. Two checks refuse
+them at once: the numbers must be an equal share of the launcher's rank, and two processes of one driver must not have
+the same rank.
 
-Processes that were not spawned by Python's multiprocessing are never refused here.
+Processes that Python's multiprocessing did not spawn are never refused here.
 """
 
 from __future__ import annotations
@@ -27,15 +28,14 @@ _REMEDY = (
 )
 
 _claim: socket.socket | None = None
+"""The bound socket that claims this process's rank. The kernel frees the name when the process ends."""
 
 
 def detect_cluster() -> Cluster:
-    """Find this process's place in its job, and refuse one that another process has.
+    """Detect this process's rank in its job, and refuse a rank that another process has.
 
-    Raises:
-        ClusterError: The environment variables are contradictory or incomplete.
-        DistributedError: Multiprocessing spawned this process, and a launcher's ranks, or another process that was
-            spawned with it, have its numbers.
+    Raise ClusterError for contradictory or incomplete environment variables, and DistributedError for a spawned process
+    whose rank a launcher's rank, or another spawned process, has.
     """
     cluster = Cluster.detect()
     if multiprocessing.parent_process() is not None and cluster.world_size > 1:
@@ -45,11 +45,7 @@ def detect_cluster() -> Cluster:
 
 
 def refuse_rank_of_a_rank(rank: int, world_size: int) -> None:
-    """Refuse a spawned rank that is no equal share of the rank that spawned it; do nothing for any other process.
-
-    Raises:
-        DistributedError: It is no equal share.
-    """
+    """Raise DistributedError for a spawned rank that is no equal share of the rank that spawned it."""
     launched = _launched()
     if launched is None:
         return
@@ -62,30 +58,31 @@ def refuse_rank_of_a_rank(rank: int, world_size: int) -> None:
 
 
 def _launched() -> Cluster | None:
-    """Return the launcher's rank that spawned this process, if it is one of several."""
+    """Return the launcher's rank that spawned this process; None if it is not one of several."""
     if multiprocessing.parent_process() is None:
         return None
     begun = _environment_at_start()
     if "TORCHELASTIC_RUN_ID" in os.environ and "TORCHELASTIC_RUN_ID" not in begun:
-        return None  # torch's elastic_launch of a function: it spawns its ranks so, and numbers the nodes as it likes
+        return None  # torch's elastic_launch of a function spawns ranks, too, and numbers nodes freely
     try:
         launched = Cluster.detect(begun)
-    except ClusterError:  # what the driver corrects, before the ranks join
+    except ClusterError:  # the driver may correct it before the ranks join
         return None
     return launched if launched.world_size > 1 else None
 
 
 def _environment_at_start() -> Mapping[str, str]:
-    """Return the environment with which this process was started, without what it has set since."""
+    """Return the environment with which this process was started, without later changes."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
     return {name: value for name, _, value in pairs}
 
 
 def _claim_rank(cluster: Cluster) -> None:
-    """Be the one living process of this rank among those that the same process spawned.
+    """Claim this rank among the living processes that the same parent spawned.
 
-    The name is bound until the process ends, however it does.
+    The claim is an abstract Unix socket, bound until the process ends in any way. Raise DistributedError if it is
+    taken.
     """
     global _claim
     if _claim is not None:

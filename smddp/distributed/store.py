@@ -1,11 +1,17 @@
-"""The key-value store that the ranks meet in: torch's TCPStore, made here so that others may use it too.
+"""The key-value store in which the ranks meet: torch's TCPStore, made here so that other code may use it, too.
 
-Where torchrun's agent already serves one at the master's address, every rank is its client; otherwise rank 0 serves.
+If torchrun's agent serves a store at the master's address, every rank is its client; otherwise rank 0 serves one.
 
-An agent's store outlives the ranks, and no count in their environment tells one attempt from another on all nodes:
-torchrun counts restarts on each node by itself (https://github.com/pytorch/pytorch/issues/108158). So each meeting has
-a prefix of its own, which rank 0 draws and tells each rank in answer to that one's nonce. Whatever an earlier attempt
-left is an answer to another nonce.
+An agent's store outlives the ranks, and torchrun counts restarts on each node separately
+(https://github.com/pytorch/pytorch/issues/108158), so no count in the environment identifies an attempt. How the ranks
+of one attempt meet:
+
+1. Rank 0 draws a random prefix for the keys of this meeting.
+2. Each other rank draws a nonce, and sets it as its hello.
+3. Rank 0 answers each hello with the prefix, under a key with the nonce. A hello of an earlier attempt gets an answer,
+   too, but under a nonce that no living rank reads.
+4. Each rank reads the answer to its own nonce, and sets its arrival under the prefix.
+5. The meeting is complete when all arrivals are set.
 """
 
 from __future__ import annotations
@@ -22,25 +28,19 @@ from smddp.cluster import Cluster
 from smddp.errors import DistributedError
 
 PREFIX = "smddp"
-"""Of all keys that ranks write."""
+"""The prefix of all keys that ranks write."""
 
 NEWEST = "meeting"
-"""Where the prefix of the last meeting stands, for who serves the store and is no rank."""
+"""The key of the newest meeting's prefix, for a process that serves the store and is no rank."""
 
 _LOOK_SECONDS = 0.01
 
 
 def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *, serve: bool) -> Store:
-    """Return a new connection to the job's store, which may hold keys of earlier attempts.
+    """Return a new connection to the job's store, which may contain keys of earlier attempts.
 
-    Args:
-        cluster: Where the store is, and who serves it.
-        timeout: How long to wait for the server, and for keys.
-        environ: The environment; torchrun's variables tell of its agent's store.
-        serve: Whether rank 0 shall serve the store if torchrun's agent does not: at a process's first connection.
-
-    Raises:
-        DistributedError: If the server is not reached in time, or cannot be started.
+    ``serve`` lets rank 0 serve the store if torchrun's agent does not; pass it at a process's first connection. Raise
+    DistributedError if the server is not reached within ``timeout``, or can't be started.
     """
     is_server = serve and cluster.rank == 0 and not _agent_serves(cluster, environ)
     address = f"{cluster.master_addr}:{cluster.master_port}"
@@ -64,19 +64,16 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
 
 
 def innermost(store: Store) -> Store:
-    """Return the store itself, below its prefixes."""
+    """Return the store below all prefixes."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 
 
 def connect_again(store: Store, prefix: str, timeout: timedelta) -> Store:
-    """Return a connection of its own to a store, for a thread: while one waits in a TCPStore, another one can't use it.
+    """Return a second connection to a store, for another thread, with ``prefix`` as the whole prefix of its keys.
 
-    Args:
-        store: What was connected to, under whatever prefixes.
-        prefix: That of the new one's keys, the whole of it.
-        timeout: How long to wait for the server, and for keys.
+    While one thread waits in a TCPStore, another one can't use the same connection.
     """
     store = innermost(store)
     if isinstance(store, TCPStore):
@@ -85,13 +82,9 @@ def connect_again(store: Store, prefix: str, timeout: timedelta) -> Store:
 
 
 def meet(store: Store, cluster: Cluster, timeout: timedelta) -> str:
-    """Meet the other ranks: returns once every rank has called it.
+    """Return, once every rank has called it, the prefix of this meeting's keys, new at each meeting.
 
-    Returns:
-        The prefix of this meeting's keys in the store, the same on all ranks and another one at each meeting.
-
-    Raises:
-        DistributedError: If ranks are missing when the time is over; it names them.
+    Raise DistributedError, with the missing ranks, after ``timeout``.
     """
     if cluster.is_main:
         return _lead(store, cluster, timeout)
@@ -108,9 +101,9 @@ def meet(store: Store, cluster: Cluster, timeout: timedelta) -> str:
 
 
 def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
-    """Draw the prefix, and tell it to each rank; rank 0's part.
+    """Draw the prefix, and answer each rank's hello; rank 0's part.
 
-    The hello found first may be of an earlier attempt: each is looked at until its rank has arrived.
+    The first hello found may be from an earlier attempt, so hellos are read again until their rank has arrived.
     """
     prefix = f"meeting/{secrets.token_hex(8)}"
     meeting = PrefixStore(prefix, store)
@@ -163,7 +156,7 @@ def _missing(ranks: Sequence[int], cluster: Cluster, timeout: timedelta) -> Dist
 
 
 def _agent_serves(cluster: Cluster, environ: Mapping[str, str]) -> bool:
-    """Return whether torchrun's agent serves a store at the master address, as it says in these three variables."""
+    """Return whether torchrun's agent serves a store at the master address, by these three variables."""
     return (
         environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         and environ.get("MASTER_ADDR") == cluster.master_addr

@@ -1,6 +1,6 @@
-"""Hydra in a job: hyperparameters become overrides, and the composed config is what the run records.
+"""Hydra in a job: hyperparameters become overrides, and the run records the composed config.
 
-``import smddp`` does not import it; it needs the package hydra-core, ``pip install smddp[hydra]``.
+``import smddp`` does not import this package. It needs hydra-core: ``pip install smddp[hydra]``.
 """
 
 from smddp.hydra.main import main

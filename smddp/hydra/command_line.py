@@ -1,4 +1,4 @@
-"""Hydra's own command line, where there is no job: overrides, and which config they are for."""
+"""Hydra's own command line, outside of a job: overrides, and the config that they belong to."""
 
 from __future__ import annotations
 
@@ -13,27 +13,23 @@ _SHOW = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandLine:
-    """What a person has typed after the script's name."""
+    """The arguments after the script's name."""
 
     overrides: tuple[str, ...]
-    """``key=value``, and its other forms."""
+    """``key=value``, and Hydra's other forms."""
     config_name: str | None
-    """Of --config-name, or None."""
+    """The value of --config-name, or None."""
     config_path: str | None
-    """Of --config-path, or None."""
+    """The value of --config-path, or None."""
 
 
 def only_shows(argv: Sequence[str]) -> bool:
-    """Return whether Hydra is to show something, such as the config, and not to train."""
+    """Return whether Hydra should only show something, such as the config, and not train."""
     return any(word.partition("=")[0] in _SHOW for word in argv)
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
-    """Parse what Hydra would.
-
-    Raises:
-        SystemExit: Code 2, with the reason: an option that there is not, or --multirun.
-    """
+    """Parse Hydra's options; exit with code 2 and the reason for an unknown option or --multirun."""
     parser = ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parser.add_argument("--config-name", "-cn")

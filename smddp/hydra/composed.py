@@ -1,7 +1,7 @@
-"""One rank's config: composed by Hydra from its files and overrides, the same on all ranks, and kept with the run.
+"""One rank's config: composed by Hydra from files and overrides, compared with the other ranks', saved with the run.
 
-Hydra's own runner is not used: it would make a directory with the time in its name on each rank, set up the logging
-again, and end a failed rank by ``sys.exit(1)``. What a config asks of that runner is refused, not passed over.
+Hydra's own runner is not used: on each rank it would create a directory with the time in its name, set up logging
+again, and end a failed rank by ``sys.exit(1)``. Settings of that runner in a config are refused, not ignored.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ ONE_RUN = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigFiles:
-    """Where a script's config is."""
+    """The location of a script's config."""
 
     path: str | None
-    """An absolute directory, or ``pkg://`` and a package; None if there are no files."""
+    """An absolute directory, or ``pkg://`` and a package; None without files."""
     name: str | None
     """The primary config, without ``.yaml``."""
     version_base: str | None
-    """The Hydra version whose defaults hold."""
+    """The Hydra version whose defaults apply."""
 
     def initialize(self, script_name: str) -> AbstractContextManager[None]:
-        """Let Hydra look for config files here, until the context is left."""
+        """Let Hydra search for config files here while the context lasts."""
         if self.path is None:
             return hydra.initialize(config_path=None, job_name=script_name, version_base=self.version_base)
         if self.path.startswith("pkg://"):
@@ -57,13 +57,10 @@ class ConfigFiles:
 
 
 def compose_config(files: ConfigFiles, overrides: Sequence[str], job: Job, script_name: str) -> DictConfig:
-    """Compose the config, Hydra's own part included, and let ``HydraConfig`` and ``${hydra:...}`` know it.
+    """Compose the config, with Hydra's own part, and register it for ``HydraConfig`` and ``${hydra:...}``.
 
-    Hydra's output directory is the job's: ``job.output_data_dir``.
-
-    Raises:
-        HyperparameterError: Hydra can't compose it, or it asks for what a job does not do. Values of overrides are not
-            in the message.
+    Hydra's output directory is ``job.output_data_dir``. Raise HyperparameterError if Hydra can't compose the config, or
+    it asks for something that a job does not do; the message contains no values of overrides.
     """
     try:
         with files.initialize(script_name):
@@ -78,7 +75,7 @@ def compose_config(files: ConfigFiles, overrides: Sequence[str], job: Job, scrip
 
 
 def own_part(config: DictConfig) -> DictConfig:
-    """Return the config without Hydra's part, as Hydra gives it to a script."""
+    """Return the config without Hydra's part, as Hydra passes it to a script."""
     own = config.copy()
     with read_write(own), open_dict(own):
         del own["hydra"]
@@ -87,16 +84,15 @@ def own_part(config: DictConfig) -> DictConfig:
 
 
 def recorded_values(config: DictConfig) -> dict[str, Any]:
-    """Return the config as JSON values, its interpolations as they are written: ``${oc.env:TOKEN}`` tells no secret."""
+    """Return the config as JSON values, with interpolations unresolved: ``${oc.env:TOKEN}`` reveals no secret."""
     values = OmegaConf.to_container(config, resolve=False, enum_to_str=True)
     return dict(json.loads(json.dumps(values, default=str)))
 
 
 def agree(config: DictConfig, membership: Membership) -> None:
-    """See that all ranks have composed the same, and let ``${now:...}`` be rank 0's time on all of them.
+    """Let ``${now:...}`` be rank 0's time on all ranks.
 
-    Raises:
-        HyperparameterError: On every rank: one has composed something else.
+    Raise HyperparameterError on every rank if one has composed another config.
     """
     own = OmegaConf.to_yaml(config)
     ranks = membership.ranks.gather(lambda: (own, time.time()))
@@ -108,11 +104,11 @@ def agree(config: DictConfig, membership: Membership) -> None:
             )
     begun = datetime.fromtimestamp(ranks[0][1])
     OmegaConf.register_new_resolver("now", lambda pattern: begun.strftime(pattern), use_cache=True, replace=True)
-    OmegaConf.clear_cache(config)  # of what was asked for before
+    OmegaConf.clear_cache(config)  # earlier results of ${now:...}
 
 
 def write_files(config: DictConfig) -> None:
-    """Write config, overrides and Hydra's own part where Hydra does: under ``.hydra`` in its output directory."""
+    """Write config, overrides and Hydra's own part to ``.hydra`` in the output directory, as Hydra does."""
     output_dir = Path(config.hydra.runtime.output_dir)
     directory = output_dir / ".hydra"
     directory.mkdir(parents=True, exist_ok=True)

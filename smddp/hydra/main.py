@@ -1,4 +1,4 @@
-"""``@smddp.hydra.main``: a Hydra script that is a rank of its job, as ``smddp.run`` makes any other."""
+"""``@smddp.hydra.main``: run a Hydra script as a rank of its job, as ``smddp.run`` runs any other."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def main(
 ) -> Callable[[Callable[..., None]], Callable[[], NoReturn]]:
     """Compose the config by Hydra and run the function as a rank of its job, in place of ``@hydra.main``.
 
-    In a job its hyperparameters are the overrides: ``{"lr": 0.1, "model.depth": 3, "optimizer": "adam"}``. Elsewhere
-    they come from the command line, with Hydra's own options: ``lr=0.1 --config-name large``, ``--cfg job``. The
-    function's parameters are those of `smddp.run`'s: ``job``, and any other is the config. The composed config is
-    ``job.hyperparameters``, and so a part of each checkpoint; rank 0 writes it to ``job.output_data_dir/.hydra``.
+    In a job, its hyperparameters are the overrides: ``{"lr": 0.1, "model.depth": 3, "optimizer": "adam"}``. Elsewhere
+    overrides come from the command line, with Hydra's own options: ``lr=0.1 --config-name large``, ``--cfg job``. The
+    function takes the parameters that `smddp.run` allows: ``job``, and any other for the config. The composed config is
+    recorded as ``job.hyperparameters``, and so in each checkpoint; rank 0 writes it to ``job.output_data_dir/.hydra``.
 
     Args:
-        config_path: The directory of the config files, seen from the script's; or ``pkg://`` and a package.
+        config_path: The directory of the config files, relative to the script's; or ``pkg://`` and a package.
         config_name: The primary config, without ``.yaml``.
-        version_base: The Hydra version whose defaults hold; None is the installed one's.
+        version_base: The Hydra version whose defaults apply; None is the installed version.
         preflight_collectives: As for `smddp.run`.
 
     Returns:
@@ -75,20 +75,20 @@ def main(
 
 
 class _ScriptRun:
-    """One run of a script: its config is composed before the ranks meet, and compared once they have."""
+    """One run of a script: its config is composed before the ranks join, and compared afterwards."""
 
     def __init__(self, function: Callable[..., None], files: ConfigFiles, script: Path) -> None:
         self._function = function
         self._files = files
         self._script = script
         self._config: DictConfig | None = None
-        """With Hydra's own part, once it is composed."""
+        """The composed config with Hydra's own part, or None before."""
         self._given: DictConfig | None = None
-        """What the script's function is called with."""
+        """The config that the script's function gets."""
 
     def read_config(self, hint: Any, job: Job) -> tuple[DictConfig, Mapping[str, Any]]:
-        """Compose from the job's hyperparameters, or from the command line where there is no job."""
-        del hint  # a DictConfig, or the dataclass that it has the keys of
+        """Compose the config from the job's hyperparameters, or from the command line outside of a job."""
+        del hint  # a DictConfig, or a dataclass with the same keys
         files = self._files
         if job.on_sagemaker or job.hyperparameters:
             overrides = to_overrides(job.hyperparameters)
@@ -104,7 +104,7 @@ class _ScriptRun:
         return self._given, recorded_values(self._given)
 
     def settle_config(self) -> None:
-        """See that all ranks have composed the same, and keep it; all ranks must call it, once they have joined."""
+        """Check that all ranks have composed the same config, and save it; all ranks must call it, after joining."""
         membership = current_membership()
         assert self._config is not None, "there is a parameter for the config"
         assert self._given is not None
@@ -114,7 +114,7 @@ class _ScriptRun:
             write_files(self._config)
 
     def _show(self, job: Job) -> NoReturn:
-        """Let Hydra answer, and end."""
+        """Let Hydra answer on rank 0, and end the process."""
         if job.cluster.is_main:
             hydra.main(self._files.path, self._files.name, self._files.version_base)(self._function)()
         raise SystemExit(0)

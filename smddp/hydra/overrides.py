@@ -1,7 +1,7 @@
-"""A job's hyperparameters as overrides in Hydra's own grammar, without loss.
+"""Convert a job's hyperparameters to overrides in Hydra's own grammar, without loss.
 
-A text goes quoted, so that it is no number, list or sweep, and with ``${`` escaped, so that it refers to nothing. What
-the grammar has no words for is refused: each override is read back by Hydra's own parser and compared.
+A text is quoted, so that Hydra does not read it as a number, list or sweep, and its ``${`` is escaped, so that it is no
+interpolation. Hydra's own parser reads each override back, and a value that the grammar can't express is refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _BEFORE_INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 
 def to_overrides(hyperparameters: Mapping[str, Any]) -> list[str]:
-    r"""Return what Hydra's command line would be given for these hyperparameters.
+    r"""Return these hyperparameters as overrides of Hydra's command line.
 
     Args:
         hyperparameters: JSON values by name. A name is a key with dots (``model.depth``), a config group
             (``optimizer``, ``db@backup``), or one of these after ``+`` or ``++``, as Hydra writes them.
 
     Raises:
-        HyperparameterError: Hydra would read one as something else; it tells the name and not the value.
+        HyperparameterError: Hydra would read a value as something else; the message has the name, not the value.
 
     Examples:
         >>> to_overrides({"lr": 0.1, "model.depth": 3, "optimizer": "adam", "note": "${x}", "seeds": [1, None]})
@@ -62,12 +62,12 @@ def _element(value: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return the text of which OmegaConf makes the given one: a backslash before ``${``, and those before it twice."""
+    """Return a text that OmegaConf reads as the given one: escape each ``${``, and double the backslashes before it."""
     return _BEFORE_INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", text)
 
 
 def _reads_as(override: str, name: str, value: Any) -> bool:
-    """Return whether Hydra takes the override for this value under this name."""
+    """Return whether Hydra reads this name and value from the override."""
     given = _NAME.fullmatch(name)
     if given is None:
         return False

@@ -1,4 +1,4 @@
-"""What am I to do? The job by the /opt/ml contract: names, directories, channels and hyperparameters. No torch here."""
+"""The job by the /opt/ml contract: name, directories, channels and hyperparameters. Does not import torch."""
 
 from smddp.job.channels import Channels as Channels
 from smddp.job.channels import Input as Input

@@ -1,7 +1,7 @@
-"""What the platform says about each of the job's channels: where its data is, and how it comes.
+"""Reads the job's channels: the location of each channel's data, and its input mode.
 
-A channel is a directory, copied before the start (File) or mounted (FastFile, which AWS too calls File to a program);
-or it is a row of named pipes, one an epoch (Pipe).
+A channel is a directory, copied before the start (File) or mounted (FastFile, which AWS reports to a program as File);
+or it is a series of named pipes, one for each epoch (Pipe).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from smddp.errors import JobError
 _VARIABLE_PREFIX = "SM_CHANNEL_"
 _MODES = ("File", "FastFile", "Pipe")
 _DRIVERS, _CODE = "sm_drivers", "code"
-"""The channels that SDK V3 brings its drivers and the job's code in. Others may call a channel of data ``code``."""
+"""The channels in which SDK V3 delivers its drivers and the job's code. Elsewhere ``code`` may be a data channel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """One channel, on this host."""
+    """One channel of the job, as this host sees it."""
 
     name: str
     mode: Literal["File", "Pipe"] = "File"
-    """Whether it is a directory, or named pipes."""
+    """File for a directory, Pipe for named pipes."""
     sharded_by_host: bool = False
-    """Whether this host has another part of the data than the others (ShardedByS3Key)."""
+    """Whether each host has a different part of the data (ShardedByS3Key)."""
     recordio: bool = False
-    """Whether each object comes as one RecordIO record; only in Pipe mode."""
+    """Whether each object arrives as one RecordIO record; only in Pipe mode."""
     path: Path
-    """The directory; in Pipe mode, what the names of the pipes begin with."""
+    """The directory; in Pipe mode, the common prefix of the pipes' paths."""
 
     def pipe(self, epoch: int) -> Path:
-        """Return the named pipe of an epoch, which may not be there yet.
+        """Return the path of an epoch's named pipe, which may not exist yet.
 
         Raises:
             JobError: The channel is a directory.
@@ -49,7 +49,7 @@ class Input:
 
 
 class Inputs(dict[str, Input]):
-    """The job's input, by channel.
+    """The job's channels by name, pipes included.
 
     Examples:
         >>> Inputs(training=Input(name="training", path=Path("/data")))["train"]
@@ -62,7 +62,7 @@ class Inputs(dict[str, Input]):
 
 
 class Channels(dict[str, Path]):
-    """The directories of the job's input, by channel.
+    """The directories of the job's channels, by name.
 
     Examples:
         >>> Channels(training=Path("/data"))["train"]
@@ -71,7 +71,7 @@ class Channels(dict[str, Path]):
     """
 
     pipes: frozenset[str] = frozenset()
-    """The channels that have no directory."""
+    """The channels in Pipe mode, which have no directory."""
 
     @classmethod
     def of(cls, inputs: Inputs) -> Channels:
@@ -90,15 +90,10 @@ class Channels(dict[str, Path]):
 
 
 def read_inputs(configured: Mapping[str, Any] | None, input_dir: Path, environ: Mapping[str, str]) -> Inputs:
-    """Return the channels by their true names, which variables have only in capitals.
+    """Return the channels by name, from the configuration and from SM_CHANNEL_* variables, whose names are in capitals.
 
-    Args:
-        configured: What inputdataconfig.json holds, or SM_INPUT_DATA_CONFIG; None if there is neither.
-        input_dir: The directory with data/.
-        environ: The environment variables.
-
-    Raises:
-        JobError: The configuration is not what the contract promises.
+    ``configured`` is the content of inputdataconfig.json or SM_INPUT_DATA_CONFIG, None if neither exists. Raise
+    JobError if it does not follow the contract.
     """
     configured = {name: {} for name in _listed(environ)} if configured is None else configured
     inputs = Inputs({name: _read(name, entry, input_dir / "data" / name) for name, entry in configured.items()})

@@ -1,8 +1,8 @@
-"""What am I to do? A job's name, hyperparameters, channels and directories, by the /opt/ml contract.
+"""A job by the /opt/ml contract: its name, hyperparameters, channels and directories.
 
-On SageMaker these come from what the platform wrote under /opt/ml, or where SAGEMAKER_BASE_DIR moves it, and from the
-toolkit's SM_* variables. Anywhere else a run directory holds the same tree, so that a script need not know. The user's
-dataclass of hyperparameters is ``smddp.job.hyperparameters``; which process this is, ``smddp.cluster``.
+On SageMaker these come from the platform's files under /opt/ml (or SAGEMAKER_BASE_DIR) and the toolkit's SM_*
+variables. Elsewhere a run directory has the same tree, so that a script works unchanged. The user's dataclass of
+hyperparameters is in ``smddp.job.hyperparameters``; the process's rank is in ``smddp.cluster``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from smddp.job.hyperparameters import decode_untyped, with_bundled
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_URI_VARIABLE = "SMDDP_CHECKPOINT_S3_URI"
-"""Names the place in S3 that checkpoints are saved to directly, wherever the job runs."""
+"""The variable with the S3 URI to which checkpoints are saved directly, wherever the job runs."""
 
 MAX_STEPS_VARIABLE = "SMDDP_MAX_STEPS"
-"""Says after how many optimizer steps a Trainer's loops end, whatever the script asks for: to try a job."""
+"""The variable with the number of optimizer steps after which a Trainer's loops end, whatever the script says: for
+tests of a job."""
 
 _stop_question: Callable[[], bool] | None = None
 
@@ -47,53 +48,53 @@ class Job:
     """
 
     name: str
-    """TRAINING_JOB_NAME, else SAGEMAKER_JOB_NAME, else the run directory's name."""
+    """TRAINING_JOB_NAME, or SAGEMAKER_JOB_NAME, or the run directory's name."""
     on_sagemaker: bool
-    """Whether this is a job of SageMaker, on AWS, in Docker or local; if not, a run directory stands for /opt/ml."""
+    """Whether this is a SageMaker job, on AWS, in Docker or local. If not, a run directory replaces /opt/ml."""
     cluster: Cluster
-    """Which process this is, of how many."""
+    """This process's rank and the world size."""
     hyperparameters: Mapping[str, Any]
-    """The user's, without a type: JSON where they read as JSON. Outside of a job, only those of SM_HPS; `smddp.run`
-    adds all that are in the script's dataclass."""
+    """The user's hyperparameters without types: parsed if they are JSON. Outside of a job, only those of SM_HPS;
+    `smddp.run` adds all fields of the script's dataclass."""
     inputs: Inputs
-    """How each channel's data comes, pipes included."""
+    """Each channel's mode and location, pipes included."""
     channels: Channels
-    """Where each channel's data is; a channel that is not there is an error that lists those that are."""
+    """Each channel's directory. A missing channel raises an error that lists the existing ones."""
     input_dir: Path
-    """Holds config/ and data/."""
+    """The directory of config/ and data/."""
     code_dir: Path
-    """The source bundle; outside of a job, where the script is."""
+    """The source bundle's directory; outside of a job, the script's."""
     model_dir: Path
-    """What is here at the end becomes model.tar.gz."""
+    """Its content at the end becomes model.tar.gz."""
     output_dir: Path
-    """Where ``failure`` is written."""
+    """The directory of the ``failure`` file."""
     output_data_dir: Path
-    """What is here at the end becomes output.tar.gz."""
+    """Its content at the end becomes output.tar.gz."""
     checkpoint_dir: Path
-    """Where checkpoints are on this machine, unless they go to S3 directly."""
+    """The checkpoint directory on this machine, unless checkpoints go to S3 directly."""
     checkpoint_s3_uri: str | None
-    """Where checkpoints outlive the job: SMDDP_CHECKPOINT_S3_URI, else the job's own; None if it asked for neither."""
+    """The S3 URI of the checkpoints: SMDDP_CHECKPOINT_S3_URI, or the job's own; None if there is neither."""
     checkpoints_are_copied: bool
-    """Whether the platform copies ``checkpoint_dir`` to ``checkpoint_s3_uri``, as SageMaker does with the job's own."""
+    """Whether the platform copies ``checkpoint_dir`` to ``checkpoint_s3_uri``: True for the job's own URI."""
     max_steps: int | None
-    """SMDDP_MAX_STEPS: optimizer steps after which a Trainer's loops end, those before a resume included; or None."""
+    """SMDDP_MAX_STEPS: optimizer steps, before and after a resume, after which a Trainer's loops end; None if unset."""
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None, cluster: Cluster | None = None) -> Job:
-        """Return the job that this process belongs to. Reads files, makes none.
+        """Return the job that this process belongs to. Reads files, writes none.
 
-        It is SageMaker's if the toolkit's variables are set (SM_CURRENT_HOST) or input/config/ is there. Else the run
-        directory is SMDDP_RUN_DIR, or ``runs/<script's name>`` here: the same command finds its checkpoints again.
+        It is a SageMaker job if the toolkit's variables are set (SM_CURRENT_HOST) or input/config/ exists. Otherwise
+        the run directory is SMDDP_RUN_DIR, or ``runs/<script's name>`` in the working directory, so that the same
+        command finds its checkpoints again.
 
         Args:
-            environ: The environment variables; None is this process's own.
-            cluster: This process's place; None detects it from ``environ``.
+            environ: The environment variables; None means this process's own.
+            cluster: This process's cluster; None detects it from ``environ``.
 
         Raises:
-            JobError: A configuration file, or a variable that holds JSON, a URI or a number, is not what the contract
-                promises.
-            HyperparameterError: Hyperparameters travel in the bundle, and are not there as they were sent.
-            ClusterError: The cluster is to be detected, and the variables contradict each other.
+            JobError: A configuration file or a variable does not follow the contract.
+            HyperparameterError: The hyperparameters in the code bundle are missing or changed.
+            ClusterError: The cluster's variables contradict each other.
 
         Examples:
             >>> job = Job.detect({"SMDDP_RUN_DIR": "/tmp/runs/first", "SM_CHANNEL_TRAINING": "/data"})
@@ -135,31 +136,32 @@ class Job:
 
     @property
     def checkpoint_location(self) -> str:
-        """Where to save: a directory that may be copied, or the place in S3 itself."""
+        """The location to save to: a directory, which the platform may copy, or the S3 URI itself."""
         if self.checkpoint_s3_uri is None or self.checkpoints_are_copied:
             return str(self.checkpoint_dir)
         return self.checkpoint_s3_uri
 
     @property
     def stopping(self) -> bool:
-        """Whether the job was told to stop; for a loop of one's own under ``smddp.run``, without a Trainer.
+        """Whether the job was told to stop, for your own loop under ``smddp.run``, without a Trainer.
 
-        All ranks must ask at the same points, and get the same answer. It costs a comparison; a few times a second the
-        ranks agree. Once it is True, save, wait until that is durable, and raise ``smddp.Stopped``: exit code 75 tells
-        that the job can go on. A script that never asks is ended by SIGTERM where it is.
+        All ranks must read it at the same points, and all get the same answer. It costs a comparison; a few times a
+        second the ranks agree. Once it is True, save, wait until the checkpoint is durable, and raise
+        ``smddp.Stopped``: exit code 75 means that the job can resume. If a script never reads it, SIGTERM ends the
+        script at once.
 
         Raises:
-            JobError: The process was not started by ``smddp.run``, and nothing watches for SIGTERM.
+            JobError: The process does not run under ``smddp.run``, so nothing watches for SIGTERM.
         """
         if _stop_question is None:
             raise JobError("job.stopping is answered under smddp.run(main) alone: who else would see SIGTERM?")
         return _stop_question()
 
     def part(self, name: str) -> Job:
-        """Return the same job for one of its several models, with directories and places of that name.
+        """Return the job for one of several models, with subdirectories of this name.
 
         Raises:
-            ValueError: It is no name of a directory.
+            ValueError: The name is not a valid directory name.
         """
         if not _PART_NAME.fullmatch(name) or name.startswith("step-"):
             raise ValueError(
@@ -175,10 +177,10 @@ class Job:
         )
 
     def make_directories(self) -> None:
-        """Make the directories that are written to, where they are missing; on SageMaker the platform has.
+        """Make missing output directories. On SageMaker the platform has made them.
 
         Raises:
-            JobError: One can't be made.
+            JobError: A directory can't be made.
         """
         directories = [self.model_dir, self.output_dir, self.output_data_dir]
         if self.checkpoint_location == str(self.checkpoint_dir):
@@ -194,17 +196,13 @@ class Job:
 
 
 def answer_stop_question(question: Callable[[], bool] | None) -> None:
-    """Let ``job.stopping`` of this process be answered so; None: by an error."""
+    """Set the function that answers ``job.stopping`` in this process; None makes it raise JobError."""
     global _stop_question
     _stop_question = question
 
 
 def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
-    """Return the place in S3 that checkpoints are to be saved to directly: SMDDP_CHECKPOINT_S3_URI, if it is set.
-
-    Raises:
-        JobError: It is no URI of S3.
-    """
+    """Return SMDDP_CHECKPOINT_S3_URI, None if unset; raise JobError if it is not an S3 URI."""
     uri = environ.get(CHECKPOINT_URI_VARIABLE) or None
     if uri is not None and not _S3_URI.fullmatch(uri):
         raise JobError(f"{CHECKPOINT_URI_VARIABLE}={uri} is no place in S3: expected s3://bucket/prefix.")
@@ -212,26 +210,17 @@ def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
 
 
 def is_on_sagemaker(environ: Mapping[str, str]) -> bool:
-    """Return whether these are the variables of a SageMaker job: of the toolkit, or beside input/config/."""
+    """Return whether this is a SageMaker job: SM_CURRENT_HOST is set, or input/config/ exists."""
     return bool(environ.get("SM_CURRENT_HOST")) or (_platform_directory(environ) / "input" / "config").is_dir()
 
 
 def with_run_variables(
     environ: Mapping[str, str], directory: Path, *, hosts: Sequence[str], host: str, gpus: int
 ) -> dict[str, str]:
-    """Return the variables, with the toolkit's SM_* for a run directory: a script written for SageMaker reads them.
+    """Return the variables plus the toolkit's SM_* for a run directory, so that scripts written for SageMaker work.
 
-    What is set already stays, and to a job of SageMaker nothing is added.
-
-    Args:
-        environ: The variables that there are.
-        directory: The run's.
-        hosts: The names of its hosts.
-        host: This one's.
-        gpus: How many this host has.
-
-    Raises:
-        JobError: A configuration file in the directory, or SM_HPS, is not what the contract promises.
+    Variables that are already set stay; a SageMaker job gets no new ones. Raise JobError if a configuration file in the
+    directory, or SM_HPS, does not follow the contract.
     """
     environ = without_run_variables(environ)
     if is_on_sagemaker(environ) or not {"SM_HOSTS", "SM_RESOURCE_CONFIG"}.isdisjoint(environ):
@@ -278,7 +267,7 @@ def _name(script: Path) -> str:
 def _given(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
     given = _read_object(path)
     if given is None and environ.get("SM_HPS"):
-        # Its values are data already: as JSON text they are read once, as those of the file are.
+        # SM_HPS has parsed values. Encode them as JSON text again, as in the file, so that they are parsed once.
         return {key: json.dumps(value) for key, value in _object(environ["SM_HPS"], "SM_HPS").items()}
     return given or {}
 
@@ -291,7 +280,7 @@ def _input_configuration(config: Path, environ: Mapping[str, str]) -> Mapping[st
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object, or None if there is no such file."""
+    """Return the JSON object in a file, or None if the file is absent."""
     try:
         return _object(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""The error that a program printed before it ended: an uncaught exception, or what C++ or Python says of a crash.
+"""Finds the error that a program printed before it ended: an uncaught exception, or a crash of C++ or Python.
 
-It is read from the end of a standard error, for programs that never heard of smddp. What decorates the lines there is
-left out: torch puts ``[rank0]: `` before each line of a traceback once a process group is up, torchrun and mpirun the
-rank, if they are asked to.
+It reads the end of a standard error, also of programs that do not use smddp. Line prefixes are removed: torch writes
+``[rank0]: `` before each line of a traceback once a process group exists; torchrun and mpirun write the rank if asked
+to.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 CAUSE_SECONDS = 3.0
-"""How long a rank that only lost contact waits for the failure of the rank that caused it."""
+"""Seconds that a rank with lost contact waits for the failure of the rank that caused it."""
 
 LOST_CONTACT = re.compile(r"gloo|nccl|c10d|connection (closed|reset) by peer|MPI error", re.IGNORECASE)
-"""What torch's words have in common if another rank could not be reached."""
+"""Matches torch's errors about an unreachable rank."""
 
 _HINTS = (
     (
@@ -35,15 +35,15 @@ _ERROR_OF_A_GROUP = re.compile(r"\s+\| (?=\S)(?!.*Traceback \(most recent call l
 _CHAINED = re.compile(r"(\s+\| )?(The above exception was the direct cause|During handling of the above exception)")
 _HANDLED = "Exception ignored"
 _BESIDE = re.compile(r"Exception in thread |Process \S+:\s*$|--- Logging error ---|(future|task): <")
-"""What stands before the traceback of a thread, a child process, a logger or a task: Python does not end by it."""
+"""The line before the traceback of a thread, a child process, a logger or a task, none of which ends Python."""
 _MOST_LINES_OF_A_MESSAGE = 10
-"""What was printed after more lines than that came after the exception."""
+"""If more lines follow an exception, the program went on after it."""
 _RANK_ENDED = r"\w+ __main__: Rank \d+ ended with code"
 _NOISE = re.compile(rf"\[[WI]\d+|.*Warning: |\W*$|\S+ \S+ (?:{_RANK_ENDED}|\w+ smddp\.(?:process|launch)\.)")
 _OTHER_WORDS = re.compile(
     r"\d{4}-\d\d-\d\d[ T]|[EWI]\d{4} \d\d:|\[[EWI]\d|Exception (ignored|in thread)|.*Warning: |-{40}"
 )
-"""How a line begins that is no longer part of an exception's message: a log's, mostly."""
+"""The beginning of a line that no longer belongs to an exception's message, mostly a log line."""
 _TERMINATE = re.compile(r"terminate called ")
 _WATCHDOG = re.compile(r".*Watchdog caught collective operation timeout")
 _FATAL = re.compile(r"Fatal Python error: ")
@@ -57,43 +57,41 @@ class PrintedError:
     """An error as a program printed it."""
 
     message: str
-    """The exception with its type, or the crash; it may have several lines."""
+    """The exception with its type, or the crash, in one or more lines."""
     context: str
-    """Where it was raised, innermost last, or what was printed before it."""
+    """The frames, innermost last, or the lines printed before."""
 
     was_raised: bool = False
-    """Whether it is an exception of Python's."""
+    """Whether it is a Python exception."""
     others: int = 0
-    """How many other exceptions were printed."""
+    """The number of other exceptions printed."""
     is_beside: bool = False
-    """Whether it was raised beside the main program, which did not end by it."""
+    """Whether it was raised outside the main program, which did not end by it."""
     followed_by: int = 0
-    """How many lines were printed after its first one."""
+    """The number of lines printed after its first line."""
 
     @property
     def is_lost_contact(self) -> bool:
-        """Whether it only says that another rank could not be reached: the cause is another rank's."""
+        """Whether it only reports an unreachable rank, so that the cause is another rank's failure."""
         if _REFUSED.match(self.message) is None or _HINTS[0][0].search(self.message):
             return False
         return LOST_CONTACT.search(self.message) is not None
 
 
 def hint(text: str) -> str | None:
-    """Return what an error of torch's communication usually means; None if there is nothing to say."""
+    """Return the usual meaning of an error of torch's communication; None if unknown."""
     return next((told for pattern, told in _HINTS if pattern.search(text)), None)
 
 
 def find_error(printed: str, *, first: bool = False, crashed: bool = False, raised: bool = True) -> PrintedError | None:
-    """Return the error that ended a program; None if it printed nothing.
+    """Return the error that ended a program, from the end of its standard error; None if it printed nothing.
 
-    An uncaught exception counts most, then the words of C++ and Python on a crash, then the last line.
+    An uncaught exception has priority, then the words of C++ and Python about a crash, then the last line.
 
-    Args:
-        printed: The end of its standard error.
-        first: Several programs printed there: the first error counts that is no lost contact, since the others follow
-            from it. Of one program the last counts: it went on after the others.
-        crashed: A signal ended it that stands for a crash: the words on a crash count most.
-        raised: An exception may have ended it, by its exit code. Else one counts only if it was printed at the end.
+    1. ``first``: several programs printed there, so the first error without lost contact counts: the others follow from
+       it. Of a single program the last error counts, because it went on after the earlier ones.
+    2. ``crashed``: a crash signal ended it, so the words about the crash have priority.
+    3. ``raised``: its exit code fits an exception. If not, an exception counts only near the end of the output.
     """
     lines = [line for line in map(_undecorated, printed.splitlines()) if line.strip()]
     errors = list(_exceptions(lines, mixed=first))
@@ -118,12 +116,10 @@ def _undecorated(line: str) -> str:
 def _exceptions(lines: Sequence[str], *, mixed: bool) -> Iterator[PrintedError]:
     """Yield each exception with its traceback; of a chain, only the last.
 
-    Args:
-        lines: What was printed.
-        mixed: Whether several programs may have printed the lines, so that one's traceback goes on behind another's.
+    With ``mixed`` lines of several programs, one's traceback may continue behind another's.
     """
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
-    chain: int | None = None  # where the exception began that led to the one that is looked at
+    chain: int | None = None  # the first line of the chain that leads to the current exception
     for start, following in zip(starts, [*starts[1:], len(lines)], strict=False):
         if start and lines[start - 1].startswith(_HANDLED):
             continue
@@ -148,14 +144,14 @@ def _exceptions(lines: Sequence[str], *, mixed: bool) -> Iterator[PrintedError]:
 
 
 def _end(lines: Sequence[str], start: int) -> int:
-    """Return where the exception stands; where ranks print at once, other tracebacks may begin before it."""
+    """Return the line of the exception. If ranks print at once, other tracebacks may begin before it."""
     following = range(start + 1, len(lines))
     is_frame = [line.startswith(" ") or _TRACEBACK.match(line) is not None for line in lines]
     return next((number for number in following if not is_frame[number]), len(lines) - 1)
 
 
 def _group(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
-    """Return where an exception group ends, and its message: the group's own, and those of what it holds."""
+    """Return the last line of an exception group, and its message with the messages of its exceptions."""
     following = range(start + 1, len(lines))
     end = next((number for number in following if not _OF_A_GROUP.match(lines[number])), len(lines)) - 1
     found = [_ERROR_OF_A_GROUP.match(line) for line in lines[start + 1 : end + 1] if not _CHAINED.match(line)]
@@ -163,7 +159,7 @@ def _group(lines: Sequence[str], start: int) -> tuple[int, list[str]]:
 
 
 def _rest_of_message(lines: Sequence[str], told: Collection[str]) -> Iterator[str]:
-    """Yield the further lines of a message that has several, up to one of those that another program repeats."""
+    """Yield the further lines of a message, up to a line that another program repeats or that starts something else."""
     others = (_TRACEBACK, _CHAINED, _BESIDE, _OTHER_WORDS, _TERMINATE, _FATAL)
     for line in lines:
         if line in told or any(pattern.match(line) for pattern in others):
@@ -172,7 +168,7 @@ def _rest_of_message(lines: Sequence[str], told: Collection[str]) -> Iterator[st
 
 
 def _crash(lines: Sequence[str]) -> PrintedError | None:
-    """Return what C++, NCCL's watchdog or Python said of a crash, with the stack of Python's faulthandler."""
+    """Return the crash reported by C++, NCCL's watchdog or Python, with the stack from Python's faulthandler."""
     for pattern in (_TERMINATE, _WATCHDOG, _FATAL):
         number = next((number for number, line in enumerate(lines) if pattern.match(line)), None)
         if number is not None:
@@ -183,7 +179,7 @@ def _crash(lines: Sequence[str]) -> PrintedError | None:
 
 
 def _what(lines: Sequence[str]) -> Iterator[str]:
-    """Yield what an exception of C++ says: ``what():  ...``, which may go on in further lines."""
+    """Yield the lines of a C++ exception's ``what():  ...``."""
     if not lines or not lines[0].lstrip().startswith("what():"):
         return
     yield lines[0].partition("what():")[2].strip()
@@ -194,7 +190,7 @@ def _what(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _stack(lines: Sequence[str]) -> list[str]:
-    """Return the frames of the thread that crashed, innermost last; faulthandler prints them the other way round."""
+    """Return the frames of the crashed thread, innermost last; faulthandler prints them in reverse."""
     begun = [number for number, line in enumerate(lines) if _STACK.match(line)]
     if not begun:
         return []

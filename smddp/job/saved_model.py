@@ -1,7 +1,7 @@
-"""The trained model in the job's model directory, which SageMaker packs into model.tar.gz.
+"""Writes the trained model to the job's model directory, which SageMaker packs into model.tar.gz.
 
-Two files of the same weights on the CPU: ``model.safetensors``, which cannot run code when it is loaded, and
-``model.pt``, a state dict for ``torch.load(..., weights_only=True)``. Neither holds optimizer state: to go on
+It has two files of the same weights on the CPU: ``model.safetensors``, which cannot run code when loaded, and
+``model.pt``, a state dict for ``torch.load(..., weights_only=True)``. Neither has optimizer state: to continue
 training, use a checkpoint.
 """
 
@@ -33,43 +33,32 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_model(model: nn.Module, directory: Path) -> None:
-    """Write both files, each whole or not at all.
+    """Write both files of a plain model (not wrapped for training), each durably and atomically.
 
-    Args:
-        model: The plain model, not one that is wrapped for training.
-        directory: Where to; it is made if it is missing.
-
-    Raises:
-        CheckpointError: They could not be written; says what to do. Earlier files are unchanged.
+    Raise CheckpointError if they can't be written; earlier files are then unchanged.
     """
     write_weights(model.state_dict(), directory)
 
 
 def write_weights(weights: Mapping[str, Any], directory: Path) -> None:
-    """Write both files from a model's state dict, on any device, as `write_model` does; names are plain.
+    """Write both files from a model's state dict, on any device, as `write_model` does, with plain names.
 
-    If there is something in it that a safetensors file cannot hold, only ``model.pt`` is written, and a warning says
-    what it is.
+    If safetensors cannot store an entry, only ``model.pt`` is written, and a warning names the entry.
     """
     weights = plain_state(weights)
     write_torch(weights, directory / "model.pt")
     safe = directory / "model.safetensors"
     if unfit := [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]:
-        safe.unlink(missing_ok=True)  # else it would hold another model than model.pt
+        safe.unlink(missing_ok=True)  # an earlier one would be another model than model.pt
         logger.warning("wrote no %s: %s is no tensor; model.pt has it all", safe, ", ".join(unfit))
     else:
         write_safetensors(weights, safe)
 
 
 def write_torch(state: Any, path: Path) -> None:
-    """Write a file for ``torch.load(..., weights_only=True)``: durably, and whole or not at all.
+    """Write tensors, numbers and texts in dicts, lists and tuples, for ``torch.load(..., weights_only=True)``.
 
-    Args:
-        state: Dicts, lists and tuples of tensors, on any device, numbers and texts.
-        path: Where to; the directory is made if it is missing.
-
-    Raises:
-        CheckpointError: It could not be written, or holds what could not be loaded again.
+    The write is durable and atomic. Raise CheckpointError if it fails, or if the state could not be loaded again.
     """
     seen: dict[tuple[object, ...], torch.Tensor] = {}
 
@@ -89,20 +78,13 @@ def write_torch(state: Any, path: Path) -> None:
 
 
 def write_safetensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write a safetensors file, durably, and whole or not at all.
+    """Write weights of any device and strides to a safetensors file, durably and atomically.
 
-    Of weights that are tied, the first by name is in the file, and its metadata names the others, as
-    ``safetensors.torch.load_model`` expects.
-
-    Args:
-        weights: By name, on any device, with any strides.
-        path: Where to; the directory is made if it is missing.
-
-    Raises:
-        CheckpointError: It could not be written.
+    Of tied weights, the file has the first by name, and its metadata names the others, as
+    ``safetensors.torch.load_model`` expects. Raise CheckpointError if it can't be written.
     """
     names: dict[tuple[object, ...], str] = {}
-    metadata = {"format": "pt"}  # which transformers asks for
+    metadata = {"format": "pt"}  # transformers requires it
     tensors = {}
     for name in sorted(weights):
         kept = names.setdefault(_view(weights[name]), name)
@@ -113,7 +95,7 @@ def write_safetensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
 
     def write(temporary: Path) -> None:
         temporary.touch()
-        mode = temporary.stat().st_mode  # as the umask has it; safetensors gives nobody else leave to read
+        mode = temporary.stat().st_mode  # from the umask; safetensors makes files readable for the owner only
         safetensors.torch.save_file(tensors, temporary, metadata)
         temporary.chmod(mode)
 
@@ -121,6 +103,7 @@ def write_safetensors(weights: Mapping[str, torch.Tensor], path: Path) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    # The order makes the file whole and durable: write, flush the file, rename it, flush the directory.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +125,7 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _os_error(error: BaseException) -> OSError | None:
-    """Return the error of the operating system in what torch or safetensors makes of it."""
+    """Return the operating system's error inside an error of torch or safetensors; None if there is none."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         if found := _OS_ERROR.search(str(cause)):
@@ -152,7 +135,7 @@ def _os_error(error: BaseException) -> OSError | None:
 
 
 def flush(path: Path) -> None:
-    """Make the bytes of a file durable, or the names in a directory."""
+    """Make the content of a file, or the entries of a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -161,7 +144,7 @@ def flush(path: Path) -> None:
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return the same for tensors that are the same memory seen in the same way."""
+    """Return a key that is equal for tensors that view the same memory in the same way."""
     if tensor.numel() == 0:
         return (id(tensor),)
     place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
@@ -169,20 +152,20 @@ def _view(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor on the CPU; a copy if it is a view of more memory, all of which would be written."""
+    """Return the tensor on the CPU, copied if its storage is larger: the whole storage would be written."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     return plain.clone() if plain.untyped_storage().nbytes() > plain.numel() * plain.element_size() else plain
 
 
 def _on_cpu(value: Any, seen: dict[tuple[object, ...], torch.Tensor]) -> Any:
-    """Return the same state with its tensors on the CPU; those that are one tensor stay one."""
+    """Return the state with its tensors on the CPU; tied tensors stay tied."""
     if isinstance(value, torch.Tensor):
         view = _view(value)
         if view not in seen:
             seen[view] = _own_memory(value)
         return seen[view]
     if isinstance(value, dict):
-        copied = copy.copy(value)  # with its type, and a state dict's versions of its layers
+        copied = copy.copy(value)  # keeps the type, and a state dict's _metadata
         for key, each in value.items():
             copied[key] = _on_cpu(each, seen)
         return copied

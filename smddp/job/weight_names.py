@@ -1,7 +1,7 @@
-"""The names of a module's weights: the same whether parts of it are compiled or not.
+"""The names of a module's weights, without the parts that torch.compile adds.
 
-``torch.compile(part)`` is a module around the part, ``_orig_mod``, whose name stands in the names of all weights in it.
-What is saved has the plain names, and what is loaded is found by them.
+``torch.compile(part)`` wraps the part in a module ``_orig_mod``, whose name becomes part of its weights' names. Saved
+weights have plain names, and loading matches plain names.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 METADATA = "_metadata"
-"""Where ``torch.nn.Module.state_dict()`` keeps the versions of its modules."""
+"""The attribute in which ``torch.nn.Module.state_dict()`` keeps the versions of its modules."""
 _COMPILED = "_orig_mod"
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a weight, or of a module, without torch.compile.
+    """Return the name of a weight or a module without torch.compile's part.
 
     Examples:
         >>> plain_name("encoder._orig_mod.0.weight"), plain_name("encoder._orig_mod")
@@ -26,17 +26,12 @@ def plain_name(name: str) -> str:
 
 
 def plain_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a module's state dict by plain names; the same one if they are."""
+    """Return a module's state dict with plain names; the same object if they are plain."""
     return _renamed(state, plain_name) if _is_compiled(state) else state
 
 
 def in_names_of(own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a saved state by the names that a module's own state dict has; the same one if they are.
-
-    Args:
-        own: The state dict of the module that is to take it.
-        state: Of a module of which other parts were compiled, perhaps.
-    """
+    """Return a saved state with the names of a module's ``own`` state dict; the same object if nothing is compiled."""
     if not _is_compiled(own):
         return plain_state(state)
     names = {plain_name(name): name for name in [*getattr(own, METADATA, {}), *own]}
@@ -50,6 +45,6 @@ def _is_compiled(names: Iterable[object]) -> bool:
 def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> Mapping[str, Any]:
     renamed = OrderedDict((rename(name), value) for name, value in state.items())
     if (versions := getattr(state, METADATA, None)) is not None:
-        # What is compiled comes after the module around it, and its version is the one that counts.
+        # The compiled module comes after its wrapper of the same plain name, so its version wins.
         setattr(renamed, METADATA, OrderedDict((rename(name), version) for name, version in versions.items()))
     return renamed

@@ -1,1 +1,1 @@
-"""Starting the processes of a job on this machine: by torchrun's agent, by mpirun, or several nodes at once."""
+"""Starts the processes of a job on this machine: through torchrun's agent, mpirun, or several local nodes."""

@@ -1,17 +1,17 @@
-"""torchrun's elastic agent with ranks that can be stopped without losing work, and restarted without losing time.
+"""torchrun's elastic agent, with ranks that stop without losing work and restart without losing time.
 
-torchrun's own ``LocalElasticAgent`` kills the ranks 30 s after the first of them ended, and after a SIGTERM it
-forgets how they ended. Its ``shutdown_timeout`` (as of torch 2.15) changes neither: it is only how long it waits after
-a signal to itself, before it raises ``SignalException``. This agent leaves ranks, restarts and the exit barrier to
-torchrun, and starts, watches and ends the ranks itself, through the four methods that torch documents for that
-("Extending the Agent").
+torchrun's own ``LocalElasticAgent`` kills the ranks 30 s after the first of them ended, and after a SIGTERM it forgets
+their exit codes. Its ``shutdown_timeout`` (as of torch 2.15) changes neither: it is only the wait after a signal to the
+agent, before it raises ``SignalException``. This agent leaves rank numbers, restarts and the exit barrier to torchrun,
+and starts, watches and ends the ranks itself, through the four methods that torch documents for that ("Extending the
+Agent").
 
-If ranks may be restarted, the first failure of any node ends the round for all of them at once, by SIGKILL: whoever
-is left waits for a rank that is gone, and SIGTERM would only ask for a checkpoint that can't be agreed on. A stop is
-never restarted, and neither is a rank that ends resumable. Nor is a round's report the reason of a later one's end.
-
-A failure that ends the job is told to all nodes, over their lines, and to all ranks, as the first failure: they write
-why it ended, and do not wait for a rank that is gone until a collective's timeout.
+1. If restarts are left, the first failure on any node ends the round on all nodes at once, by SIGKILL: the other ranks
+   wait for a rank that is gone, and SIGTERM would only ask for a checkpoint that can't be agreed on.
+2. A stop is never restarted, and neither is a rank that ends resumable.
+3. A round's report does not become the reason of a later round's end.
+4. A failure that ends the job goes to all nodes, over their lines, and to all ranks, as the first failure. The ranks
+   write it as the reason, and do not wait for the lost rank until a collective's timeout.
 """
 
 from __future__ import annotations
@@ -47,14 +47,9 @@ _LOOK_SECONDS = 0.05
 
 
 class Agent(SimpleElasticAgent):
-    """Runs the ranks of one node; they share this process's group.
+    """Runs the ranks of one node in this process's group, at most ``poll_seconds`` for each check of the ranks.
 
-    Args:
-        spec: What torchrun needs to know: ranks on this node, how often they may be restarted.
-        rendezvous: Where the nodes meet; the spec's rendezvous.
-        command: What each rank runs.
-        processes: Where the ranks are started, so that the caller can signal them and read how they ended.
-        poll_seconds: How long one look at the ranks lasts at most.
+    The caller keeps ``processes``, to signal the ranks and read their exit codes.
     """
 
     def __init__(
@@ -77,11 +72,11 @@ class Agent(SimpleElasticAgent):
         self._awaits_cause = False
         self._lost_contact_at: float | None = None
         self.has_succeeded = False
-        """Whether all ranks here have ended well, and the other nodes are waited for."""
+        """Whether all ranks here succeeded, so that the agent waits for the other nodes."""
 
     @property
     def exit_code(self) -> int:
-        """The node's: that of the job's first failing rank if one ended the job, else that of the ranks here."""
+        """The node's exit code: the code of the job's first failing rank, or of its own ranks if none ended the job."""
         return self._failure.code if self._failure is not None else exit_code(self._processes.exits)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -133,7 +128,7 @@ class Agent(SimpleElasticAgent):
         return self._result(worker_group, told_to_stop=told_to_stop)
 
     def _result(self, worker_group: WorkerGroup, *, told_to_stop: bool) -> RunResult:
-        """Return how the round ended, all ranks having ended."""
+        """Return the result of a round whose ranks all ended."""
         exits = {worker_group.workers[exited.index].global_rank: exited for exited in self._processes.exits}
         failures = {rank: _failure(exited) for rank, exited in exits.items() if exited.code != 0}
         is_stop = told_to_stop or any(exited.code == RESUMABLE for exited in exits.values())
@@ -144,14 +139,14 @@ class Agent(SimpleElasticAgent):
             if self._failure is not None and self._is_reason:
                 self._failure_file.record(self._failure.report)
             self._node_rendezvous.lines.part()
-        # After a stop the other nodes may never come to the barrier in which an agent that succeeded awaits them.
+        # torchrun's agent waits in the exit barrier after a success. After a stop other nodes may never come there.
         self.has_succeeded = not failures and not told_to_stop and self._failure is None
         if self.has_succeeded and self._node_rendezvous.lines.failure is None:
             return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(exits))
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
     def _look_for_failure(self, worker_group: WorkerGroup, *, told_to_stop: bool, ended: bool) -> None:
-        """Tell of a failure here that ends the job, and heed one of another node, once."""
+        """Publish a failure here that ends the job, or adopt one of another node; once per job."""
         lines = self._node_rendezvous.lines
         self._awaits_cause = False
         if self._failure is None and lines.failure is None and self._remaining_restarts == 0 and not told_to_stop:
@@ -167,23 +162,22 @@ class Agent(SimpleElasticAgent):
                 )
                 report = self._node_rendezvous.tell_ranks(self._failure_file.read() or how)
                 self._failure = lines.settle(JobFailure(code=failed.code, report=report))
-                # If nobody here reads the ranks' output, whoever does knows more of one that ended by itself.
+                # If this process does not read the ranks' output, its reader knows more about a rank that ended by
+                # itself.
                 read = failed.tail is not None or killed_by(failed.code) is not None
                 self._is_reason = self._failure.report != how or read
         if self._failure is None and lines.failure is not None:
             self._failure = lines.failure
-            self._remaining_restarts = 0  # whoever told it had none left, or can't come to another round
+            self._remaining_restarts = 0  # the other node has none left, or can't join another round
             logger.error("What failed first, on another node: %s", self._failure.report)
             self._node_rendezvous.tell_ranks(self._failure.report)
             self._processes.end(FAILURE_GRACE)
 
     def _first_failed(self, *, is_last: bool) -> ProcessExit | None:
-        """Return the rank here that failed by itself; None if there is none yet.
+        """Return the rank here that failed first by itself; None if there is none yet.
 
-        A rank may lose contact, and end, before the one that failed has ended, here or elsewhere: that one is awaited.
-
-        Args:
-            is_last: Whether all ranks of all nodes have ended.
+        A rank that lost contact may end before the failed rank does, here or elsewhere; wait for that one at most
+        CAUSE_SECONDS. ``is_last`` means that all ranks of all nodes have ended.
         """
         failures = [exited for exited in self._processes.exits if exited.code not in (0, RESUMABLE)]
         if not failures or self._failure_file.read() is not None:
@@ -202,7 +196,7 @@ class Agent(SimpleElasticAgent):
         self._lost_contact_at = self._lost_contact_at or time.monotonic()
         if cause is None and not is_last and time.monotonic() < self._lost_contact_at + CAUSE_SECONDS:
             self._awaits_cause = True
-            time.sleep(_LOOK_SECONDS)  # if all ranks here have ended, nothing else waits
+            time.sleep(_LOOK_SECONDS)  # if all ranks here have ended, poll() returns at once
             return None
         return cause or failures[0]
 
@@ -214,7 +208,7 @@ class Agent(SimpleElasticAgent):
             raise
 
     def _end_healthy(self) -> None:
-        """End ranks that did nothing wrong: what is told of the job's end is not how they ended."""
+        """Kill ranks that did not fail, and forget their exit codes, which are not the reason of the job's end."""
         self._processes.kill()
         self._processes.forget()
 
@@ -230,12 +224,12 @@ class Agent(SimpleElasticAgent):
         )
         if (report := self._failure_file.read()) is not None:
             logger.warning("The report of the round that ended: %s", report)
-            self._failure_file.forget()  # every node has ended its ranks before it comes to the next round
+            self._failure_file.forget()  # every node ends its ranks before it joins the next round
         self._lost_contact_at = None
-        self._processes.end_leftovers()  # they hold GPU memory, and may write to the checkpoint directory
+        self._processes.end_leftovers()  # they use GPU memory, and may write to the checkpoint directory
         super()._restart_workers(worker_group)
 
-    # Between versions of torch these two differ in arguments that do not matter here.
+    # The arguments of these two differ between versions of torch, and are not needed here.
     def _stop_workers(self, *_: Any, **__: Any) -> None:
         self._processes.kill()
 
@@ -244,7 +238,7 @@ class Agent(SimpleElasticAgent):
 
 
 def _defaults(local_world_size: int) -> dict[str, str]:
-    """Return what a rank's environment holds unless the user set it."""
+    """Return a rank's environment variables that apply unless the user set them."""
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if local_world_size > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // local_world_size)

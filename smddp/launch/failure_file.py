@@ -1,6 +1,6 @@
-"""What launchers leave in ``output/failure``: that a rank was killed, which can't say so itself, or a host was lost.
+"""Writes ``output/failure`` for launchers: a killed rank, which can't write it itself, or a lost host.
 
-What a rank has written itself knows better, and stays.
+A report that a rank wrote itself is more precise, and stays.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ logger = logging.getLogger(__name__)
 
 
 class FailureFile:
-    """The job's failure file on this host, from when it is made; where nothing says where that is, there is none."""
+    """The job's failure file on this host, without earlier content. Does nothing if there is no output directory."""
 
     def __init__(self) -> None:
         self._output_dir = _output_dir()
         self._earlier = self._find()
 
     def read(self) -> str | None:
-        """Return what a rank has written since; None if nothing."""
+        """Return a report that a rank has written since; None if there is none."""
         if self._output_dir is None or self._find() in (None, self._earlier):
             return None
         try:
             return failure_report.read(self._output_dir / "failure")
-        except FileNotFoundError:  # hosts on one machine share it
+        except FileNotFoundError:  # hosts on one machine share the file
             return None
 
     def record(self, report: str) -> None:
-        """Write it, unless a rank has."""
+        """Write a report, unless a rank has written one."""
         if self._output_dir is not None and self.read() is None:
             _record(self._output_dir, report)
 
     def forget(self) -> None:
-        """Remove what was written: the job goes on."""
+        """Remove the report, because the job continues."""
         if self._output_dir is not None:
             (self._output_dir / "failure").unlink(missing_ok=True)
 
@@ -48,11 +48,7 @@ class FailureFile:
 
 
 def tell_failure(error: DistributedError) -> None:
-    """Log it, and leave it as the job's reason on this host: ranks that lost their peers only know that.
-
-    Args:
-        error: What happened to another host.
-    """
+    """Log what happened to another host, and write it as the job's reason: the ranks only know that they lost peers."""
     logger.error("%s", error)
     if (output_dir := _output_dir()) is not None:
         _record(output_dir, str(error))
@@ -73,5 +69,5 @@ def _output_dir() -> Path | None:
 def _record(output_dir: Path, report: str) -> None:
     try:
         failure_report.record(output_dir, report)
-    except OSError as error:  # the exit code still tells
+    except OSError as error:  # the exit code still shows the failure
         logger.error("The failure could not be written to %s: %s", output_dir, error)

@@ -1,8 +1,8 @@
-"""``smddp run``: a script on this machine, as one process or as many nodes of many ranks, through torchrun's agent.
+"""``smddp run``: runs a script on this machine, as one process or as several nodes of several ranks.
 
-Without a node rank, all the nodes are agents on this machine, joined over 127.0.0.1; with one, or as a task of srun or
-OpenPAI, this is just that node of a real cluster, and the command is given once on each machine. No SageMaker, no
-/opt/ml: see ``smddp.container``.
+Without a node rank, all nodes are agents on this machine, joined over 127.0.0.1. With a node rank, or as a task of srun
+or OpenPAI, this is one node of a real cluster, and the command runs once on each machine. For SageMaker and /opt/ml see
+``smddp.container``.
 """
 
 from __future__ import annotations
@@ -43,31 +43,16 @@ def run_local(
     run_dir: str | Path | None = None,
     checkpoint_s3_uri: str | None = None,
 ) -> int:
-    """Run a script on ``nodes`` times ``processes_per_node`` ranks and wait for it.
+    """Run a script on ``nodes`` times ``processes_per_node`` ranks, wait for it, and return the exit code.
 
-    SIGTERM, or Ctrl-C once, stops every rank with a checkpoint; when one node fails, the others are ended. Call it
-    from the main thread.
+    SIGTERM, or Ctrl-C once, stops every rank with a checkpoint; if one node fails, the others are ended. Call it from
+    the main thread. Without ``nodes``, these are the tasks of srun or OpenPAI, or one; without ``node_rank``, all nodes
+    run here. ``run_dir`` keeps the model, output and checkpoints (default: ``SMDDP_RUN_DIR``, or ``runs/<script's
+    name>``), and running again there resumes. ``timeout`` is in seconds.
 
-    Args:
-        script: The Python file.
-        arguments: Its command line.
-        nodes: All the nodes of the run. Default: those on which srun or OpenPAI has started this, or one.
-        processes_per_node: Ranks on each of them.
-        node_rank: This machine's place among the nodes; None runs all nodes here.
-        master_addr: The first node's address, with ``node_rank`` only.
-        master_port: The first node's port; None takes a free one where all nodes run here.
-        max_restarts: How often the ranks of all nodes start again, from the newest checkpoint, after one failed.
-        timeout: Seconds that a rank waits for the others in a collective. Default: ``SMDDP_TIMEOUT``, else 1800.
-        run_dir: Where the run keeps its model, output and checkpoints; the same directory goes on where it
-            stopped. Default: ``SMDDP_RUN_DIR``, else ``runs/<script's name>``.
-        checkpoint_s3_uri: Where in S3 the checkpoints go instead. Default: ``SMDDP_CHECKPOINT_S3_URI``.
-
-    Returns:
-        The exit code: 0, 75 if the run was stopped and can go on, else that of the first failing rank.
-
-    Raises:
-        DistributedError: The arguments contradict each other, or there is no such script.
-        JobError: The checkpoints' place is no URI of S3.
+    The exit code is 0, 75 if the run was stopped and can resume, or the code of the first failing rank. Raise
+    DistributedError if the arguments contradict each other or the script is missing, JobError if ``checkpoint_s3_uri``
+    is not an S3 URI.
     """
     script = Path(script)
     if not script.is_file():
@@ -90,7 +75,7 @@ def run_local(
 
     def stop(signum: int) -> None:
         if signum == signal.SIGINT and signum not in asked:
-            # Ctrl-C is a stop like any other: work is saved. Whoever can't wait presses it again.
+            # The first Ctrl-C is a stop, which saves work; a second one is passed on as SIGINT.
             asked.add(signum)
             logger.warning("Stopping at the next step, with a checkpoint; Ctrl-C again ends the ranks at once.")
             agents.forward(signal.SIGTERM)
@@ -119,7 +104,7 @@ def run_local(
 
 
 def _with_run_variables(environ: Mapping[str, str], here: Iterable[int], count: int) -> dict[int, dict[str, str]]:
-    """Return each node's variables, with the SM_* of the run's directory; those directories are made."""
+    """Return each local node's variables, with the SM_* of the run's directory, and make those directories."""
     directory, hosts = Path(environ["SMDDP_RUN_DIR"]), [f"algo-{node + 1}" for node in range(count)]
     gpus = count_visible(count_gpus(), environ)
     of_node = {node: with_run_variables(environ, directory, hosts=hosts, host=hosts[node], gpus=gpus) for node in here}
@@ -132,7 +117,7 @@ def _with_run_variables(environ: Mapping[str, str], here: Iterable[int], count: 
 
 
 def _show_first_failure(output_dir: Path, earlier: tuple[int, int] | None) -> None:
-    """Say last what failed first: the ranks' own lines end with whoever lost contact."""
+    """Log the first failure at the very end: the ranks' own last lines come from ranks that lost contact."""
     if failure_report.find(output_dir) not in (None, earlier):
         logger.error("What failed first:\n%s", failure_report.read(output_dir / "failure"))
 
@@ -147,7 +132,7 @@ def _environ(
     directory = Path(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / script.stem).absolute()
     environ["SMDDP_RUN_DIR"] = str(directory)
     environ.setdefault("PYTHONUNBUFFERED", "1")
-    # One agent sees only its own ranks: the cores are shared by those of all nodes here.
+    # One agent knows only its own ranks, but the ranks of all nodes here share the cores.
     environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
     logger.info("The run's directory is %s%s.", directory, f", its checkpoints are in {uri}" if uri else "")
     return environ

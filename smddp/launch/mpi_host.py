@@ -1,7 +1,7 @@
 """``python -m smddp.launch.mpi_host``: a host on which another one's mpirun starts ranks, over ssh.
 
-It serves ssh, waits until the first host's line is there (``smddp.launch.mpi_hosts``), and ends with the code that the
-job ended with; with an error if that host is lost. SIGTERM and SIGINT reach the ranks that run here.
+It runs sshd, waits for the first host's line (``smddp.launch.mpi_hosts``), and ends with the job's exit code, or with
+an error if the first host is lost. SIGTERM and SIGINT reach the ranks that run here.
 """
 
 from __future__ import annotations
@@ -41,19 +41,15 @@ _LEAVE_SECONDS = 10.0
 
 
 def serve(first: str) -> int:
-    """Let ``first`` run ranks here, until it says how the job ended.
+    """Let the host ``first`` run ranks here until it sends the job's exit code, and return that code.
 
-    Returns:
-        The exit code that it said.
-
-    Raises:
-        DistributedError: There is no sshd, or it can't serve; the first host did not come, or was lost.
-        SystemExit: A stop came before the first host did, or before it ran mpirun.
+    Raise DistributedError if sshd is missing or can't serve, or if the first host does not come or is lost; SystemExit
+    if a stop comes before the first host runs mpirun.
     """
     refuse_loopback(first)
     if not Path(SSHD).exists():
         raise DistributedError(f"mpi on several hosts needs {SSHD}: install openssh-server in the image.")
-    leftovers = Leftovers()  # and adopt orted, which starts the ranks and leaves the ssh session that brought it
+    leftovers = Leftovers()  # also adopts orted, which starts the ranks and outlives its ssh session
     Path(LINE).unlink(missing_ok=True)
     os.mkfifo(LINE, mode=0o600)
     line = os.open(LINE, os.O_RDONLY | os.O_NONBLOCK)
@@ -78,23 +74,23 @@ def serve(first: str) -> int:
 
 
 def _await_end(line: int, sshd: int, first: str, stops: Sequence[int], leftovers: Leftovers) -> tuple[int, str]:
-    """Read the line until the other end lets go of it; tell the ranks of each stop, once they can hear it.
+    """Read the line until its end, and pass stops on to the ranks; return the exit code and the reason, maybe empty.
 
-    Returns:
-        The exit code, and the reason; empty if there is none.
+    The wait for the first host is bounded by WAIT_SECONDS; the wait for the job is not.
     """
     said = b""
     ranks = RankStops(os.getpid())
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
-        told_to_stop = bool(stops)  # asked before the line is: a host that began before the stop has begun
-        with suppress(BlockingIOError):  # it is open, and nothing was said
+        # Order: read `stops` before the line. So if the first host began before the stop, the line shows it.
+        told_to_stop = bool(stops)
+        with suppress(BlockingIOError):  # the line is open, without new data
             chunk = os.read(line, 4096)
             said += chunk
             if not chunk and said:
                 break
         if told_to_stop and not said:
-            raise SystemExit(128 + stops[-1])  # nothing here is worth waiting for
+            raise SystemExit(128 + stops[-1])  # nothing has begun here
         ranks.tell(stops)
         leftovers.end_those_of_ranks({sshd}, logger.warning)
         if not said and time.monotonic() > deadline:
@@ -104,7 +100,7 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int], leftovers
         time.sleep(_LOOK_SECONDS)
     last = said.decode(errors="replace").rpartition("\n")[0].rpartition("\n")[2] or "begun"  # the last whole line
     if last == "begun" and stops:
-        raise SystemExit(128 + stops[-1])  # told of it as well, the first host ends without a word before mpirun runs
+        raise SystemExit(128 + stops[-1])  # the first host was stopped as well, before it ran mpirun
     if last == "begun":
         raise DistributedError(f"{first}, which runs mpirun, was lost: its container or its host has ended.")
     code, _, reason = last.partition(" ")

@@ -1,8 +1,8 @@
-"""The hosts that the first one starts ranks on, as it sees them: a line to each, open as long as the job runs.
+"""The first host's connections to the other hosts on which it starts ranks, open as long as the job runs.
 
-A line is an ssh connection. That it is made says that the host answers; that it breaks, that the host was lost; what is
-sent over it last, how the job ended. ``smddp.launch.mpi_host`` is the other end. No word of the job's is part of a
-remote command: those go through a shell there.
+A connection, called a line, is an ssh session to ``smddp.launch.mpi_host``. If it opens, the host answers; if it
+breaks, the host is lost; its last message is how the job ended. No text from the job is part of a remote command,
+because a shell there runs it.
 """
 
 from __future__ import annotations
@@ -29,24 +29,20 @@ _SSH_OPTIONS = (
     "ServerAliveCountMax=3",
 )
 SSH = ("ssh", "-x", *(f"-o{option}" for option in _SSH_OPTIONS))
-"""Hosts of a job are made for it: nobody can know their keys before, or be asked about them."""
+"""Without host key checks: a job's hosts are new, so their keys are unknown, and no user is there to confirm them."""
 
 LINE = "/tmp/smddp-mpi-line"  # noqa: S108, the same on all hosts
-"""The pipe in which a host hears what is sent to it."""
+"""The named pipe from which a host reads its line."""
 
 WAIT_SECONDS = 300.0
-"""How long a host may take to answer; as long as for its name."""
+"""Seconds that all hosts together may take to answer, as many as for their names."""
 
 _RETRY_SECONDS = 0.5
 _FAREWELL_SECONDS = 5.0
 
 
 class SshConnection:
-    """An open connection to one host.
-
-    Raises:
-        DistributedError: The host did not answer in time.
-    """
+    """An open connection to one host; DistributedError if the host does not answer before the deadline."""
 
     def __init__(self, host: str, deadline: float) -> None:
         self.host = host
@@ -68,11 +64,11 @@ class SshConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the host is still there."""
+        """Whether the host still answers."""
         return self._ssh.poll() is None
 
     def close(self, code: int, reason: str = "") -> None:
-        """Tell the host how the job ended: the code, and the reason as JSON, in one line."""
+        """Send the exit code and the reason, as JSON in one line, and close the connection within 5 s."""
         with suppress(BrokenPipeError, subprocess.TimeoutExpired):
             self._ssh.communicate(f"{code} {json.dumps(reason)}\n".encode(), timeout=_FAREWELL_SECONDS)
         self._ssh.kill()
@@ -80,11 +76,7 @@ class SshConnection:
 
 
 def refuse_loopback(host: str) -> None:
-    """Refuse a host that is this machine under another name: ssh would lead to the machine's own daemon.
-
-    Raises:
-        DistributedError: It is, or it has no address.
-    """
+    """Raise DistributedError if a host has no address, or is this machine, where ssh reaches the machine's own sshd."""
     try:
         address = socket.gethostbyname(host)
     except OSError as error:
@@ -99,11 +91,7 @@ def refuse_loopback(host: str) -> None:
 
 
 def connect(hosts: Sequence[str]) -> list[SshConnection]:
-    """Open a line to each host, waiting until it answers.
-
-    Raises:
-        DistributedError: A host did not; it is named.
-    """
+    """Open a line to each host; raise DistributedError, with its name, if one does not answer in time."""
     deadline = time.monotonic() + WAIT_SECONDS
     connections = []
     for host in hosts:

@@ -1,8 +1,8 @@
-"""What mpirun starts on each host for each rank: the script, in the environment that its own host's job has.
+"""The program that mpirun starts for each rank: it runs the script with the environment of its own host's job.
 
-Over ssh a rank would get next to no environment, and by ``mpirun -x`` that of the first host, with the wrong host's
-name. So each rank takes that of the process of its host which belongs to the job: the nearest above it that has the
-platform's variables. What MPI itself gave to the rank stays. It is started by its path, and needs nothing else.
+Over ssh a rank gets almost no environment, and by ``mpirun -x`` the first host's, with the wrong host name. So each
+rank takes the environment of the nearest process above it that has the platform's variables. MPI's own variables for
+the rank stay. mpirun starts this file by its path, so it imports nothing outside the standard library.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ _OF_THE_JOB = "SM_CURRENT_HOST"
 
 
 def rank_environment() -> dict[str, str]:
-    """Return the environment of this host's job, and what MPI adds to it for this rank.
-
-    Raises:
-        SystemExit: No process above this one belongs to a job.
-    """
+    """Return the environment of this host's job plus MPI's variables for this rank; SystemExit outside a job."""
     parent = os.getppid()
     inherited = _environment(parent)
     given = {name: value for name, value in os.environ.items() if inherited.get(name) != value}

@@ -1,8 +1,8 @@
 """``python -m smddp.launch.mpirun``: the ranks of a job through OpenMPI's mpirun, on this host and, by ssh, on others.
 
-mpirun answers SIGTERM by killing its ranks a second later. This program stands in front of it and sends SIGTERM and
-SIGINT to the ranks themselves, which can then save and end in their own time; mpirun reports how they ended. Those on
-another host hear of a stop through ``smddp.launch.mpi_host``, which runs there; if that host is lost, the job ends.
+mpirun answers SIGTERM by killing its ranks a second later. So this program, as its parent, sends SIGTERM and SIGINT to
+the ranks themselves, which can then save and end in their own time; mpirun reports their exit codes.
+``smddp.launch.mpi_host`` does the same on each other host. If a host is lost, the job ends.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from smddp.process.program import Program
 logger = logging.getLogger(__name__)
 
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
-"""What mpirun says of a rank that was killed, and of no other."""
+"""mpirun's message about a killed rank, and about no other."""
 
 _ENDED = re.compile(r"Process name: \[.*[,@](\d+)\]|MPI_ABORT was invoked on rank (\d+) ")
-"""What mpirun says of the rank that ended with another exit code than 0 first, or ended the others."""
+"""mpirun's message about the first rank that ended with an exit code other than 0, or aborted the others."""
 
 _BANNER = re.compile(r"(?<!-)-{70,}\n(?=Primary job|mpirun |MPI_ABORT )")
-"""How mpirun's own words begin, also behind a rank's last line that has no end."""
+"""The beginning of mpirun's own messages, also behind a rank's last line without a newline."""
 
 _LOOK_SECONDS = 0.2
 _LOST_SECONDS = 5.0
@@ -56,44 +56,31 @@ def mpirun_command(
 ) -> list[str]:
     """Return the mpirun command line that runs ``command`` in ``processes`` ranks on each host.
 
-    Args:
-        processes: The ranks on each host.
-        options: More options for mpirun, the user's; they come last and so win.
-        command: What each rank runs.
-        hosts: All hosts, this one first; none means this one alone.
-        interface: The network interface between the hosts; None leaves it to mpirun to choose.
-        ranks: The ranks on all hosts, if they are fewer: the first hosts are filled first.
+    ``options`` are the user's; they come last and so win. ``hosts`` begins with this host; empty means this host alone.
+    Without ``interface`` mpirun chooses the network interface. ``ranks`` is the total, if smaller: the first hosts are
+    filled first.
     """
     np = str(ranks or processes * max(len(hosts), 1))
     if len(hosts) < 2:
-        # One host needs no way to others: without this, OpenMPI 4 refuses to start where there is no ssh.
+        # One host needs no ssh: without this option, OpenMPI 4 refuses to start if ssh is missing.
         mpirun = ["mpirun", "--host", f"localhost:{processes}", "-np", np, "--mca", "plm", "isolated"]
     else:
-        # By its full path: that tells the other hosts, whose ssh sessions know no PATH of ours, where OpenMPI is.
+        # The full path tells the other hosts, whose ssh sessions do not have our PATH, where OpenMPI is.
         mpirun = [shutil.which("mpirun") or "mpirun", "--host", ",".join(f"{host}:{processes}" for host in hosts)]
         mpirun += ["-np", np, "--mca", "plm_rsh_agent", " ".join(SSH)]
         mpirun += ["--mca", "plm_rsh_no_tree_spawn", "1"]
         for layer in ("btl", "oob") if interface else ():
             mpirun += ["--mca", f"{layer}_tcp_if_include", str(interface)]
-    # Ranks may use all cores; shared memory without ptrace, which containers forbid: both as SageMaker's toolkit does.
+    # As in SageMaker's toolkit: ranks may use all cores, and shared memory needs no ptrace, which containers forbid.
     mpirun += ["--bind-to", "none", "--map-by", "slot", "--mca", "btl_vader_single_copy_mechanism", "none"]
     return [*mpirun, "--allow-run-as-root", *options, *command]
 
 
 def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequence[str] = ()) -> int:
-    """Run an mpirun command line and wait for it, forwarding SIGTERM and SIGINT to the ranks on this host.
+    """Run an mpirun command line, wait for it, and return its exit code: the first failing rank's.
 
-    Args:
-        command: The command line.
-        ranks: How many it starts.
-        per_host: How many of them a host takes.
-        others: The other hosts that it starts ranks on.
-
-    Returns:
-        The exit code: mpirun's own, which is that of the first rank that failed.
-
-    Raises:
-        DistributedError: There is no mpirun, or another host did not answer, or was lost.
+    SIGTERM and SIGINT go to the ranks on this host. The command starts ``ranks`` ranks, ``per_host`` on each host.
+    Raise DistributedError if mpirun is missing, or another host does not answer or is lost.
     """
     if shutil.which(command[0]) is None:
         raise DistributedError(f"There is no {command[0]} on PATH ({os.environ.get('PATH', '')}): install OpenMPI.")
@@ -102,7 +89,7 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
     tail = Tail()
 
     def stop(mpirun: int, signum: int) -> None:
-        if not find_ranks(mpirun):  # there are none yet, or no more; else `_await` tells them
+        if not find_ranks(mpirun):  # no rank runs; if ranks run, `_await` signals them instead of mpirun
             with suppress(ProcessLookupError):
                 os.kill(mpirun, signum)
 
@@ -126,7 +113,7 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
 
 
 def _reason(printed: str, code: int, *, ranks: int, per_host: int, hosts: Sequence[str]) -> str:
-    """Return why the job failed, by what all ranks and mpirun have printed; nothing if mpirun named no rank."""
+    """Return the reason of the failure, from the output of all ranks and mpirun; empty if mpirun named no rank."""
     of_ranks = _BANNER.split(printed, maxsplit=1)[0]
     if killed := _KILLED.search(printed):
         rank, host, code = int(killed[1]), killed[2], 128 + int(killed[3])
@@ -139,10 +126,9 @@ def _reason(printed: str, code: int, *, ranks: int, per_host: int, hosts: Sequen
 
 
 def _await(program: Program, connections: Sequence[SshConnection], leftovers: Leftovers) -> list[str]:
-    """Wait for mpirun, which ends by itself soon after a host was lost, or is ended; tell its ranks of each stop.
+    """Wait for mpirun, signal its ranks at each stop, and return the lost hosts.
 
-    Returns:
-        The hosts that were lost.
+    After a loss mpirun has 5 s to end by itself, then SIGTERM and SIGKILL follow, 5 s each.
     """
     mpirun, ranks = program.process, RankStops(program.process.pid)
     lost: list[str] = []

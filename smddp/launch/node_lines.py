@@ -1,10 +1,10 @@
-"""Lines between the agents of a job: they tell which failure ends it, and that a node was lost.
+"""Connections between the agents of a job: they report the failure that ends the job, and a lost node.
 
-A line is a TCP connection of each node's agent to the first node's. That it breaks, without a word before, says that
-the agent or its host has ended. No node has to prove that it lives: the kernel answers for one that is merely slow, and
-a rank that is stopped in a debugger is no agent. A host that is gone answers nothing, and is missed after 20 seconds.
+A line is a TCP connection from each node's agent to the first node's. A line that breaks without a "parted" message
+means that the agent or its host has ended. There are no heartbeats: the kernel answers for a slow process, and ranks
+stopped in a debugger do not count. A lost host does not answer, and is noticed after 20 seconds.
 
-Where several nodes fail, the first node settles which failure was the first, and tells all.
+If several nodes fail, the first node decides which failure was first, and sends it to all.
 """
 
 from __future__ import annotations
@@ -33,17 +33,14 @@ class JobFailure:
     code: int
     """The exit code of the job."""
     report: str
-    """The reason: who failed, and how."""
+    """The reason: the failed rank or node, and how it failed."""
 
 
 class NodeLines:
-    """One node's lines: the first node's to all others, and every other's to the first.
+    """One node's lines: the first node's to all others, or another node's to the first.
 
-    Args:
-        host: This host's name.
-        lost_first: Called, in a thread, on any node but the first if that was lost.
-        failed: Called, in a thread, once there is a failure of another node's that ends the job.
-        stopped: Called, in a thread, if a stop has ended another node before its ranks began.
+    All callbacks run in threads of their own. ``lost_first``: the first node was lost (other nodes only). ``failed``:
+    another node's failure ends the job. ``stopped``: a stop ended another node before its ranks began.
     """
 
     def __init__(
@@ -58,6 +55,9 @@ class NodeLines:
         self._lost_first = lost_first
         self._failed = failed
         self._stopped = stopped
+        # On the first node, guards the first write of `_failure` and the entries of `_lines`. `_decide` sends under it,
+        # so that all nodes get the same failure; TCP_USER_TIMEOUT bounds each send to 20 s. No other lock is taken
+        # under it. Elsewhere `_failure` has one writer, the thread of `_listen`.
         self._lock = threading.Lock()
         self._failure: JobFailure | None = None
         self._settled = threading.Event()
@@ -68,18 +68,11 @@ class NodeLines:
 
     @property
     def failure(self) -> JobFailure | None:
-        """The failure that ends the job, once there is one."""
+        """The failure that ends the job; None so far."""
         return self._failure
 
     def serve(self, address: str) -> int:
-        """Let the other nodes connect; the first node's part.
-
-        Args:
-            address: The first node's, as the others know it.
-
-        Returns:
-            The port.
-        """
+        """Let the other nodes connect, and return the port. Only on the first node, whose address the others use."""
         if address.startswith("127."):
             self._listener = socket.create_server((address, 0))
         elif socket.has_dualstack_ipv6():
@@ -90,15 +83,11 @@ class NodeLines:
         return int(self._listener.getsockname()[1])
 
     def await_nodes(self, nodes: int, seconds: float) -> bool:
-        """Return whether all other nodes have connected before the time is over; the first node's part."""
+        """Wait for all other nodes, at most ``seconds`` for each; return whether they connected. Only on node 0."""
         return all(self._connected.acquire(timeout=seconds) for _ in range(nodes - 1))
 
     def connect(self, node: int, address: str, port: int, seconds: float) -> None:
-        """Connect to the first node; every other node's part.
-
-        Raises:
-            OSError: It does not answer.
-        """
+        """Connect to the first node; raise OSError if it does not answer. Only on the other nodes."""
         line = socket.create_connection((address, port), timeout=seconds)
         line.settimeout(None)
         _keep_alive(line)
@@ -107,7 +96,7 @@ class NodeLines:
         threading.Thread(target=self._listen, args=(line,), daemon=True).start()
 
     def settle(self, failure: JobFailure) -> JobFailure:
-        """Tell a failure that ends the job; returns the first one that was told."""
+        """Report a failure that ends the job, and return the first one reported by any node; waits at most 2 s."""
         if self._listener is not None or not self._lines:
             return self._decide(failure)
         _send(self._lines[0], asdict(failure))
@@ -115,19 +104,18 @@ class NodeLines:
         return self._failure or failure
 
     def part(self, *, stopped: bool = False) -> None:
-        """Say that this node needs nothing more of the others: from now on its end is no loss.
+        """Announce that this node's end is no loss from now on; with ``stopped``, that the other nodes shall stop, too.
 
-        Args:
-            stopped: A stop ends it before its ranks have begun: the others stop, too.
+        ``stopped`` means that a stop ends this node before its ranks began.
         """
         self._tell_all({"parted": True, "stopped": stopped})
 
     def first_has_left(self, seconds: float = 0.0) -> bool:
-        """Return whether the first node has parted and ended, and its store with it; wait so many seconds for that."""
+        """Return whether the first node, and its store, ended after it parted; wait at most ``seconds`` for that."""
         return self._first_left.wait(seconds)
 
     def await_others(self, seconds: float) -> None:
-        """Return once all other agents have ended, or after so long: the first node's store is there for them."""
+        """Wait until all other agents have ended, at most ``seconds``: they still need the first node's store."""
         deadline = time.monotonic() + seconds
         while self._listener is not None and self._lines and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -150,12 +138,12 @@ class NodeLines:
             threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def _serve(self, line: socket.socket) -> None:
-        """Hear one other node until its end; the first node's part."""
+        """Read one other node's messages until its end. Only on the first node."""
         parted = False
         heard = _receive(line)
         hello = next(heard, None)
         if hello is None or "node" not in hello:
-            line.close()  # nobody of ours
+            line.close()  # not one of our agents
             return
         with self._lock:
             self._lines[hello["node"]] = line
@@ -176,7 +164,7 @@ class NodeLines:
             self._tell_failed()
 
     def _listen(self, line: socket.socket) -> None:
-        """Hear the first node until its end; every other node's part."""
+        """Read the first node's messages until its end. Only on the other nodes."""
         parted = False
         for said in _receive(line):
             parted = parted or "parted" in said
@@ -192,7 +180,7 @@ class NodeLines:
             self._lost_first()
 
     def _tell_failed(self) -> None:
-        """Call the caller in a thread of its own: it may wait until this line has ended."""
+        """Call `failed` in a new thread, because it may wait until this line has ended."""
         threading.Thread(target=self._failed, daemon=True).start()
 
 
@@ -200,17 +188,17 @@ def _keep_alive(line: socket.socket) -> None:
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         line.setsockopt(socket.IPPROTO_TCP, option, value)
-    # Keepalive is silent while something sent waits for an acknowledgement.
+    # Keepalive probes pause while sent data waits for an acknowledgement, so bound that as well. Milliseconds.
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
 
 
 def _send(line: socket.socket, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # who listens there hears of the end
+    with suppress(OSError):  # the reading thread of this line notices its end
         line.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _receive(line: socket.socket) -> Any:
-    """Return the other end's messages, until it has ended."""
+    """Yield the other end's messages until it ends."""
     with suppress(OSError, ValueError), line.makefile("rb") as file:
         for text in file:
             yield json.loads(text)

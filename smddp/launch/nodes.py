@@ -1,4 +1,4 @@
-"""Which nodes a ``smddp run`` is, and where they meet: as its caller says, or as srun or OpenPAI has placed it."""
+"""The nodes of a ``smddp run`` and their master address: from its arguments, or from srun or OpenPAI."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nodes:
-    """All the nodes of a run, and which of them are here."""
+    """All nodes of a run, and those on this machine."""
 
     count: int
     rank: int | None
-    """This machine's place among them; None: all of them are here."""
+    """This machine's number among the nodes; None if all of them are here."""
     master_addr: str
     """The first node's address."""
     master_port: int
-    """A port there; 0 where the one node's agent takes a free one, right before it listens there."""
+    """A port there; 0 lets the agent of a single node take a free one right before it listens."""
 
     @property
     def here(self) -> range:
-        """The ranks of the nodes that are here."""
+        """The numbers of the nodes on this machine."""
         return range(self.count) if self.rank is None else range(self.rank, self.rank + 1)
 
 
@@ -40,18 +40,10 @@ def find_nodes(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Nodes:
-    """Find the nodes of a run.
+    """Return the nodes of a run; raise DistributedError if arguments and launcher contradict each other.
 
-    Args:
-        environ: The environment variables; a task of srun or OpenPAI is a node, unless `rank` is given.
-        count: How many nodes there are; None: as many as there are tasks, or one.
-        rank: This machine's place among them; None: as the task's, or all nodes are here.
-        master_addr: The first node's address; None: as the launcher says, or this machine's loopback.
-        master_port: The first node's port; None: as the launcher says, or where all nodes are here a free one.
-
-    Raises:
-        DistributedError: The arguments contradict each other or the launcher.
-        ClusterError: The launcher's variables are contradictory or incomplete.
+    A task of srun or OpenPAI is one node, unless ``rank`` is set. Otherwise all nodes are here, on a free port of the
+    loopback address. Raise ClusterError if the launcher's variables are contradictory or incomplete.
 
     Examples:
         >>> find_nodes({}, count=2, master_port=29500).here
@@ -86,7 +78,7 @@ def find_nodes(
 
 
 def _placed(environ: Mapping[str, str]) -> Cluster | None:
-    """Return the cluster of a launcher that has started one task on each of several nodes."""
+    """Return the cluster of a launcher that started one task on each of several nodes; None otherwise."""
     environment = Environment(environ)
     if not (slurm.started(environment) or openpai.started(environment)):
         return None

@@ -1,9 +1,13 @@
-"""Where the agents of all nodes meet, again for each round of the ranks: a rendezvous whose nodes keep their numbers.
+"""The rendezvous of all nodes' agents, again for each round of the ranks; nodes keep their numbers.
 
-torchrun's own either never meets again ("static") or numbers the nodes by chance ("c10d"); here rank 0 stays on the
-first host. A round begins once every node has come to it. The nodes meet in the first node's store, which outlives
-the rounds; each round has keys of its own there, so nothing of an earlier one is ever read. What ends a round, and how
-often one may, is the agent's to say.
+torchrun's own rendezvous either happens once ("static") or numbers the nodes by chance ("c10d"); here rank 0 stays on
+the first host. The agent decides what ends a round, and how many rounds there may be.
+
+1. The first node's agent serves a store, which outlives the rounds.
+2. Each round has its own key prefix in the store, so nothing of an earlier round is ever read.
+3. A node that joins a round sets ``begun``, which ends the round before on all nodes, and its own arrival key.
+4. The round begins once every node's arrival key is set, or fails after JOIN_SECONDS (REJOIN_SECONDS in later rounds).
+5. In the first round, the nodes then open their lines.
 """
 
 from __future__ import annotations
@@ -30,10 +34,10 @@ from smddp.launch.node_lines import NodeLines
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 900.0
-"""How long the first node waits for the last: torchrun's own default."""
+"""Seconds that a node waits for the others in the first round: torchrun's own default."""
 
 REJOIN_SECONDS = 30.0
-"""The same in later rounds, in which every node is there already and only has to end its ranks."""
+"""The same in later rounds, in which every node only has to end its ranks."""
 
 _LOOK_SECONDS = 0.1
 _PART_SECONDS = 5.0
@@ -41,19 +45,11 @@ _LEAVE_SECONDS = 2.0
 
 
 class NodeRendezvous(RendezvousHandler):
-    """One node's view of the meetings.
-
-    Args:
-        node: This node's number.
-        nodes: All nodes.
-        address: The first node's, whose agent serves the store.
-        port: Its port.
-        lines: Those of this node to the others: they are opened with the first round.
-    """
+    """One node's view of the rendezvous at the first node's store; opens ``lines`` in the first round."""
 
     def __init__(self, *, node: int, nodes: int, address: str, port: int, lines: NodeLines) -> None:
         self.number = -1
-        """The round under way, from 0."""
+        """The current round, from 0; -1 before the first."""
         self.lines = lines
         self._node = node
         self._nodes = nodes
@@ -62,12 +58,10 @@ class NodeRendezvous(RendezvousHandler):
         self._served: Store | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Come to the next round, and wait for the other nodes.
+        """Join the next round, and wait for the other nodes.
 
-        Raises:
-            RendezvousConnectionError: The first node was lost.
-            RendezvousTimeoutError: A node did not come.
-            RendezvousClosedError: A node will not come.
+        Raise RendezvousConnectionError if the first node is lost, RendezvousTimeoutError if a node does not come in
+        time, RendezvousClosedError if a node has left for good.
         """
         seconds = REJOIN_SECONDS if self._served is not None else JOIN_SECONDS
         if self._served is None:
@@ -95,29 +89,27 @@ class NodeRendezvous(RendezvousHandler):
         return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(self._address, self._port))
 
     def next_has_begun(self) -> bool:
-        """Return whether another node has ended this round; no further one begins once the first has left.
+        """Return whether another node has ended this round; False once the first node has left.
 
-        Raises:
-            RendezvousConnectionError: The first node was lost.
+        Raise RendezvousConnectionError if the first node is lost.
         """
         if self.lines.first_has_left():
             return False
         try:
             return bool(self._store_of(self.number + 1).check(["begun"]))
         except RuntimeError as error:
-            if self.lines.first_has_left(_LEAVE_SECONDS):  # its line may say so a moment after the store has gone
+            if self.lines.first_has_left(_LEAVE_SECONDS):  # the line may report it shortly after the store has gone
                 return False
             raise self.lost() from error
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: torchrun would let waiting nodes in without counting a restart."""
+        """Return 0: torchrun would admit waiting nodes without counting a restart."""
         return 0
 
     def settle_cause(self, cause: str) -> str:
-        """Say why this node ends the round; the reason of the node that said so first.
+        """Report why this node ends the round, and return the first reason that any node reported.
 
-        Raises:
-            RendezvousConnectionError: The first node was lost.
+        Raise RendezvousConnectionError if the first node is lost.
         """
         try:
             return bytes(self._store_of(self.number).compare_set("cause", "", cause)).decode()
@@ -125,9 +117,9 @@ class NodeRendezvous(RendezvousHandler):
             raise self.lost() from error
 
     def tell_ranks(self, report: str) -> str:
-        """Tell the ranks of all nodes of a failure; return the report of the first, which may be a rank's own.
+        """Publish a failure to the ranks of all nodes; return the first report, which may be a rank's own.
 
-        If the first node is gone, and the store with it, the ranks can't be told.
+        If the first node and its store are gone, log that the ranks can't be told.
         """
         assert self._served is not None
         try:
@@ -137,20 +129,20 @@ class NodeRendezvous(RendezvousHandler):
             return report
 
     def set_closed(self) -> None:
-        """Come to no further round; other nodes need not wait."""
-        with suppress(RuntimeError):  # the first node is gone, and nobody waits there
+        """Announce that this node joins no further round, so that other nodes do not wait."""
+        with suppress(RuntimeError):  # the first node is gone, so no node waits
             self._store_of(0).set("closed", "")
 
     def is_closed(self) -> bool:
-        """Return whether some node comes to no further round."""
+        """Return whether any node joins no further round."""
         return bool(self._store_of(0).check(["closed"]))
 
     def part(self) -> None:
-        """Go, all nodes having succeeded; the first, whose store the others may still be reading, as the last."""
+        """Leave after a success; the first node leaves last, at most 5 s later: others may still read its store."""
         gone = [f"gone/{node}" for node in range(self._nodes)]
         store = self._store_of(self.number)
         deadline = time.monotonic() + _PART_SECONDS
-        with suppress(RuntimeError):  # the first has gone, because this one took its time
+        with suppress(RuntimeError):  # the first node did not wait any longer
             store.set(gone[self._node], "")
             while self._node == 0 and not store.check(gone) and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS / 10)
@@ -160,12 +152,12 @@ class NodeRendezvous(RendezvousHandler):
         return "smddp"
 
     def get_run_id(self) -> str:
-        """Return the same id for every job: a store serves one."""
+        """Return the same id for every job, because a store serves one job."""
         return "smddp"
 
     @property
     def use_agent_store(self) -> bool:
-        """The ranks meet in this store, too."""
+        """True: the ranks meet in this store, too."""
         return True
 
     def shutdown(self) -> bool:
@@ -202,7 +194,7 @@ class NodeRendezvous(RendezvousHandler):
         return PrefixStore(f"agents/{number}", self._served)
 
     def lost(self) -> RendezvousConnectionError:
-        """Return the error that says that the first node was lost."""
+        """Return the error for a lost first node."""
         return RendezvousConnectionError(
             f"the first node, {self._address}:{self._port}, was lost: its agent or its host has ended"
         )

@@ -1,8 +1,8 @@
-"""Where a script starts ranks of its own, by ``torch.multiprocessing.spawn``, as its source tells before it runs.
+"""Finds where a script spawns its own ranks by ``torch.multiprocessing.spawn``, before it runs.
 
-A launcher gives each of its ranks MASTER_ADDR and MASTER_PORT, and torchrun's agent serves that store itself; a script
-that then spawns ranks makes them wait at a port that nobody serves, for half an hour. The script may do so only where
-no launcher has started it, so this is something to warn of, and no error.
+A launcher gives each of its ranks MASTER_ADDR and MASTER_PORT, and torchrun's agent serves that store itself. Ranks
+that a script then spawns wait half an hour at a port without a server. The script may spawn only if no launcher started
+it, so this is a warning, not an error.
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ SPAWN_REMEDY = (
     "Start it with python, or in a job without distribution; or leave the ranks to the launcher, and call the training "
     "function where the script spawns it."
 )
-"""What to do, for a message that says where."""
+"""The advice for a message that names the line."""
 
 _SPAWNING = frozenset({"torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"})
 
 
 def find_spawn_call(script: Path) -> int | None:
-    """Find the first call of ``torch.multiprocessing.spawn`` or ``start_processes`` in a Python file.
+    """Return the line, from 1, of the first call of ``torch.multiprocessing.spawn`` or ``start_processes``.
 
-    Args:
-        script: The file.
-
-    Returns:
-        The line, from 1. None if there is no such call, or the file is none of Python's.
+    Return None if there is no such call, or the file is not a Python script.
 
     Examples:
         >>> find_spawn_call(Path("train.py"))
@@ -36,7 +32,7 @@ def find_spawn_call(script: Path) -> int | None:
         return None
     try:
         tree = ast.parse(script.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # whoever runs it says so
+    except (OSError, SyntaxError, ValueError):  # running the script reports it
         return None
     names: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -49,6 +45,6 @@ def find_spawn_call(script: Path) -> int | None:
 
 
 def _called(call: ast.Call, names: dict[str, str]) -> str:
-    """Return the full name of what is called: ``torch.multiprocessing.spawn`` for ``mp.spawn``."""
+    """Return a call's full name: ``torch.multiprocessing.spawn`` for ``mp.spawn``."""
     first, dot, rest = ast.unparse(call.func).partition(".")
     return names.get(first, first) + dot + rest

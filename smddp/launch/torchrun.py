@@ -1,8 +1,8 @@
 """``python -m smddp.launch.torchrun``: the ranks of one node, joined with the others by torchrun's rendezvous.
 
-In place of the program ``torchrun``, from which it differs where that loses work: SIGTERM and SIGINT reach every
-rank at once, wherever the agent stands; ranks have 120 s to end; the exit code is that of the first failing rank
-(75 if all of them can be resumed). ``--max-restarts`` starts the ranks of all nodes again after a failure.
+It replaces the program ``torchrun``, and differs where that one loses work: SIGTERM and SIGINT reach every rank at
+once, whatever the agent is doing; ranks have 120 s to end; the exit code is the first failing rank's (75 if all of
+them can resume). ``--max-restarts`` starts the ranks of all nodes again after a failure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POLL_SECONDS = 0.5
 _AGENT = "agent"
 
 _LAST_SECONDS = FAILURE_GRACE + 2.0
-"""How long the first node, with the store that others learn a failure's reason in, stays until they have ended."""
+"""Seconds that the first node, which serves the store with the failure's reason, waits for the other nodes' end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +51,9 @@ class Node:
     rank: int
     master_addr: str
     master_port: int
-    """0 takes a free port, which only a single node can."""
+    """0 for a free port, on a single node only."""
     max_restarts: int = 0
-    """How often the ranks of all nodes are started again after one failed; the same on all nodes."""
+    """How often the ranks of all nodes are restarted after a failure; the same on all nodes."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.processes < 1:
@@ -68,17 +68,13 @@ class Node:
 
 
 def launch(node: Node, command: Sequence[str]) -> int:
-    """Run ``command`` once per rank and wait for all of them.
+    """Run ``command`` once per rank; return 0, 75 if all failing ranks can resume, or the first failing rank's code.
 
-    Returns:
-        0 if all succeeded, 75 if all failing ranks can be resumed, else the code of the job's first failing rank.
-
-    Raises:
-        DistributedError: The nodes did not find each other, or lost the first one.
+    Raise DistributedError if the nodes do not find each other, or lose the first one.
     """
     ranks = ChildProcesses(Leftovers())
     outcome: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
-    leaving = ExitStack()  # what the other nodes are told when a stop ends this one while no rank runs
+    leaving = ExitStack()  # closed to inform the other nodes if a stop ends this node while no rank runs
 
     def run_agent() -> None:
         try:
@@ -88,23 +84,24 @@ def launch(node: Node, command: Sequence[str]) -> int:
 
     def stop(signum: int) -> None:
         if not ranks.forward(signum):
-            # Before the ranks start, or in the exit barrier after them: nothing here is worth waiting for. Before them
-            # nothing is lost either.
+            # No rank runs: the ranks have not started, or the agent waits in the exit barrier. So end at once; before
+            # the start no work is lost, and the run can resume.
             before = RESUMABLE if signum == signal.SIGTERM else 128 + signum
-            if exit_code(ranks.exits) in (0, RESUMABLE):  # else a rank has failed, and the others' ranks wait for it
+            if exit_code(ranks.exits) in (0, RESUMABLE):  # after a failure other nodes must see this node as lost
                 leaving.close()
             ranks.end_leftovers()
             os._exit(exit_code(ranks.exits) if ranks.exits else before)
 
     forward_signals(stop, ranks.pass_on)
-    # The agent blocks in C++ where Python can't run a signal handler: it gets a thread, signals the main one.
+    # The agent blocks in C++, where Python can't run signal handlers. So it runs in a thread, and signals in the main
+    # thread. Hand-over: the first item in `outcome` ends the wait below; later ones are ignored.
     threading.Thread(target=run_agent, name=_AGENT, daemon=True).start()
     ended: BaseException | int | None = None
     while ended is None:
         with suppress(queue.Empty):
             ended = outcome.get(timeout=SIGNAL_SECONDS)
     failed = any(exited.code != 0 for exited in ranks.exits)
-    ranks.kill()  # none runs, unless the agent itself has failed
+    ranks.kill()  # ranks still run only if the agent itself failed
     ranks.end_leftovers()
     if isinstance(ended, BaseException):
         if not failed:
@@ -128,18 +125,10 @@ def _run_agent(
     *,
     end: Callable[[BaseException | int], None],
 ) -> int:
-    """Run the ranks.
+    """Run the ranks, and return the exit code.
 
-    Args:
-        node: This node.
-        command: What each rank runs.
-        ranks: Where they are started.
-        leaving: Gets what tells the other nodes that a stop ends this one while no rank runs.
-        end: Called in another thread with what ends the node while its agent waits, in C++, for others: that the first
-            node was lost, or the exit code.
-
-    Returns:
-        The exit code.
+    While the agent waits for other nodes in C++, another thread calls ``end`` with the lost first node's error, or with
+    the exit code. ``leaving`` gets the callback that informs the other nodes of a stop.
     """
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
@@ -150,7 +139,7 @@ def _run_agent(
     port = node.master_port or free_port()
 
     def leave_barrier() -> None:
-        if agent.has_succeeded:  # and so awaits, for minutes, a node that will not come
+        if agent.has_succeeded:  # so it waits in the barrier, for minutes, for a node that will not come
             lines.await_others(_LAST_SECONDS)
             end(agent.exit_code)
 
@@ -168,7 +157,7 @@ def _run_agent(
         rdzv_handler=rendezvous,
         entrypoint=command[0],
         max_restarts=node.max_restarts,
-        monitor_interval=0.001,  # the look at the ranks waits by itself
+        monitor_interval=0.001,  # each check of the ranks waits up to POLL_SECONDS itself
         master_addr=node.master_addr,
         master_port=port,
     )
@@ -181,18 +170,14 @@ def _run_agent(
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nobody listens on just now."""
+    """Return a TCP port of this machine without a listener at this moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def check_port(port: int) -> None:
-    """Refuse what is no TCP port; 0 stands for any free one.
-
-    Raises:
-        DistributedError: It is none.
-    """
+    """Raise DistributedError unless the number is a TCP port, or 0 for any free one."""
     if not 0 <= port < 2**16:
         raise DistributedError(f"The master port {port} is no TCP port: give one from 1 to 65535.")
 
@@ -243,10 +228,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process, also while the agent's thread asks a store that was lost.
+    """End the process, even while the agent's thread waits for a lost store.
 
-    A thread that comes back from C++ into a Python that ends aborts the process (pytorch#190489): its exit code would
-    be 134 in place of the rank's.
+    A thread that returns from C++ into an exiting interpreter aborts the process (pytorch#190489): the exit code would
+    be 134 instead of the rank's.
     """
     agents = [thread for thread in threading.enumerate() if thread.name == _AGENT]
     for agent in agents:
@@ -254,7 +239,7 @@ def _end(code: int) -> NoReturn:
     if any(agent.is_alive() for agent in agents):
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # nobody reads it any more
+            with suppress(OSError, ValueError):  # the reader is gone
                 stream.flush()
         os._exit(code)
     sys.exit(code)

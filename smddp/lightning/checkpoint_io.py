@@ -1,4 +1,4 @@
-"""Lightning's checkpoints as verified ones: what was torn or changed is refused, and nothing is unpickled."""
+"""Lightning's checkpoints in smddp's format: damaged ones are refused, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PART = "lightning"
 _ONE = Retention(last=1)
 
 
-class VerifiedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # Lightning is not looked at by mypy
-    """Keeps each checkpoint in a directory of its path, for ``Trainer(plugins=[VerifiedCheckpointIO()])``.
+class VerifiedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # mypy does not check Lightning
+    """Save each checkpoint as a directory, for ``Trainer(plugins=[VerifiedCheckpointIO()])``.
 
-    What ``smddp.Checkpointer`` writes is there whole or not at all, and every byte is verified when it is read. A
-    checkpoint holds tensors, numbers, texts, dicts, lists and tuples: a callback or a module that saves anything else,
-    which Lightning would pickle, is refused by name.
+    ``smddp.Checkpointer`` writes a checkpoint completely or not at all, and verifies every byte when it reads one. A
+    checkpoint may contain tensors, numbers, texts, dicts, lists and tuples. A callback or module that saves anything
+    else, which Lightning would pickle, is refused by name.
 
     Examples:
         >>> import tempfile, torch
@@ -34,20 +34,20 @@ class VerifiedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # Lightning is 
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Replace what lies at the path; Lightning calls it on rank 0 alone.
+        """Replace the checkpoint at the path; Lightning calls this on rank 0 alone.
 
         Raises:
-            CheckpointError: It holds what cannot be saved, or the place cannot be written.
-            TypeError: There are storage options.
+            CheckpointError: The checkpoint contains an unsupported value, or the path can't be written.
+            TypeError: ``storage_options`` is not None.
         """
         if storage_options is not None:
             raise TypeError(f"storage_options={storage_options!r}: there are none; leave them out")
         step = int(checkpoint.get("global_step", 0))
         earlier = open_store(path).steps() if Path(path).is_dir() else []
         if any(each > step for each in earlier):
-            self.remove_checkpoint(path)  # of another training: by its steps it would count as the newest for ever
+            self.remove_checkpoint(path)  # of another training: its higher step would stay the newest for ever
         with Checkpointer(path, {_PART: _Given(checkpoint)}, keep=_ONE, share="alone") as checkpointer:
-            if step in earlier:  # what was not loaded may not be replaced
+            if step in earlier:  # Checkpointer replaces a step only after loading it
                 drawn = rng.capture()
                 checkpointer.load()
                 rng.restore([drawn], rank=0)
@@ -57,10 +57,10 @@ class VerifiedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # Lightning is 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read it on the CPU, from where Lightning moves it; ``weights_only`` or not, no code is run.
+        """Read the checkpoint on the CPU; Lightning then moves it. No code is run, whatever ``weights_only`` is.
 
         Raises:
-            CheckpointError: There is none, it is damaged, or it is a file of Lightning's own.
+            CheckpointError: The checkpoint is absent or damaged, or is a file that Lightning wrote itself.
         """
         del map_location, weights_only
         if Path(path).is_file():
@@ -75,27 +75,27 @@ class VerifiedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # Lightning is 
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove the directory, if it is there."""
+        """Remove the checkpoint's directory, if it exists."""
         if Path(path).is_dir():
             shutil.rmtree(path)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether there is a file, or a directory with a checkpoint whose save was not cut off."""
+    """Return whether the path is a file, or a directory with a complete checkpoint."""
     if not path.is_dir():
         return path.exists()
     return any(found.status != "incomplete" for found in list_checkpoints(path, deep=False))
 
 
 class _Given:
-    """A state that is there, and only to be saved."""
+    """A state to save, which loading does not change."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Give it."""
+        """Return the state to save."""
         return self._state
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Keep what is to be saved: what was there is only to be replaced."""
+        """Ignore the loaded state: it is only replaced."""

@@ -1,4 +1,4 @@
-"""What ``smddp.Cluster`` says of the ranks, as Lightning asks for it."""
+"""``smddp.Cluster`` as a ClusterEnvironment of Lightning."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from smddp.cluster import Cluster
 from smddp.errors import DistributedError
 
 
-class SmddpEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning is not looked at by mypy
+class SmddpEnvironment(ClusterEnvironment):  # type: ignore[misc]  # mypy does not check Lightning
     """The ranks of torchrun, mpirun, Slurm, OpenPAI or SageMaker, for ``Trainer(plugins=[SmddpEnvironment()])``.
 
-    Lightning starts no processes with it: the launcher has.
+    Lightning starts no processes with it, because the launcher has started them.
 
     Args:
         cluster: This rank; detected from the environment if None.
@@ -37,7 +37,7 @@ class SmddpEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning i
 
     @property
     def main_port(self) -> int:
-        """The port on it."""
+        """The port of rank 0."""
         return self._cluster.master_port
 
     @staticmethod
@@ -46,34 +46,34 @@ class SmddpEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning i
         return Cluster.detect().launcher != "single"
 
     def world_size(self) -> int:
-        """Return how many ranks there are."""
+        """Return the number of ranks."""
         return self._cluster.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Check what Lightning has computed; nothing is changed."""
+        """Check Lightning's number of ranks; change nothing."""
         _check("ranks", size, self._cluster.world_size)
 
     def global_rank(self) -> int:
-        """Return this rank, among all."""
+        """Return this rank's number among all ranks."""
         return self._cluster.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Check what Lightning has computed; nothing is changed."""
+        """Check Lightning's number of this rank; change nothing."""
         _check("as this one's rank", rank, self._cluster.rank)
 
     def local_rank(self) -> int:
-        """Return this rank, among those of its host."""
+        """Return this rank's number on its host."""
         return self._cluster.local_rank
 
     def node_rank(self) -> int:
-        """Return this host, among all."""
+        """Return the number of this host."""
         return self._cluster.node_rank
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """See that Lightning was told of as many ranks as there are.
+        """Check the Trainer's ``devices`` and ``num_nodes``.
 
         Raises:
-            DistributedError: It was not.
+            DistributedError: They differ from the launcher's ranks and hosts.
         """
         _check("devices a node", num_devices, self._cluster.local_world_size)
         _check("nodes", num_nodes, self._cluster.node_count)

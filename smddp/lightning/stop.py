@@ -1,4 +1,4 @@
-"""A stop of a Lightning training: all ranks at one batch, with a checkpoint, and exit code 75."""
+"""Stop a Lightning training: all ranks after the same batch, with a checkpoint, and exit code 75."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked at by mypy
-    """Saves and ends when the job is told to stop; for scripts that run under ``smddp.run``.
+class StopCallback(Callback):  # type: ignore[misc]  # mypy does not check Lightning
+    """Save and end when the job is told to stop; for scripts that run under ``smddp.run``.
 
-    The ranks agree on an optimizer step; after it Lightning saves, and the job ends with exit code 75. Give the file to
-    the next attempt: ``trainer.fit(model, ckpt_path=stop.resume_from)``. A module that optimizes manually is stopped
-    after any batch: gradients that it accumulates over several batches are lost.
+    The ranks agree on an optimizer step. After it Lightning saves, and the job ends with exit code 75. Resume from the
+    file in the next attempt: ``trainer.fit(model, ckpt_path=stop.resume_from)``. A module with manual optimization may
+    be stopped after any batch: gradients that it accumulates over several batches are lost.
 
     Args:
-        job: What ``smddp.run`` gave to main.
-        name: Of the checkpoint, in the job's checkpoint directory.
+        job: The job, from ``smddp.run``.
+        name: The name of the checkpoint in the job's checkpoint directory.
     """
 
     def __init__(self, job: Job, name: str = "stopped.ckpt") -> None:
@@ -37,13 +37,13 @@ class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked a
         return self._file if is_checkpoint(self._file) else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take SIGTERM back from Lightning, whose handler broadcasts within it: ranks at other batches would hang."""
+        """Take SIGTERM back from Lightning: its handler broadcasts, and ranks at different batches would hang."""
         del pl_module
         self._step = trainer.global_step
         stop_signal.watch_again()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Replace the checkpoint of an earlier stop by one of the end: another run has nothing left to train."""
+        """Replace the checkpoint of an earlier stop by a final one, so that another run has nothing left to train."""
         del pl_module
         if self.resume_from is not None:
             trainer.save_checkpoint(self._file)
@@ -52,11 +52,11 @@ class StopCallback(Callback):  # type: ignore[misc]  # Lightning is not looked a
         """Ask all ranks after an optimizer step, and stop if they agree.
 
         Raises:
-            Stopped: The checkpoint is there.
+            Stopped: The checkpoint is saved.
         """
-        # Lightning saves no gradients: within an accumulation window those of its micro-batches would be lost.
+        # Lightning saves no gradients: a stop within an accumulation window would lose those of its micro-batches.
         accumulates = pl_module.automatic_optimization and trainer.global_step == self._step
         self._step = trainer.global_step
         if not accumulates and self._job.stopping:
-            trainer.save_checkpoint(self._file)  # all ranks call it; the file is there when it returns
+            trainer.save_checkpoint(self._file)  # all ranks call it; the file exists when it returns
             raise Stopped

@@ -1,4 +1,4 @@
-"""What a run tells of itself: metric lines, running means, where a step's time goes, trackers, and a live line."""
+"""Metrics of a run: metric lines, running means, the time of each phase of a step, trackers, and a live line."""
 
 from smddp.metrics.profile import Profile
 from smddp.metrics.running_mean import RunningMean

@@ -1,7 +1,7 @@
-"""The clock of a device: moments that are noted without waiting, and what lies between them, read later.
+"""The clock of a device: note moments without waiting, and read the time between them later.
 
-On a CPU a moment is a time. On a GPU, which works behind the program that feeds it, a moment is an event in its
-stream: what lies between two of them is the GPU's own time, so that a wait for data counts as far as it stood still.
+On a CPU a moment is a time. A GPU runs behind the program that feeds it, so its moments are events in its stream. The
+time between two events is the GPU's own, so a wait for data counts only as far as the GPU stood still.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import torch
 
 
 class Clock(Protocol):
-    """Of one device. What ``now`` gives is for the same clock's other methods alone."""
+    """The clock of one device. The moments of ``now`` are valid only for the same clock."""
 
     def now(self) -> Any:
-        """Note this moment, without waiting for the device."""
+        """Return this moment, without waiting for the device."""
 
     def is_past(self, moment: Any) -> bool:
-        """Return whether the device has come to this moment, without waiting."""
+        """Return whether the device has reached this moment, without waiting."""
 
     def wait(self, moment: Any) -> None:
-        """Return once the device has."""
+        """Return once the device has reached this moment."""
 
     def seconds(self, first: Any, second: Any) -> float:
-        """Return the seconds between two moments that are past."""
+        """Return the seconds between two moments that the device has reached."""
 
 
 class CpuClock:
-    """What the program itself takes."""
+    """The time of the program itself."""
 
     def now(self) -> float:
         """Read the time."""
         return time.perf_counter()
 
     def is_past(self, moment: float) -> bool:  # noqa: ARG002
-        """Return True: every moment that was noted is past."""
+        """Return True: every moment is past."""
         return True
 
     def wait(self, moment: float) -> None:
-        """Do nothing: there is nothing to wait for."""
+        """Do nothing: every moment is past."""
 
     def seconds(self, first: float, second: float) -> float:
         """Return the difference."""
@@ -50,23 +50,19 @@ class CpuClock:
 
 
 class CudaClock:
-    """What the GPU takes for the work that was given to its current stream.
-
-    Args:
-        make_event: Makes an event with ``record``, ``query``, ``synchronize`` and ``elapsed_time`` (milliseconds).
-    """
+    """The time of a GPU's work in its current stream. ``make_event`` returns an event like ``torch.cuda.Event``."""
 
     def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
         self._make_event = make_event or partial(cast("Callable[..., Any]", torch.cuda.Event), enable_timing=True)
 
     def now(self) -> Any:
-        """Put an event into the stream."""
+        """Record an event in the stream."""
         event = self._make_event()
         event.record()
         return event
 
     def is_past(self, moment: Any) -> bool:
-        """Ask the event."""
+        """Query the event."""
         return bool(moment.query())
 
     def wait(self, moment: Any) -> None:
@@ -74,7 +70,7 @@ class CudaClock:
         moment.synchronize()
 
     def seconds(self, first: Any, second: Any) -> float:
-        """Return what the GPU measured."""
+        """Return the time that the GPU measured."""
         return float(first.elapsed_time(second)) / 1000
 
 

@@ -1,7 +1,7 @@
-"""The metric lines of a job: one line a report, by rank 0, for people and for SageMaker's metric definitions alike.
+"""The metric lines of a job: one line a report, by rank 0, for people and for SageMaker's metric definitions.
 
-A line is ``step=120 epoch=3 loss=0.1234 lr=0.05 samples_per_second=8123``: any of its values is found by a regular
-expression such as ``loss=([0-9.eE+-]+)``. This file only formats and counts; the trainer decides when to report.
+A line is ``step=120 epoch=3 loss=0.1234 lr=0.05 samples_per_second=8123``. A regular expression such as
+``loss=([0-9.eE+-]+)`` finds each value. This file only formats and counts; the trainer decides when to report.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ _OF_THE_LINE = ("trainer", "step", "epoch")
 
 
 def check_names(metrics: Mapping[str, object]) -> None:
-    """See that each metric can be told from what each line begins with.
-
-    Raises:
-        ValueError: One can't.
-    """
+    """Raise ValueError for a metric name that starts every line anyway, or contains a space or ``=``."""
     if taken := [
         name for name in metrics if name in _OF_THE_LINE or any(each.isspace() or each == "=" for each in name)
     ]:
@@ -33,13 +29,9 @@ def check_names(metrics: Mapping[str, object]) -> None:
 
 
 def metrics_line(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> str:
-    """Return the line for these metrics; numbers keep four digits, and all digits before the point.
+    """Return the metric line; numbers keep four digits, and all digits before the point.
 
-    Args:
-        step: Optimizer steps taken.
-        epoch: From 0.
-        metrics: By name.
-        trainer: Its name, where a job has several; it comes first.
+    The name of the trainer, in a job with several, comes first.
     """
     return " ".join(
         [
@@ -54,24 +46,24 @@ def metrics_line(step: int, epoch: int, metrics: Mapping[str, float], *, trainer
 def report(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> None:
     """Log the line of `metrics_line`; call it on rank 0 only.
 
-    Without logging set up, as in a notebook, the line is printed: nobody chose to see nothing.
+    Without logging set up, as in a notebook, the line is printed.
     """
     line = metrics_line(step, epoch, metrics, trainer=trainer)
     if logger.hasHandlers():
         logger.info("%s", line)
     elif logger.manager.disable < logging.INFO:
-        stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # which a notebook shows in red
+        stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a notebook shows stderr in red
         stream.write(f"{line}\n")
 
 
 class StepRate:
-    """Optimizer steps a second since it was last asked or restarted."""
+    """Optimizer steps a second since the last lap or restart."""
 
     def __init__(self) -> None:
         self.restart(0)
 
     def restart(self, step: int) -> None:
-        """Count from this step and from now."""
+        """Count from this step and this moment."""
         self._step, self._time = step, time.monotonic()
 
     def lap(self, step: int) -> float:

@@ -1,4 +1,4 @@
-"""What the live line says: how far a run is, how fast, and when it will be done."""
+"""The text of the live line: progress, speed and time left of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPAN_SECONDS = 30.0
 
 @dataclass(kw_only=True, slots=True)
 class LiveRun:
-    """What the live line reads, in a thread; the run writes it."""
+    """The values of the live line. The run's thread writes them, the line's thread reads them, without a lock."""
 
     steps: Callable[[], int]
     """Optimizer steps taken."""
@@ -25,26 +25,21 @@ class LiveRun:
     newest_checkpoint: Callable[[], int | None]
     """The step of the newest durable checkpoint of this process."""
     memory: Callable[[], int]
-    """The most bytes that were in use."""
+    """Peak memory in bytes."""
     checkpoint_seconds: float | None = None
-    """From one checkpoint to the next, if the clock decides."""
+    """Seconds between checkpoints, if the clock decides."""
     checkpoint_steps: int | None = None
-    """Steps from one checkpoint to the next, if these decide."""
+    """Steps between checkpoints, if steps decide."""
     total: int | None = None
-    """The step at which the run ends, if it is known."""
+    """The step at which the run ends, if known."""
     samples_a_step: int | None = None
-    """Over all ranks, if it is known."""
+    """Samples per step over all ranks, if known."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The newest of each name."""
+    """The newest value of each metric. The run replaces the mapping, and never changes it."""
 
 
 class LiveLine:
-    """The live line of a run; it costs a step nothing.
-
-    Args:
-        run: What to show.
-        clock: Seconds.
-    """
+    """Format the live line of a run, in a thread; it costs a training step nothing."""
 
     def __init__(self, run: LiveRun, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
@@ -54,7 +49,7 @@ class LiveLine:
         self._checkpoint_time = clock()
 
     def text(self, columns: int) -> str:
-        """Return the line: the most important parts that fit."""
+        """Return the most important parts that fit into so many columns."""
         run, now = self._run, self._clock()
         steps = run.steps()
         rate = self._rate(now, steps)
@@ -77,7 +72,7 @@ class LiveLine:
         return fitting(parts, columns)
 
     def _rate(self, now: float, steps: int) -> float:
-        """Return steps a second over the last half minute, or less."""
+        """Return steps a second over the last half minute, or since the start."""
         self._seen.append((now, steps))
         while now - self._seen[0][0] > _SPAN_SECONDS:
             self._seen.popleft()
@@ -85,7 +80,7 @@ class LiveLine:
         return (steps - before) / (now - began) if now > began else 0.0
 
     def _checkpoints(self, now: float, steps: int, rate: float) -> str:
-        """Return when the newest checkpoint was durable, and when the next is due, if known."""
+        """Return the age of the newest checkpoint, and the time until the next one, if known."""
         run, newest = self._run, self._run.newest_checkpoint()
         if newest != self._checkpoint:
             self._checkpoint, self._checkpoint_time = newest, now
@@ -100,7 +95,7 @@ class LiveLine:
 
 
 def shown_on_terminal(line: LiveLine) -> TerminalLine | None:
-    """Show the line where a person watches stderr; None elsewhere, where the plain lines of the log suffice."""
+    """Show the line if stderr is a terminal; else return None, because the log's plain lines suffice."""
     if not is_watched(sys.stderr):
         return None
     shown = TerminalLine(line.text, sys.stderr)

@@ -1,4 +1,4 @@
-"""How much memory a rank has used."""
+"""The peak memory of a rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return bytes: the most that tensors took of a GPU at once so far, or that the process had in memory on a CPU."""
+    """Return the peak memory in bytes: of the tensors on a GPU, or of the whole process for a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     found = _PEAK.search(Path("/proc/self/status").read_text(encoding="ascii"))

@@ -1,6 +1,6 @@
-"""The most floating point operations a second of NVIDIA's GPUs, for dense matrices, as its data sheets give them.
+"""Peak floating point operations a second of NVIDIA's GPUs, for dense matrices, from NVIDIA's data sheets.
 
-Where a data sheet gives the figure with sparsity, it is halved. The numbers are 10¹² a second, at boost clock.
+Figures with sparsity are halved. The numbers are 10¹² a second, at boost clock.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _PEAKS: list[tuple[str, _Peaks]] = [
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """Return the peak of a GPU for matrix products of a type, or None where it is not known.
+    """Return the peak of a GPU for matrix products of this type; None if unknown, as for a part of a GPU (MIG).
 
-    Args:
-        device_name: As ``torch.cuda.get_device_name`` gives it. Part of a GPU (MIG) has no known peak.
-        dtype: float32 counts as TF32 where ``torch.set_float32_matmul_precision`` allows it.
+    ``device_name`` is from ``torch.cuda.get_device_name``. float32 counts as TF32 if
+    ``torch.set_float32_matmul_precision`` allows it.
 
     Examples:
         >>> peak_flops("NVIDIA H100 80GB HBM3", torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Some steps of a run under torch.profiler, as a trace that Perfetto (ui.perfetto.dev) shows."""
+"""Record some steps of a run with torch.profiler, as a trace for Perfetto (ui.perfetto.dev)."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _COMPRESSED_FROM = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """Which steps to look at, for ``Trainer(profile=...)``.
+    """The steps to profile, for ``Trainer(profile=...)``.
 
     The trace is ``profile/rank0.pt.trace.json`` in the job's output data directory, with ``.gz`` beyond 64 MiB. The
-    step before the first one is run under the profiler too, so that its start is not in the trace.
+    profiler starts one step early, so that the trace does not contain its start.
 
     Examples:
         >>> Profile(first=10, last=12)
         Profile(first=10, last=12, every_rank=False, shapes=False, memory=False)
 
     Raises:
-        ValueError: There are no such steps.
+        ValueError: The steps are out of range.
     """
 
     first: int
-    """The first optimizer step in the trace, counted from 1 and from the very first start of the run."""
+    """The first optimizer step in the trace, counted from 1 since the very first start of the run."""
     last: int
-    """The last one. Traces are large: a few steps are enough."""
+    """The last step. Traces are large: a few steps are enough."""
     every_rank: bool = False
-    """Whether each rank writes a trace; else rank 0 alone."""
+    """Whether each rank writes a trace, or rank 0 alone."""
     shapes: bool = False
-    """Whether the trace has the shapes of the operations' inputs."""
+    """Whether to record the shapes of the operations' inputs."""
     memory: bool = False
-    """Whether the trace has allocations."""
+    """Whether to record allocations."""
 
     def __post_init__(self) -> None:
         if type(self.first) is not int or type(self.last) is not int or not 1 <= self.first <= self.last:
@@ -52,13 +52,7 @@ class Profile:
 
 
 class StepProfiler:
-    """Profiles a rank's steps.
-
-    Args:
-        profile: Which.
-        directory: Where the trace goes; it is made.
-        rank: This one.
-    """
+    """Profile a rank's steps, and write the trace to a directory, which is created."""
 
     def __init__(self, profile: Profile, directory: Path, *, rank: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -69,11 +63,7 @@ class StepProfiler:
         self._is_over = False
 
     def after_step(self, steps: int) -> None:
-        """Start or ends, if it is time to.
-
-        Args:
-            steps: Optimizer steps taken; also called before the first one.
-        """
+        """Start or stop the profiler, if due; call it once before the first step, too."""
         if self._is_over:
             return
         if self._profiler is not None:
@@ -89,11 +79,11 @@ class StepProfiler:
             self._start(steps)
 
     def stop(self) -> None:
-        """End, and write the trace of the steps that there were."""
+        """Stop the profiler, and write the trace of the steps so far."""
         if self._profiler is not None:
             self._is_over = True
             profiler, self._profiler = self._profiler, None
-            profiler.stop()  # which writes, unless the last step has
+            profiler.stop()  # writes the trace, unless the last step has
 
     def _start(self, steps: int) -> None:
         warm_up = 1 if steps + 1 < self._profile.first else 0

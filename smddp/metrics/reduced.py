@@ -1,4 +1,4 @@
-"""Metrics over all ranks: the mean, the sum or the largest of what each rank measured."""
+"""Reduce metrics over all ranks to their mean, sum or maximum."""
 
 from __future__ import annotations
 
@@ -12,26 +12,16 @@ Reduce = Literal["mean", "sum", "max"]
 
 
 def check_reduce(reduce: str | None) -> None:
-    """See that metrics can be reduced so.
-
-    Raises:
-        ValueError: They can't.
-    """
+    """Raise ValueError for an unknown reduction; None is allowed."""
     if reduce is not None and reduce not in get_args(Reduce):
         raise ValueError(f"reduce={reduce!r}: give 'mean', 'sum' or 'max' over the ranks, or None for rank 0's own")
 
 
 def over_ranks(numbers: Callable[[], Mapping[str, float]], reduce: Reduce, membership: Membership) -> dict[str, float]:
-    """Return each metric over the ranks, the same to the last bit on all of them; all must call it.
+    """Return each metric reduced over the ranks, the same to the last bit on all of them; all must call it.
 
-    Args:
-        numbers: Gives this rank's, by name; what it raises, no rank is left waiting for.
-        reduce: How.
-        membership: The ranks.
-
-    Raises:
-        ValueError: On every rank, if they have other metrics.
-        PeerFailedError: On every rank where ``numbers`` did not raise, if it did on another.
+    If ``numbers`` raises on one rank, the others raise PeerFailedError. Raise ValueError on every rank if their names
+    differ.
     """
     ranks = membership.ranks.gather(lambda: dict(numbers()))
     for rank, each in enumerate(ranks):

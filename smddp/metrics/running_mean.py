@@ -1,4 +1,4 @@
-"""A mean over many steps and all ranks, that goes on across a resume."""
+"""A mean over many steps and all ranks that continues across a resume."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smddp.distributed import current_membership, sum_over_ranks
 
 
 class RunningMean:
-    """The mean of what all ranks added; ``Trainer(state={"train_loss": mean})`` keeps it in the checkpoints.
+    """A mean of the values of all ranks; ``Trainer(state={"train_loss": mean})`` saves it in the checkpoints.
 
     Examples:
         >>> mean = RunningMean()
@@ -23,7 +23,7 @@ class RunningMean:
     """
 
     def __init__(self) -> None:
-        self._own: Tensor | None = None  # this rank's sum, where its values are: nothing waits for a GPU
+        self._own: Tensor | None = None  # this rank's sum, on the device of its values: no wait for a GPU
         self._own_count = 0.0
         self._shared: Tensor = torch.zeros(2, dtype=torch.float64)  # sum and count of all ranks
 
@@ -32,7 +32,7 @@ class RunningMean:
 
         Args:
             value: A number, or a tensor of one element: the mean of ``count`` samples.
-            count: How much it weighs.
+            count: The weight of the value.
 
         Raises:
             ValueError: The value has several elements, or the count is negative.
@@ -45,18 +45,18 @@ class RunningMean:
         if self._own is None:
             self._own = value * count
         else:
-            device = self._own.device if self._own.is_cuda else value.device  # never from a GPU to the CPU
+            device = self._own.device if self._own.is_cuda else value.device  # never copy from a GPU to the CPU
             self._own = self._own.to(device).add_(value.to(device), alpha=count)
         self._own_count += count
 
     def mean(self) -> float:
-        """Return the mean over all ranks, NaN where nothing was added; all ranks must call it."""
+        """Return the mean over all ranks, NaN if nothing was added; all ranks must call it."""
         self.share()
         total, count = self._shared.tolist()
         return total / count if count else float("nan")
 
     def share(self) -> None:
-        """Add up what the ranks have added since the last time; all must call it. It does not wait for a GPU.
+        """Sum the values that the ranks added since the last call; all must call it. It does not wait for a GPU.
 
         The Trainer calls it before each save. In a loop of your own, call it before ``state_dict``.
         """
@@ -66,24 +66,24 @@ class RunningMean:
                 self._shared = self._shared.to(self._own.device) + self._vector()
         else:
             own = torch.zeros(2, dtype=torch.float64) if self._own is None else self._vector()
-            # On the same device on all ranks, those that have added nothing included.
+            # On the same device on all ranks, including ranks without a value.
             self._shared = self._shared.to(membership.device) + sum_over_ranks(own.to(membership.device), membership)
         self._own, self._own_count = None, 0.0
 
     def reset(self) -> None:
-        """Begin anew, such as at the start of an epoch."""
+        """Forget all values, such as at the start of an epoch."""
         self._own, self._own_count = None, 0.0
         self._shared = torch.zeros(2, dtype=torch.float64)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return sum and count of all ranks: those of the last `share`, or of now where there is one rank."""
+        """Return sum and count over all ranks, as of the last `share`; one rank alone calls `share` first."""
         membership = current_membership()
         if membership is None or membership.store is None:
             self.share()
         return {"sum_and_count": self._shared.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there, on any number of ranks."""
+        """Restore sum and count, on any number of ranks."""
         self.reset()
         self._shared = state["sum_and_count"].clone()
 

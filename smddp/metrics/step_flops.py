@@ -1,4 +1,4 @@
-"""How many floating point operations a micro-batch takes, counted once, and what part of the device's peak that is."""
+"""Count the floating point operations of one micro-batch, and compute the rate and its share of the device's peak."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 class StepFlops:
-    """Counts the first micro-batch by torch's FlopCounterMode: matrix products, convolutions and attention.
+    """Count the first micro-batch with torch's FlopCounterMode: matrix products, convolutions and attention.
 
-    What activation checkpointing computes again counts, and kernels that torch does not know (Triton's) do not.
-
-    Args:
-        model: What is trained. A model under ``torch.compile`` can't be counted; the log says so.
-        device: The rank's.
-        dtype: The type that its matrix products are computed in.
-        speaks: Whether this rank may say something.
+    Recomputation by activation checkpointing counts; kernels unknown to torch, such as Triton's, do not. A model under
+    ``torch.compile`` can't be counted, and a log line says so if ``speaks``.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, *, speaks: bool = True) -> None:
@@ -37,9 +32,9 @@ class StepFlops:
             )
 
     def begin_micro_batch(self) -> None:
-        """Begin to count, once."""
+        """Begin to count, unless a micro-batch was counted already."""
         if self._counter is not None:
-            self.give_up_micro_batch()  # it had no backward pass
+            self.give_up_micro_batch()  # the last one had no backward pass
         if not self._is_over:
             from torch.utils.flop_counter import FlopCounterMode  # takes a seventh of a second
 
@@ -47,7 +42,7 @@ class StepFlops:
             self._counter.__enter__()
 
     def end_micro_batch(self) -> None:
-        """End the count of a micro-batch's forward and backward pass."""
+        """End the count, after a micro-batch's forward and backward pass."""
         counter = self._counter
         if counter is not None:
             self.give_up_micro_batch()
@@ -55,13 +50,13 @@ class StepFlops:
             self._is_over = True
 
     def give_up_micro_batch(self) -> None:
-        """Count no more, whatever came between."""
+        """Stop a count that is under way, and discard it."""
         if self._counter is not None:
             counter, self._counter = self._counter, None
             counter.__exit__(None, None, None)
 
     def rates(self, micro_batches_a_second: float) -> dict[str, float]:
-        """Return ``tflops``, and ``mfu`` where the peak is known; nothing if nothing was counted."""
+        """Return ``tflops``, and ``mfu`` if the device's peak is known; nothing without a count."""
         if not self._flops:
             return {}
         rate = self._flops * micro_batches_a_second

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: data, forward, backward, optimizer, checkpoint, and the rest."""
+"""The time of each phase of a step: data, forward, backward, optimizer, checkpoint, and other work."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MOST_PENDING = 4096
 
 
 class StepTimer:
-    """Counts the time between marks to the phase that each mark ends; nothing waits for the GPU but ``lap``.
+    """Measure the time of each phase of a step; each mark ends a phase. Only ``lap`` waits for the GPU.
 
-    ``Trainer(timing=True)`` has one. In a loop of your own::
+    ``Trainer(timing=True)`` uses one. In a loop of your own::
 
         timer = smddp.StepTimer(device)
         for images, labels in timer.batches(loader):
@@ -35,9 +35,9 @@ class StepTimer:
         print(timer.lap())      # {"time_data": 0.03, "time_forward": 0.3, ...}
 
     Args:
-        device: Whose time counts: a GPU's is measured by events in its stream.
-        flops: Counts the operations of the first micro-batch, which ends with the mark ``"backward"``.
-        clock: Another clock than the device's.
+        device: The device to measure. A GPU is measured by events in its stream.
+        flops: A counter for the operations of the first micro-batch, which ends with the mark ``"backward"``.
+        clock: A clock to use instead of the device's.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class StepTimer:
     ) -> None:
         self._clock = clock or clock_of(device)
         self._flops = flops
-        self._last: Any = None  # the moment of the last mark; None: time does not count
+        self._last: Any = None  # the moment of the last mark; None while the timer is paused
         self._pending: list[tuple[str, Any, Any]] = []
         self._seconds: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._micro_batches = 0
 
     def mark(self, phase: str) -> None:
-        """End a phase: the time since the last mark was spent on it.
+        """End a phase: add the time since the last mark to it.
 
         Args:
             phase: ``"data"``, ``"forward"``, ``"backward"``, ``"optimizer"``, ``"checkpoint"``, ``"other"``, or a name
@@ -69,13 +69,13 @@ class StepTimer:
         self._last = now
 
     def pause(self) -> None:
-        """Let the time until the next mark count for nothing, such as that of an evaluation between two epochs."""
+        """Ignore the time until the next mark, such as that of an evaluation between two epochs."""
         self._last = None
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader.
 
-        What the loop waits for them is ``data``, and what it does after its last mark ``other``.
+        The wait for a batch counts as ``data``, and the loop's work after its last mark as ``other``.
         """
         self._last = self._clock.now()
         try:
@@ -92,7 +92,7 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what is done within to a phase, and what was done since the last mark to ``other``."""
+        """Add the time of this context to a phase, and the time since the last mark to ``other``."""
         was_paused = self._last is None
         self.mark("other")
         try:
@@ -103,12 +103,12 @@ class StepTimer:
                 self.pause()
 
     def lap(self) -> dict[str, float]:
-        """Return the shares of the time since the last lap, and begin anew; wait until the GPU has come this far.
+        """Return each phase's share of the time since the last lap, and reset the timer. Waits for the GPU.
 
         Returns:
-            ``time_data``, ``time_forward`` and so on, whose sum is 1; with ``flops``, if they could be counted,
-            ``tflops`` (10¹² operations a second on this device), and ``mfu`` where its peak is known. Nothing, if no
-            time was counted.
+            ``time_data``, ``time_forward`` and so on, with a sum of 1. If operations were counted, also ``tflops``
+            (10¹² operations a second on this device), and ``mfu`` if the device's peak is known. Empty if no time was
+            measured.
         """
         if self._pending:
             self._clock.wait(self._pending[-1][2])
@@ -123,7 +123,7 @@ class StepTimer:
         return shares | ({} if self._flops is None else self._flops.rates(micro_batches / total))
 
     def _settle(self) -> None:
-        """Add up what is past."""
+        """Add up the pending phases that the device has finished."""
         done = 0
         for phase, first, second in self._pending:
             if not self._clock.is_past(second):

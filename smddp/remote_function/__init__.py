@@ -1,6 +1,6 @@
-"""A remote function in its job: the call that was sent, the function that it names, and the result that goes back.
+"""A remote function in its job: the sent call, the function that it names, and the result that it returns.
 
-The one who sends it is ``estimators.remote``; both sides write and read by what is here.
+``estimators.remote`` sends the call; both sides use the formats of this package.
 """
 
 from smddp.remote_function.program import run_call as run_call

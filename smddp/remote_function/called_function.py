@@ -1,4 +1,4 @@
-"""A function that is called in a job: its parameters, the job's among them, and the dataclasses that it names."""
+"""A function that a job calls: its signature, its parameters for the job, and the dataclasses in its annotations."""
 
 from __future__ import annotations
 
@@ -21,22 +21,18 @@ class CalledFunction:
     function: Callable[..., Any]
     signature: inspect.Signature
     job_parameters: tuple[str, ...]
-    """Those that get the `smddp.Job`: named ``job``, or annotated with it. The caller does not give them."""
+    """Parameters that receive the `smddp.Job`: named ``job``, or annotated with it. The caller omits them."""
     dataclasses: Mapping[str, type]
-    """Those that the annotations name, and the annotations of their fields, by module and name; within the function's
-    own module by the name alone, for a script's module is called ``__main__`` only where it is started."""
+    """Dataclasses in the annotations, and in those of their fields, by ``module:name``. Those of the function's own
+    module are by name alone, because a script's module is called ``__main__`` only where it is started."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> CalledFunction:
-        """Look at a function.
-
-        Raises:
-            RemoteFunctionError: Its annotations can't be evaluated.
-        """
+        """Inspect a function; raise RemoteFunctionError if its annotations can't be evaluated."""
         try:
             hints = get_type_hints(function)
             found = _dataclasses([hint for name, hint in hints.items() if not takes_job(name, hint)])
-        except Exception as error:  # an annotation is an expression of the user's
+        except Exception as error:  # annotations are the user's expressions
             raise RemoteFunctionError(
                 f"the annotations of {function.__qualname__}() can't be evaluated: {error}. Import what they name at "
                 "run time, not under TYPE_CHECKING alone, or leave them out"
@@ -54,11 +50,7 @@ class CalledFunction:
         )
 
     def bind(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a caller's arguments by the parameters' names.
-
-        Raises:
-            RemoteFunctionError: They do not fit the parameters.
-        """
+        """Return the caller's arguments by parameter name; raise RemoteFunctionError if they do not fit."""
         given = [each for name, each in self.signature.parameters.items() if name not in self.job_parameters]
         try:
             return self.signature.replace(parameters=given).bind(*arguments, **named).arguments
@@ -67,20 +59,16 @@ class CalledFunction:
             raise RemoteFunctionError(f"{self.function.__qualname__}(): {error}{given_by_job}") from error
 
     def call(self, arguments: Mapping[str, Any], job: Job) -> Any:
-        """Call the function with arguments by the parameters' names, and the job."""
+        """Call the function with arguments by parameter name, and the job."""
         bound = inspect.BoundArguments(self.signature, {**arguments, **dict.fromkeys(self.job_parameters, job)})
         return self.function(*bound.args, **bound.kwargs)
 
 
 def find_function(reference: str, code_dir: Path) -> Callable[..., Any]:
-    """Import a function's module from a job's code, and return the function.
+    """Import ``module:qualified.name`` from the job's code in ``code_dir``, and return the function.
 
-    Args:
-        reference: ``module:qualified.name``.
-        code_dir: Where the code is; Python looks there first.
-
-    Raises:
-        RemoteFunctionError: There is no such function, or another module has its module's name.
+    Python must search ``code_dir`` first. Raise RemoteFunctionError if the function is absent, or its module is another
+    one of the same name.
     """
     module_name, _, name = reference.partition(":")
     module = importlib.import_module(module_name)
@@ -98,7 +86,7 @@ def find_function(reference: str, code_dir: Path) -> Callable[..., Any]:
 
 
 def _dataclasses(hints: list[Any]) -> list[type]:
-    """Return those that are in annotations, at any depth."""
+    """Return the dataclasses in annotations, at any depth."""
     found: list[type] = []
     while hints:
         hint = hints.pop()

@@ -1,4 +1,4 @@
-"""The program of a remote function's job: each rank calls the function, and rank 0's result is the result."""
+"""The program of a remote function's job: each rank calls the function, and rank 0 writes its result."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from smddp.remote_function.sent_call import PYTHON, SentCall
 from smddp.training import run
 
 ARGUMENTS = "smddp_arguments"
-"""The files of the arguments in the code directory, without their suffixes."""
+"""Path of the arguments' files in the code directory, without suffixes."""
 RESULT = Path("smddp_result", "result")
-"""Those of the result, in the directory of output data."""
+"""Path of the result's files in the output data directory, without suffixes."""
 SIGNATURE = RESULT.with_suffix(".hmac")
-"""The file with the HMAC of the result's document."""
+"""Path of the file with the HMAC of the result's document."""
 
 
 def run_call() -> NoReturn:
-    """Make the call that this job was sent for, under `smddp.run`, and end the process.
-
-    Raises:
-        SystemExit: Always, as `smddp.run` does.
-    """
+    """Make the call that the job's request describes, and end the process, as `smddp.run` does."""
     run(_call)
 
 
@@ -41,7 +37,7 @@ def _call(job: Job) -> None:
                 f"{call.function} was pickled by Python {call.python}, and this is {PYTHON}, which can't run its code. "
                 "Give py_version or an image of the sender's version, or do without serializer='cloudpickle'"
             )
-        # Of a pickled function's module only what its body uses is here: its annotations can't be evaluated.
+        # A pickled function brings only the names that its body uses, so its annotations can't be evaluated.
         called, given = travelling_values.read(
             arguments, serializer=call.serializer, check=call.check_arguments, dataclasses={}
         )
@@ -53,7 +49,7 @@ def _call(job: Job) -> None:
     try:
         result = called.call(given, job)
     except SystemExit as ending:
-        if ending.code in (None, 0):  # smddp.run takes it for a good end
+        if ending.code in (None, 0):  # smddp.run would treat it as a good end
             raise RemoteFunctionError(
                 f"{call.function} ended by sys.exit(), and so has no result: let it return"
             ) from None

@@ -1,7 +1,10 @@
-"""What a job's request says about the call that it was sent for: one variable of its environment.
+"""The description of a remote call in the job's request: one environment variable.
 
-The request comes from SageMaker's API, and nobody who can write to the bucket can change it. So it vouches for what
-lies there: by the digest of the arguments, and by the key of the result's authentication code.
+How the call is protected:
+
+1. The request comes from SageMaker's API; write access to the bucket does not suffice to change it.
+2. It contains the digest of the arguments' document, so changed arguments are refused.
+3. It contains the key of an HMAC. The job signs the result's document with it, so a changed result is refused.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ from typing import Literal, get_args
 from smddp.errors import RemoteFunctionError
 
 CALL_VARIABLE = "SMDDP_REMOTE_CALL"
-"""The variable; it is set in each process of the job."""
+"""The variable, set in each process of the job."""
 
 Serializer = Literal["safetensors", "cloudpickle"]
-"""How values travel: as safetensors and JSON, or as a pickle, which runs code when it is loaded."""
+"""The format of values: safetensors and JSON, or a pickle, which runs code when it is loaded."""
 SERIALIZERS: tuple[Serializer, ...] = get_args(Serializer)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -32,15 +35,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentCall:
-    """A call of a function, as the job's request has it."""
+    """A call of a function, as the job's request describes it."""
 
     function: str
-    """``module:qualified.name``; of a pickled function only what to call it."""
+    """``module:qualified.name``; for a pickled function only a name for messages."""
     serializer: Serializer
     python: str
-    """The sender's version of Python, such as ``3.11``: pickled code is of one version."""
+    """The sender's version of Python, such as ``3.11``; pickled code runs only on the same version."""
     digest: str
-    """SHA-256 of the document of the arguments, 64 hexadecimal digits."""
+    """SHA-256 of the arguments' document, 64 hexadecimal digits."""
     result_key: str
     """The key of the result's HMAC, 64 hexadecimal digits."""
 
@@ -54,7 +57,7 @@ class SentCall:
 
     @classmethod
     def of(cls, function: str, serializer: Serializer, arguments: bytes) -> SentCall:
-        """Return the call of a function with arguments, by their document."""
+        """Return a new call of a function with the arguments in this document."""
         return cls(
             function=function,
             serializer=serializer,
@@ -65,11 +68,7 @@ class SentCall:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> SentCall:
-        """Return the call that an environment's variable describes.
-
-        Raises:
-            RemoteFunctionError: It is not set, or describes none.
-        """
+        """Return the call in an environment's variable; raise RemoteFunctionError if it is unset or invalid."""
         if CALL_VARIABLE not in environment:
             raise RemoteFunctionError(
                 f"{CALL_VARIABLE} is not set: this is no job of a remote function. Send one by estimators.remote."
@@ -80,15 +79,11 @@ class SentCall:
             raise RemoteFunctionError(f"{CALL_VARIABLE} describes no call: {error}. Send the job anew.") from error
 
     def to_text(self) -> str:
-        """Return the value of the variable."""
+        """Return the variable's value."""
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
 
     def check_arguments(self, document: bytes) -> None:
-        """See that a document is that of the arguments.
-
-        Raises:
-            RemoteFunctionError: It is another one.
-        """
+        """Raise RemoteFunctionError if a document is not that of the sent arguments."""
         if not hmac.compare_digest(hashlib.sha256(document).hexdigest(), self.digest):
             raise RemoteFunctionError("the arguments are not those that were sent: the code's archive was changed")
 
@@ -97,11 +92,7 @@ class SentCall:
         return hmac.new(bytes.fromhex(self.result_key), document, "sha256").hexdigest()
 
     def check_result(self, document: bytes, signature_file: Path) -> None:
-        """See that the job's own code has written a result.
-
-        Raises:
-            RemoteFunctionError: It was somebody else.
-        """
+        """Raise RemoteFunctionError unless the job's own code has written and signed the result."""
         try:
             signature = signature_file.read_bytes()[:64]
         except OSError as error:
@@ -113,4 +104,4 @@ class SentCall:
 
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-"""This Python's version."""
+"""The version of this Python."""

@@ -1,9 +1,10 @@
-"""Values on their way to a job and back: a document, and the tensors beside it.
+"""Write and read values on their way to a job and back: a document, and the tensors beside it.
 
-By safetensors and JSON: ``{"value": ..., "tensors": SHA-256}`` in ``NAME.json``, the tensors in ``NAME.safetensors``.
-Beside what a checkpoint can hold there may be paths, and the dataclasses that the function's annotations name; their
-fields are set as they were, and neither ``__init__`` nor ``__post_init__`` is called. By cloudpickle: ``NAME.pickle``.
-The document vouches for the tensors; who reads it has to know who vouches for the document.
+With safetensors and JSON, ``NAME.json`` contains ``{"value": ..., "tensors": SHA-256}``, and ``NAME.safetensors`` the
+tensors. A value may contain what a checkpoint may, paths, and the dataclasses in the function's annotations; their
+fields are restored without a call of ``__init__`` or ``__post_init__``. With cloudpickle there is ``NAME.pickle``.
+
+The document vouches for the tensors by their digest; the reader must check the document itself first.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from smddp.remote_function.sent_call import Serializer
 
 MOST_DOCUMENT_BYTES = 64 * 2**20
 MOST_TENSOR_BYTES = 2 * 2**30
-"""Bounds on what travels, and on what is read of it; cloudpickle's document counts as tensors."""
+"""Bounds in bytes for writing and reading; cloudpickle's document counts as tensors."""
 
 _DATACLASS = "dataclass "
 _PATH = "path"
@@ -35,20 +36,10 @@ _PATH = "path"
 def write(
     value: Any, place: Path, *, serializer: Serializer, called: str, dataclasses: Mapping[str, type]
 ) -> tuple[bytes, list[Path]]:
-    """Write a value.
+    """Write a value, and return the document and all files.
 
-    Args:
-        value: It.
-        place: The path of its files, without their suffixes; the directory is there.
-        serializer: How.
-        called: What to call it in errors.
-        dataclasses: Those that may be in it, by name.
-
-    Returns:
-        The document, and the files.
-
-    Raises:
-        RemoteFunctionError: Something in it can't travel, or it is too large.
+    ``place`` is the path of the files without suffixes, in a directory that exists. ``called`` names the value in
+    errors. Raise RemoteFunctionError if a part of it can't be written, or it is too large.
     """
     if serializer == "cloudpickle":
         document = _pickled(value, called)
@@ -81,16 +72,10 @@ def write(
 def read(
     place: Path, *, serializer: Serializer, check: Callable[[bytes], None], dataclasses: Mapping[str, type]
 ) -> Any:
-    """Read a value.
+    """Read a value from the files at ``place``, a path without suffixes.
 
-    Args:
-        place: The path of its files, without their suffixes.
-        serializer: How it was written, by the word of who vouches for it.
-        check: Raises if nobody vouches for this document. Before that nothing of it is looked at.
-        dataclasses: Those that may be in it, by name.
-
-    Raises:
-        RemoteFunctionError: It is missing, too large, or not what was written.
+    ``check`` raises if the document is not authentic; nothing of it is parsed before. ``serializer`` comes from the
+    authentic request, too. Raise RemoteFunctionError if a file is missing, too large, or changed.
     """
     if serializer == "cloudpickle":
         import cloudpickle
@@ -105,7 +90,7 @@ def read(
         tensors = {}
         if content["tensors"] is not None:
             file = place.with_suffix(".safetensors")
-            data = _read(file, MOST_TENSOR_BYTES + MOST_DOCUMENT_BYTES)  # with its header
+            data = _read(file, MOST_TENSOR_BYTES + MOST_DOCUMENT_BYTES)  # the file has a header, too
             if hashlib.sha256(data).hexdigest() != content["tensors"]:
                 raise RemoteFunctionError(f"{file.name} is not the file that was written beside {file.stem}.json")
             tensors = safetensors.torch.load(data)
@@ -120,7 +105,7 @@ def read(
 
 @dataclass(frozen=True, slots=True)
 class _MoreKinds:
-    """Paths, and dataclasses by name."""
+    """Paths, and dataclasses by name, as further types of a value."""
 
     dataclasses: Mapping[str, type]
 
@@ -157,13 +142,13 @@ def _pickled(value: Any, called: str) -> bytes:
         ) from error
     try:
         pickled: bytes = cloudpickle.dumps(value)
-    except Exception as error:  # whatever the pickling of a user's object raises
+    except Exception as error:  # pickling a user's object may raise anything
         raise RemoteFunctionError(f"{called} can't be pickled: {error}") from error
     return pickled
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU that shares memory with no other tensor, as safetensors asks for."""
+    """Return a copy on the CPU that shares memory with no other tensor, as safetensors requires."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().clone(memory_format=torch.contiguous_format)
 
 

@@ -1,4 +1,4 @@
-"""Bytes in S3 and in files: one engine for S3, with one policy of retries, and archives that nobody vouches for.
+"""Bytes in S3 and in files: one S3 client with one retry policy, and readers for untrusted archives.
 
-It knows nothing of checkpoints or samples.
+Nothing here knows checkpoints or samples.
 """

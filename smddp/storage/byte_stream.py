@@ -1,4 +1,4 @@
-"""A file that is read in sequence, with the position it has come to, and errors that name both."""
+"""Read a file in sequence, count its position, and name both in errors."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from typing import Any, BinaryIO
 
 from smddp.errors import DataError
 
-_SKIP = 1 << 20  # bytes read at a time to pass over them where a file cannot be sought in
+_SKIP = 1 << 20  # bytes per read when skipping in a file that cannot seek
 
 
 class ByteStream:
-    """Reads exactly what was asked for; less only at the end."""
+    """Reads exactly the requested bytes, fewer only at the end. Each method raises DataError if the file fails."""
 
     def __init__(self, file: BinaryIO, *, name: str, offset: int = 0, size: int | None = None) -> None:
-        """Take a file over.
+        """Take ownership of a file: anything with ``read(n)`` and ``close()``, such as a pipe or an HTTP body.
 
-        Args:
-            file: Anything with ``read(n)`` and ``close()``: a file, a pipe, the body of an answer.
-            name: What errors call it.
-            offset: The byte of the whole at which the file begins.
-            size: The bytes of the whole; None if nobody knows.
+        It begins at byte `offset` of a whole of `size` bytes, None if unknown.
         """
         self.name = name
         self.offset = offset
@@ -30,11 +26,7 @@ class ByteStream:
         self._can_seek = size is not None and self._file.seekable()
 
     def read(self, count: int) -> bytes:
-        """Give so many bytes, fewer only at the end.
-
-        Raises:
-            DataError: The file cannot be read.
-        """
+        """Return `count` bytes, fewer only at the end."""
         try:
             piece = self._file.read(count)
         except OSError as error:
@@ -43,11 +35,7 @@ class ByteStream:
         return piece
 
     def read_line(self, limit: int) -> bytes:
-        """Give a line with its end; without one at the end of the file, or after ``limit`` bytes.
-
-        Raises:
-            DataError: The file cannot be read.
-        """
+        """Return a line with its newline, which is absent at the end of the file or after `limit` bytes."""
         try:
             line = self._file.readline(limit)
         except OSError as error:
@@ -56,11 +44,7 @@ class ByteStream:
         return line
 
     def skip(self, count: int) -> int:
-        """Pass over so many bytes, fewer only at the end, and say how many.
-
-        Raises:
-            DataError: The file cannot be read.
-        """
+        """Skip `count` bytes, fewer only at the end, and return how many were skipped."""
         if self._can_seek:
             assert self.size is not None
             count = max(min(count, self.size - self.offset), 0)
@@ -87,14 +71,14 @@ class ByteStream:
 
 
 def buffered(file: BinaryIO | io.RawIOBase) -> io.BufferedIOBase:
-    """Give a file that reads as much as it is asked for; it closes the one that it is made of."""
+    """Wrap a file so that each read returns the requested bytes; closing the wrapper closes the file."""
     if isinstance(file, io.BufferedIOBase):
         return file
     return io.BufferedReader(file if isinstance(file, io.RawIOBase) else _Raw(file), 1 << 17)
 
 
 class _Raw(io.RawIOBase):
-    """What has only ``read`` and ``close``, as a file that can be buffered."""
+    """Adapts an object with only ``read`` and ``close`` to a raw file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

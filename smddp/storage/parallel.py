@@ -1,4 +1,4 @@
-"""A few calls at the same time, that wait for a network most of their time."""
+"""Run a few network-bound calls in parallel."""
 
 from __future__ import annotations
 
@@ -10,25 +10,15 @@ T = TypeVar("T")
 
 
 def in_parallel(calls: Sequence[Callable[[], T]], *, threads: int) -> list[T]:
-    """Make all calls, in this thread and others that end with them.
+    """Make all calls, at most `threads` at a time, and return their results in order.
 
-    The first call that fails keeps the others from beginning. The threads do not keep Python from ending, and none
-    exists between two calls of this function: nothing of it is lost in a fork.
-
-    Args:
-        calls: What to call.
-        threads: How many are made at a time at most.
-
-    Returns:
-        What they returned, in their order.
-
-    Raises:
-        BaseException: What the first call that failed raised, once no call is running any more.
+    After a failure no further call starts, and the first exception is raised once no call runs. The threads are daemons
+    and end before this returns, so a fork between two calls of this function loses nothing.
     """
     results: dict[int, T] = {}
     failures: list[BaseException] = []
     waiting = iter(enumerate(calls))
-    taking = threading.Lock()
+    taking = threading.Lock()  # guards `waiting`, for one `next` only; calls run outside it
 
     def work() -> None:
         while not failures:
@@ -52,7 +42,7 @@ def in_parallel(calls: Sequence[Callable[[], T]], *, threads: int) -> list[T]:
 
 
 def _starts(thread: threading.Thread) -> bool:
-    """Start a thread, unless Python ends and lets none begin any more: then this thread does all."""
+    """Start a thread; return False at Python's exit, when no thread can start and the caller makes all calls."""
     try:
         thread.start()
     except RuntimeError:

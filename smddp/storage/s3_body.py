@@ -1,4 +1,4 @@
-"""The content of an object as the request's body: pieces of memory, sent from where they are."""
+"""A request body made of pieces of memory, sent without joining them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 _PIECE = 2**20
-"""Bytes given to the socket at a time. Smaller ones cost time in Python, larger ones must leave within the timeout."""
+"""Bytes per socket write. Smaller writes cost time in Python; a larger one must finish within the timeout."""
 _COPIED = 2**16
-"""Bytes. Smaller pieces of memory are joined: copying them costs less than sending them alone."""
+"""Bytes. Smaller pieces are joined: a copy costs less than a separate write."""
 
 
 class Body:
-    """A part of many pieces of memory, read like a file: botocore sends it, and begins anew when it retries."""
+    """A byte range of several pieces of memory, as a file that botocore reads, and rewinds to retry."""
 
     def __init__(self, pieces: Sequence[memoryview], start: int = 0, stop: int | None = None) -> None:
-        """Take the bytes from start to stop of all pieces laid end to end."""
+        """Take bytes `start` to `stop` of the concatenated pieces."""
         flat = [piece.cast("B") for piece in pieces if piece.nbytes]
         ends = list(accumulate(len(piece) for piece in flat))
         total = ends[-1] if ends else 0
@@ -38,23 +38,23 @@ class Body:
         return self._ends[-1] if self._ends else 0
 
     def crc32(self) -> str:
-        """Return the checksum as S3's header takes it."""
+        """Return the checksum for S3's header: base64 of the big-endian CRC32."""
         value = 0
         for piece in self._pieces:
             value = zlib.crc32(piece, value)
         return base64.b64encode(value.to_bytes(4, "big")).decode()
 
     def read(self, size: int = -1) -> memoryview | bytes:
-        """Return the next bytes, none at the end.
+        """Return the next bytes, empty at the end.
 
-        They may be more than asked for: http.client asks for 16 KiB at a time and sends whatever it gets.
+        The result may be longer than `size`: http.client asks for 16 KiB at a time, and sends whatever it receives.
         """
         if size < 0:
             return b"".join(iter(lambda: bytes(self.read(_PIECE)), b""))
         if self._position >= len(self):
             return b""
         index = bisect_right(self._ends, self._position)
-        piece = self._pieces[index][self._position - self._ends[index] :][: max(size, _PIECE)]  # from the end: negative
+        piece = self._pieces[index][self._position - self._ends[index] :][: max(size, _PIECE)]  # a negative index
         if len(piece) >= _COPIED:
             self._position += len(piece)
             return piece
@@ -67,7 +67,7 @@ class Body:
         return bytes(joined)
 
     def readinto(self, memory: memoryview) -> int:
-        """Fill memory with the next bytes, as far as there are any: for the CRT, which signs where it is installed."""
+        """Fill memory with the next bytes and return the count. The CRT calls this to sign, if it is installed."""
         start = self._position
         piece = self.read(len(memory))[: len(memory)]
         memory[: len(piece)] = piece
@@ -75,7 +75,7 @@ class Body:
         return len(piece)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a position, as files do."""
+        """Seek like a file."""
         self._position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self)}[whence] + offset
         return self._position
 

@@ -1,7 +1,7 @@
-"""One bucket of S3, and every request to it: those of checkpoints and those of streamed data.
+"""One S3 bucket and every request to it, for checkpoints and for streamed data.
 
-Each request is retried by one policy (`smddp.storage.s3_retries`). The client asks once, and belongs to one process:
-it is not shared over a fork, nor are the locks.
+One policy retries each request (`smddp.storage.s3_retries`); boto3 itself does not retry. Client and semaphore belong
+to one process: a fork makes its own.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PART_SIZE = 8 * 2**20
-"""Bytes of a request. Larger ones are no faster, fill the server's memory, and are sent again whole if they fail."""
+"""Bytes of a request. Larger requests are no faster, take server memory, and are repeated whole after a failure."""
 CONNECTIONS = 10
-"""Requests at a time. One connection to AWS carries some 90 MB/s, whatever the network; and each rank that writes, or
-host that reads, has as many."""
+"""Requests at a time, for each writing rank or reading host. One connection to AWS carries about 90 MB/s on any
+network."""
 PATIENCE = 120.0
-"""Seconds without a byte after which S3 is given up."""
+"""Seconds without a byte before a request fails."""
 
 _MARKERS: Mapping[str, Mapping[str, str]] = {
     "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
     "list_multipart_uploads": {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"},
 }
-"""For each operation that lists: what the next request says, and where the answer gives it."""
+"""For each list operation: the next request's parameters, and the answer's fields with their values."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Version:
-    """Which bytes an object has: all that is read of it is of the same."""
+    """The version of an object. All ranges of one read must be of the same version."""
 
     etag: str
-    """As S3 gives it, with its quotes."""
+    """As S3 returns it, with quotes."""
     size: int
     """Bytes of the whole object."""
 
 
 class S3Bucket:
-    """Ask a bucket. Safe among threads, and over a fork."""
+    """Sends requests to a bucket. Safe for threads and forks."""
 
     def __init__(
         self,
@@ -63,17 +63,11 @@ class S3Bucket:
         timeout: float = 30.0,
         patience: float = PATIENCE,
     ) -> None:
-        """Say which; nothing is asked of S3 yet.
+        """Configure a bucket, without a request to S3. `failure` makes the exception to raise from a refusal.
 
-        Args:
-            name: The bucket's.
-            advice: What to do about a refusal where that depends on what was tried, by S3's code.
-            failure: Makes the exception to raise of what S3 did not do.
-            connections: Ranges and parts that are under way at a time at most.
-            part_size: Bytes of a request; what is larger goes and comes in several.
-            client: boto3's. Default: each process makes one by `smddp.storage.s3_client.connect`.
-            timeout: Seconds until S3 must answer, and until the next bytes of the answer must come.
-            patience: Seconds without a byte, and with an error again and again, until S3 is given up.
+        `advice` is by S3's code; `client` defaults to one per process. `connections` bounds the ranges and parts in
+        transfer at a time, `part_size` the bytes of a request. `timeout` is the seconds to wait for an answer, and for
+        its next bytes; `patience` is the seconds without progress, over all retries, before a request fails.
         """
         self.name = name
         self.advice = advice
@@ -86,11 +80,11 @@ class S3Bucket:
         self._state: _State | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the client behind."""
+        """Pickle without the client."""
         return {**self.__dict__, "_state": None}
 
     def uri(self, key: str) -> str:
-        """Return the location of an object."""
+        """Return the URI of an object."""
         return f"s3://{self.name}/{key}"
 
     @overload
@@ -98,18 +92,10 @@ class S3Bucket:
     @overload
     def ask(self, doing: str, call: Callable[[S3Client], T], *, none_if: Collection[str]) -> T | None: ...
     def ask(self, doing: str, call: Callable[[S3Client], T], *, none_if: Collection[str] = ()) -> T | None:
-        """Make a request until S3 answers it.
+        """Make a request, with retries, and return its result; None if S3 answers with one of the codes `none_if`.
 
-        Args:
-            doing: What fails if it fails: ``could not write s3://bucket/key``.
-            call: Makes it. It is called again where S3 did not answer, and must be the same request then.
-            none_if: S3's codes that are an answer too.
-
-        Returns:
-            What the call returned; None where S3 answered with one of those codes.
-
-        Raises:
-            Exception: `failure`: S3 refused, or did not answer for too long.
+        `call` may run several times, and must make the same request each time. Raise `failure` after a refusal or a
+        timeout; `doing` is the failed action (``could not write s3://bucket/key``).
         """
         retries = self.retries(doing)
         try:
@@ -120,7 +106,7 @@ class S3Bucket:
             raise self.given_up(doing, error, retries) from error
 
     def pages(self, doing: str, operation: str, **parameters: Any) -> Iterator[Any]:
-        """Return the answers of an operation that lists, a request a page."""
+        """Yield the answers of a list operation, one request per page."""
         while True:
             answer = self.ask(doing, lambda client: getattr(client, operation)(Bucket=self.name, **parameters))
             yield answer
@@ -129,7 +115,7 @@ class S3Bucket:
             parameters.update({name: answer[found] for name, found in _MARKERS[operation].items()})
 
     def version(self, key: str, *, doing: str) -> Version | None:
-        """Return the version of an object, and with it the size; None if it is missing."""
+        """Return the version and size of an object; None if absent."""
 
         def look(client: S3Client) -> Version:
             try:
@@ -137,14 +123,14 @@ class S3Bucket:
                 return Version(etag=answer["ETag"], size=answer["ContentLength"])
             except ClientError as error:
                 if code_of(error).isdigit() and not is_missing(error):
-                    # What answers a HEAD has no body, and so no reason; what answers this has.
+                    # The answer to a HEAD has no body, and so no reason; the answer to this GET has one.
                     client.get_object(Bucket=self.name, Key=key, Range="bytes=0-0")["Body"].close()
                 raise
 
         return self.ask(doing, look, none_if=MISSING)
 
     def connect(self, doing: str) -> None:
-        """Make this process's client now, to find out whether the AWS configuration is possible."""
+        """Create this process's client now, to raise errors of the AWS configuration early."""
         try:
             self._here()
         except S3_ERRORS as error:
@@ -152,27 +138,30 @@ class S3Bucket:
 
     @property
     def client(self) -> S3Client:
-        """That of this process."""
+        """The client of this process."""
         return self._here().client
 
     @property
     def free(self) -> threading.BoundedSemaphore:
-        """What is held while bytes are under way."""
+        """The semaphore that limits transfers of ranges and parts in this process to `connections`.
+
+        A transfer takes it inside each try and frees it before a pause, so a failing request does not block others.
+        """
         return self._here().free
 
     def retries(self, doing: str, cancelled: Callable[[], bool] = lambda: False) -> Retries:
-        """Begin with one request; `given_up` makes the exception to raise of what comes out of it."""
+        """Return the retries of one request; `given_up` converts its last error to the exception to raise."""
         return Retries(lambda error: explain(doing, error, self.advice), seconds=self._patience, cancelled=cancelled)
 
     def given_up(self, doing: str, error: Exception, retries: Retries) -> Exception:
-        """Make the exception to raise of the last error of S3."""
+        """Convert the last error of a request to the exception to raise."""
         refused = explain(doing, error, self.advice)
         if refused.transient:
             refused = Refusal(message=f"{refused.message} (asked again for {retries.waited:.0f} s)", transient=True)
         return self.failure(refused)
 
     def _here(self) -> _State:
-        """Return what this process has. Two threads may make one each at first: that costs a moment, nothing else."""
+        """Return this process's state. Without a lock: two threads may each create one at first, which is harmless."""
         if self._state is None or self._state.process != os.getpid():
             client = self._given_client or connect(timeout=self._timeout)
             self._state = _State(process=os.getpid(), client=client, free=threading.BoundedSemaphore(self.connections))
@@ -181,7 +170,7 @@ class S3Bucket:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _State:
-    """What belongs to one process."""
+    """The client and semaphore of one process."""
 
     process: int
     client: S3Client

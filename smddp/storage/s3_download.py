@@ -1,4 +1,4 @@
-"""The bytes of objects in S3 into memory: resumed where they broke off, and never of two versions."""
+"""Download S3 objects into memory: resume broken transfers, and never mix two versions of an object."""
 
 from __future__ import annotations
 
@@ -18,34 +18,30 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, GetObjectRequestTypeDef
 
-_BLOCK = 2**20  # bytes that are read at a time: with half of it, checkpoints come a tenth slower
+_BLOCK = 2**20  # bytes per read: half of it makes checkpoints a tenth slower
 _PAST_THE_END = {"InvalidRange", "416"}
 _OF_ANOTHER_VERSION = {*_PAST_THE_END, "PreconditionFailed", "412"}
 
 
 class ReplacedError(Exception):
-    """An object is not the version any more that was asked for."""
+    """An object is no longer the requested version."""
 
 
 class TooLargeError(Exception):
-    """An object has more bytes than are read at once."""
+    """An object has more bytes than allowed."""
 
 
 class Downloads:
-    """Reads objects of one bucket. Safe among threads."""
+    """Reads objects of one bucket. Thread-safe."""
 
     def __init__(self, bucket: S3Bucket) -> None:
         """Read from a bucket."""
         self._bucket = bucket
 
     def read_whole(self, key: str, *, largest: int) -> tuple[bytes, str] | None:
-        """Read a small object at once.
+        """Read a small object in one request: its bytes and their ETag; None if absent.
 
-        Returns:
-            Its bytes and its ETag, which belong together; None if it is missing.
-
-        Raises:
-            TooLargeError: It is larger than the largest.
+        Raise TooLargeError if it has more than `largest` bytes.
         """
 
         def read(client: S3Client) -> tuple[bytes, str]:
@@ -73,27 +69,16 @@ class Downloads:
         arrived: Callable[[int], None] = lambda _: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Fill memory with the bytes of an object from one on, as far as the object goes.
+        """Fill memory with the bytes of an object from `start` to the end of either, and return the count.
 
-        What a broken answer gave is kept, and the rest asked for again.
+        Raise FileNotFoundError if the object is absent, ReplacedError if it is not of `version`, Cancelled if
+        `cancelled()`, which is checked after each mebibyte, is true.
 
-        Args:
-            key: The object's.
-            start: Its first byte that is wanted.
-            memory: Where to.
-            version: Which it must be; None: any, then that of the first answer.
-            answered: Called with the version as soon as S3 has answered, before the bytes are there.
-            arrived: Called with the count of bytes that are there, again and again.
-            cancelled: Whether nobody wants them any more; asked after each mebibyte.
-
-        Returns:
-            The count of bytes.
-
-        Raises:
-            FileNotFoundError: There is no such object.
-            ReplacedError: It is not of this version, or was replaced meanwhile.
-            Cancelled: It was cancelled.
-            Exception: `failure`: S3 did not give it.
+        Notes on resuming and versions:
+          1. Each try asks for the bytes after the last one that arrived.
+          2. The first answer fixes the version, unless `version` does; `If-Match` makes S3 refuse any other.
+          3. `answered` is called with the version after each answer, before its bytes; `arrived` after each block with
+             the count of bytes so far.
         """
         doing = f"could not read {self._bucket.uri(key)}"
         retries = self._bucket.retries(doing, cancelled)
@@ -107,7 +92,7 @@ class Downloads:
                 "Range": f"bytes={start + filled}-{start + wanted - 1}",
             }
             if expected:
-                request["IfMatch"] = expected.etag  # what was replaced is refused before anything of it is sent
+                request["IfMatch"] = expected.etag  # S3 refuses a replaced object without sending its bytes
             with self._bucket.free:
                 answer = self._bucket.client.get_object(**request)
                 with closing(answer["Body"]) as body:
@@ -134,18 +119,14 @@ class Downloads:
             if code in MISSING:
                 raise FileNotFoundError(self._bucket.uri(key)) from error
             if code in _PAST_THE_END and version is None and filled == 0:
-                return 0  # it ends before, or is empty
+                return 0  # the object ends before `start`, or is empty
             if code in _OF_ANOTHER_VERSION:
                 raise ReplacedError(self._bucket.uri(key)) from error
             raise self._bucket.given_up(doing, error, retries) from error
         return filled
 
     def fill_in_parallel(self, key: str, start: int, memory: memoryview, version: Version | None = None) -> int:
-        """Fill memory as `fill` does, in several ranges at a time. Each is of one version; all are, if that is given.
-
-        Returns:
-            The count of bytes, as far as the object goes.
-        """
+        """Fill memory like `fill`, in several ranges at a time. Without `version`, two ranges may differ in version."""
         flat, size = memory.cast("B"), self._bucket.part_size
         calls = [
             partial(self.fill, key, start + begin, flat[begin : begin + size], version)
@@ -154,7 +135,7 @@ class Downloads:
         return sum(in_parallel(calls, threads=self._bucket.connections))
 
     def _version_of(self, answer: GetObjectOutputTypeDef, start: int, doing: str) -> Version:
-        """Read ``bytes 0-99/1234``."""
+        """Return the version from an answer, and verify its Content-Range, such as ``bytes 0-99/1234``."""
         given = answer.get("ContentRange", "")
         unit, _, total = given.rpartition("/")
         if not unit.startswith(f"bytes {start}-") or not total.isdecimal():

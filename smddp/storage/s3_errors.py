@@ -1,4 +1,4 @@
-"""What S3, and the way to it, can refuse: what is wrong, what to do, and whether asking again may help."""
+"""Explain errors of S3 and of the connection: the cause, advice, and whether a retry may help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
-    ConnectionError,  # noqa: A004 - botocore's, of which its errors of a connection are
+    ConnectionError,  # noqa: A004 - the base class of botocore's connection errors
     HTTPClientError,
     IncompleteReadError,
     NoCredentialsError,
@@ -18,10 +18,10 @@ from botocore.exceptions import (
 from urllib3.exceptions import HTTPError
 
 S3_ERRORS = (BotoCoreError, ClientError, HTTPError)
-"""What a call of botocore raises; the last one while a body is read over TLS."""
+"""Errors that a botocore call raises; HTTPError while a body is read over TLS."""
 
 MISSING = frozenset({"NoSuchKey", "404"})
-"""S3's codes for an object that is not there."""
+"""S3's codes for an absent object."""
 
 _ADVICE = {
     "NoSuchBucket": "create the bucket (smddp never does), or correct the URI",
@@ -54,36 +54,33 @@ _SAME = {
 _TRANSIENT = {"SlowDown", "InternalError", "RequestTimeout", "BadDigest", "IncompleteBody", "OperationAborted"}
 
 _PASSWORD = re.compile(r"//[^/\s]*@")
-"""Who asks, in the URL of an endpoint or a proxy: an error's message goes to logs, and to the job's FailureReason."""
+"""User and password in the URL of an endpoint or proxy. Messages go to logs and to the job's FailureReason."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Refusal:
-    """Why S3 did not do something."""
+    """Why S3 refused a request."""
 
     message: str
-    """What was tried, what S3 answered and what to do, in one sentence."""
+    """The action, S3's answer and advice, in one sentence."""
     transient: bool
-    """Whether the same request may succeed later although nobody does anything."""
+    """Whether the same request may succeed later without any change."""
 
 
 def code_of(error: Exception) -> str:
-    """Return S3's name for what is wrong, or the HTTP status where the answer had no body; empty if S3 said nothing."""
+    """Return S3's error code, or the HTTP status of an answer without a body; empty without an answer."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, ClientError) else ""
 
 
 def is_missing(error: Exception) -> bool:
-    """Return whether S3 said that there is no such object."""
+    """Return whether S3 reported an absent object."""
     return code_of(error) in MISSING
 
 
 def explain(doing: str, error: Exception, advice: Mapping[str, str]) -> Refusal:
-    """Say what is wrong, and what to do.
+    """Explain one of `S3_ERRORS`; `doing` is the failed action (``could not write s3://bucket/key``).
 
-    Args:
-        doing: What failed: ``could not write s3://bucket/key``.
-        error: One of S3_ERRORS.
-        advice: What to do where that depends on what was tried, by S3's code (``AccessDenied``, ``SlowDown``, ...).
+    `advice` by S3's code (``AccessDenied``) goes before the general advice.
     """
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -101,7 +98,7 @@ def explain(doing: str, error: Exception, advice: Mapping[str, str]) -> Refusal:
 
 
 def refusal(doing: str, code: str, message: str, advice: Mapping[str, str], *, status: int = 0) -> Refusal:
-    """Say what S3 refused under a code of its own, for a whole request or for one key of it."""
+    """Explain an error code of S3, for a whole request or for one of its keys."""
     kind = _SAME.get(code, code)
     remedy = advice.get(kind) or _ADVICE.get(kind, "see what S3 says")
     return Refusal(message=f"{doing}: {code} ({message}); {remedy}", transient=kind in _TRANSIENT or status >= 500)

@@ -1,4 +1,4 @@
-"""The one policy of retries of what is asked of AWS: how long, with which pauses, and what it logs."""
+"""The retry policy of all requests to AWS: duration, pauses, and logging."""
 
 from __future__ import annotations
 
@@ -15,49 +15,37 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds
-_GLANCE = 0.05  # seconds between two looks whether it was cancelled
-_WORTH_SAYING = 1.0  # seconds; shorter pauses are S3's everyday life
+_GLANCE = 0.05  # seconds between two checks for cancellation
+_WORTH_SAYING = 1.0  # seconds; shorter pauses are usual with S3, and logged as info
 
 
-class Cancelled(Exception):  # noqa: N818 - it is none
-    """Nobody wants the answer any more."""
+class Cancelled(Exception):  # noqa: N818 - not an error
+    """The caller cancelled the request."""
 
 
 class Retries:
-    """Ask again for what failed for a while, with pauses that grow, until nothing has come for too long."""
+    """Retry a request after transient errors, with growing pauses, until too long has passed without progress."""
 
     def __init__(
         self, explain: Callable[[Exception], Refusal], *, seconds: float, cancelled: Callable[[], bool] = lambda: False
     ) -> None:
-        """Begin with one request.
-
-        Args:
-            explain: Says what an error of S3 means.
-            seconds: How long to go on without a byte.
-            cancelled: Whether to end it.
-        """
+        """Start the clock of one request, which fails after `seconds` without progress."""
         self._explain = explain
         self._seconds = seconds
         self._cancelled = cancelled
         self.progress()
 
     def progress(self) -> None:
-        """Begin anew: something came."""
+        """Restart the clock and the pauses, because bytes arrived."""
         self._since = time.monotonic()
         self._pause = _FIRST_PAUSE
 
     def ask(self, call: Callable[[], T]) -> T:
-        """Call until it succeeds.
-
-        Raises:
-            BotoCoreError: What the last call raised, or another of S3_ERRORS: S3 refused, or did not answer for too
-                long.
-            Cancelled: It was cancelled.
-        """
+        """Call until success; raise the last of `S3_ERRORS`, or Cancelled."""
         while True:
             try:
                 return call()
-            except S3_ERRORS as error:  # noqa: PERF203 - a try is nothing beside a request
+            except S3_ERRORS as error:  # noqa: PERF203 - a try costs nothing beside a request
                 refused = self._explain(error)
                 if not refused.transient or self.waited >= self._seconds:
                     raise
@@ -65,11 +53,11 @@ class Retries:
 
     @property
     def waited(self) -> float:
-        """Seconds since something came, or since the beginning."""
+        """Seconds since the last progress, or since the start."""
         return time.monotonic() - self._since
 
     def _wait(self, refused: Refusal) -> None:
-        # Random, or all ranks of a job would come again at the same moment.
+        # Random: otherwise all ranks of a job would retry at the same moment.
         pause = random.uniform(0.5, 1.0) * self._pause  # noqa: S311
         logger.log(logging.WARNING if pause >= _WORTH_SAYING else logging.INFO, "%s; asking again", refused.message)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

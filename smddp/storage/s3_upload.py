@@ -1,4 +1,13 @@
-"""Objects to S3: in parallel parts, each byte counted and checked; what is not completed is aborted."""
+"""Upload objects to S3, in parallel parts with checksums; abort uploads that fail.
+
+Notes on a multipart upload, where the answer to any request may be lost:
+  1. Begin: record each try before its request (`begun`). A lost answer may leave an upload whose ID is unknown.
+  2. Send the parts, each with its CRC32.
+  3. Complete. ``NoSuchUpload`` after a retry means success if the object has the expected size: the key belongs to one
+     attempt, so nobody else writes it.
+  4. After any failure, and after a lost answer in 1, list the key's unfinished uploads and abort them. A later run
+     aborts those that remain (`S3Store.abort_orphans`).
+"""
 
 from __future__ import annotations
 
@@ -23,28 +32,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_PARTS = 10_000
-"""Of one object: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
+"""Parts of one object: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
 
 _OVER = {"NoSuchUpload"}
 
 
 class Uploads:
-    """Write objects of one bucket. Safe among threads."""
+    """Writes objects of one bucket. Thread-safe."""
 
     def __init__(self, bucket: S3Bucket) -> None:
         """Write to a bucket."""
         self._bucket = bucket
 
     def write(self, key: str, content: Sequence[memoryview]) -> None:
-        """Write an object; it stands there as a whole when this returns, and not at all, in no part, if it raises.
-
-        Args:
-            key: Its key.
-            content: Its bytes, laid end to end. They are sent from where they are.
-
-        Raises:
-            Exception: The bucket's failure: S3 did not take it.
-        """
+        """Write an object from concatenated pieces, without a copy. It is complete on return, and never partial."""
         whole = Body(content)
         doing = f"could not write {self._bucket.uri(key)}"
         if len(whole) <= self._bucket.part_size:
@@ -65,17 +66,9 @@ class Uploads:
         condition: dict[str, Any] | None = None,
         none_if: frozenset[str] = frozenset(),
     ) -> bool:
-        """Write an object in one request.
+        """Write an object in one request; False if S3 answers with a code in `none_if`, for an unmet condition.
 
-        Args:
-            key: Its key.
-            content: Its bytes.
-            doing: What fails if it fails.
-            condition: ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
-            none_if: The codes by which S3 says that the condition is not met.
-
-        Returns:
-            Whether the condition was met.
+        `condition` is ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
         """
         whole = Body(content)
         checksum = whole.crc32()
@@ -85,7 +78,7 @@ class Uploads:
             client.put_object(
                 Bucket=self._bucket.name,
                 Key=key,
-                Body=whole,  # type: ignore[arg-type] # the stubs want all that a file can do
+                Body=whole,  # type: ignore[arg-type] # the stubs want a whole file
                 ContentLength=len(whole),
                 ChecksumCRC32=checksum,
                 **(condition or {}),
@@ -95,7 +88,7 @@ class Uploads:
         return self._bucket.ask(doing, put, none_if=none_if) is not None
 
     def abort(self, key: str, upload_id: str, *, doing: str) -> None:
-        """Give back the parts of an upload that will not be completed. It may be over already."""
+        """Abort an upload, and so delete its parts. An upload that has already ended is no error."""
         self._bucket.ask(
             doing,
             lambda client: client.abort_multipart_upload(Bucket=self._bucket.name, Key=key, UploadId=upload_id),
@@ -103,7 +96,7 @@ class Uploads:
         )
 
     def unfinished(self, prefix: str, *, doing: str) -> Iterator[MultipartUploadTypeDef]:
-        """List the multipart uploads of keys that begin with a prefix, begun but not ended."""
+        """List the unfinished multipart uploads below a prefix."""
         for page in self._bucket.pages(doing, "list_multipart_uploads", Prefix=prefix):
             yield from (upload for upload in page.get("Uploads", []) if upload["Key"].startswith(prefix))
 
@@ -112,7 +105,7 @@ class Uploads:
         begun: list[str | None] = []
 
         def begin(client: S3Client) -> str:
-            begun.append(None)  # until it is answered
+            begun.append(None)  # the ID is unknown until the answer
             answer = client.create_multipart_upload(Bucket=self._bucket.name, Key=key, ChecksumAlgorithm="CRC32")
             begun[-1] = answer["UploadId"]
             return answer["UploadId"]
@@ -130,7 +123,7 @@ class Uploads:
             self._abort_all(key, begun)
             raise
         if begun[:-1]:
-            self._abort_all(key, [])  # the upload whose begin was not answered
+            self._abort_all(key, [])  # uploads begun by tries whose answer was lost
 
     def _write_part(self, key: str, upload_id: str, number: int, body: Body, doing: str) -> CompletedPartTypeDef:
         checksum = body.crc32()
@@ -158,7 +151,7 @@ class Uploads:
                     Bucket=self._bucket.name, Key=key, UploadId=upload_id, MultipartUpload={"Parts": parts}
                 )
             except ClientError as error:
-                # An earlier try may have succeeded unseen. Nobody else writes this key: it belongs to one attempt.
+                # An earlier try may have succeeded with its answer lost (note 3).
                 if code_of(error) not in _OVER or self._size(key, doing) != size:
                     raise
 
@@ -169,17 +162,17 @@ class Uploads:
         return found.size if found else 0
 
     def _abort_all(self, key: str, begun: Sequence[str | None]) -> None:
-        """Abort all uploads of a key, for it belongs to one attempt; say so where that is not possible now.
+        """Abort all uploads of a key, which belongs to one attempt; log failures.
 
-        Each request is made whatever came of the others: a role may be allowed to abort and not to list, and keys that
-        expired may be renewed by the next request.
+        Each request is made even if others fail: a role may be allowed to abort but not to list, and expired
+        credentials may be renewed by the next request.
         """
         doing = f"could not abort the multipart upload of {self._bucket.uri(key)}, a later run will"
         uploads = {upload_id for upload_id in begun if upload_id is not None}
         try:
             uploads |= {upload["UploadId"] for upload in self.unfinished(key, doing=doing) if upload["Key"] == key}
         except SmddpError as error:
-            if len(uploads) < max(len(begun), 1):  # there may be one that only the list knows
+            if len(uploads) < max(len(begun), 1):  # an upload may exist that only the list shows
                 logger.warning("%s", error)
         for upload_id in uploads:
             with _failure_as_warning():
@@ -188,7 +181,7 @@ class Uploads:
 
 @contextmanager
 def _failure_as_warning() -> Iterator[None]:
-    """Log a failure of the block instead of raising it: a later run finds unfinished uploads and aborts them."""
+    """Log a failure instead of raising it: a later run aborts unfinished uploads."""
     try:
         yield
     except SmddpError as error:

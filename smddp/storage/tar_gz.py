@@ -1,4 +1,4 @@
-"""A .tar.gz that nobody vouches for, read from its beginning to its end, in little memory."""
+"""Read an untrusted .tar.gz in sequence and in little memory."""
 
 from __future__ import annotations
 
@@ -15,23 +15,15 @@ from smddp.storage.tar_members import TarMembers
 
 
 class BadArchiveError(Exception):
-    """An archive is damaged, or no .tar.gz, or has more in it than is allowed."""
+    """An archive is damaged, is no .tar.gz, or exceeds the size limit."""
 
 
 @contextlib.contextmanager
 def reading_tar_gz(archive: Path, origin: str, *, most: int | None = None) -> Iterator[TarMembers]:
-    """Give the members of an archive.
+    """Yield the members of an archive, verified only once `TarMembers.next` returns None: gzip's checksum is last.
 
-    It is intact only once `TarMembers.next` has said that there is no more: gzip's checksum stands at the end.
-
-    Args:
-        archive: Where it is.
-        origin: What to call it in errors.
-        most: Bytes of it, unpacked, after which it is given up: a few of it can be thousands.
-
-    Raises:
-        BadArchiveError: It is none, damaged or too large.
-        OSError: It cannot be read.
+    Raise BadArchiveError if it is malformed, or unpacks to more than `most` bytes: a small archive can unpack to a huge
+    one.
     """
 
     def fail(offset: int, problem: str, cause: Exception | None) -> NoReturn:
@@ -51,7 +43,7 @@ def reading_tar_gz(archive: Path, origin: str, *, most: int | None = None) -> It
 
 
 class _Unpacked(gzip.GzipFile):
-    """What a file unpacks to, up to a limit."""
+    """The unpacked bytes of a file, up to a limit."""
 
     def __init__(self, file: BinaryIO, most: int | None) -> None:
         super().__init__(fileobj=file, mode="rb")

@@ -1,4 +1,4 @@
-"""The headers of a tar file: POSIX's ustar and pax, and GNU's long names and large sizes. Pure functions of bytes."""
+"""Parse tar headers: POSIX ustar and pax, and GNU's long names and large sizes. Pure functions of bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 BLOCK = 512
-"""Bytes of a header; the data of a member are padded to a multiple of it."""
+"""Bytes of a header; a member's data are padded to a multiple of it."""
 DIRECTORY = b"5"
 HARD_LINK, SYMBOLIC_LINK, SPARSE = b"1", b"2", b"S"
 CHARACTER_DEVICE, BLOCK_DEVICE, NAMED_PIPE = b"3", b"4", b"6"
-_REGULAR = (b"0", b"\0", b"7")  # 7: a contiguous file, which is nothing else today
+_REGULAR = (b"0", b"\0", b"7")  # 7: a contiguous file, treated as a regular one
 _WITHOUT_DATA = (HARD_LINK, SYMBOLIC_LINK, CHARACTER_DEVICE, BLOCK_DEVICE, NAMED_PIPE, DIRECTORY)
 _GNU_LONG_NAME, _GNU_LONG_LINK = b"L", b"K"
 _PAX, _PAX_GLOBAL = b"x", b"g"
@@ -23,28 +23,24 @@ _PAX_FIELD = re.compile(rb"([0-9]{1,7}) ([^=\n]+)=")
 
 
 class BadHeaderError(Exception):
-    """What stands in the place of a header is none."""
+    """A block is not a valid header."""
 
 
 class Header(NamedTuple):
-    """What a reader needs of a header. A tuple: that is made in a third of the time of a frozen dataclass."""
+    """The fields of a header that a reader needs. A tuple takes a third of a frozen dataclass's time to create."""
 
     name: str
     size: int
-    """Bytes of data that follow, without the padding."""
+    """Bytes of data after the header, without padding."""
     kind: bytes
     """The type flag."""
     link: str = ""
-    """Where a link leads."""
+    """The target of a link."""
     mode_field: bytes = b""
 
     @classmethod
     def of(cls, block: bytes) -> Header:
-        """Understand a block.
-
-        Raises:
-            BadHeaderError: Its checksum is wrong, or a field of it.
-        """
+        """Parse a block; raise BadHeaderError if its checksum or a field is wrong."""
         if _number(block[148:156]) != _checksum(block):
             raise BadHeaderError("what stands in the place of a member's header is none (its checksum is wrong)")
         kind = block[156:157]
@@ -53,36 +49,28 @@ class Header(NamedTuple):
             name = f"{prefix}/{name}"
         if kind not in _KNOWN:
             raise BadHeaderError(f"the member {name!r} is of the unknown type {kind!r}")
-        # Links, directories and devices have no data, whatever the size says.
+        # Links, directories and devices have no data, whatever the size field says.
         size = 0 if kind in _WITHOUT_DATA else _number(block[124:136])
         link = _text(block[157:257]) if kind in (HARD_LINK, SYMBOLIC_LINK) else ""
         return cls(name=name, size=size, kind=kind, link=link, mode_field=block[100:108])
 
     @property
     def mode(self) -> int:
-        """The bits of the file's mode.
-
-        Raises:
-            BadHeaderError: They are no number.
-        """
+        """The file's mode bits; raise BadHeaderError if malformed."""
         return _number(self.mode_field)
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a plain file."""
+        """Whether it is a regular file."""
         return self.kind in _REGULAR
 
     @property
     def is_extension(self) -> bool:
-        """Whether what follows is not a member's data, but belongs to the header after it."""
+        """Whether the data extend the next header, and are not a member's."""
         return self.kind in _EXTENSIONS
 
     def extended_by(self, fields: Mapping[str, str]) -> Header:
-        """Give the header with what the extensions before it say.
-
-        Raises:
-            BadHeaderError: The size they say is none.
-        """
+        """Return the header with the fields of its extensions applied; raise BadHeaderError for a malformed size."""
         if not fields and not self.name.endswith("/"):
             return self
         if any(name.startswith("GNU.sparse.") for name in fields):
@@ -90,7 +78,7 @@ class Header(NamedTuple):
         name, size = fields.get("path", self.name), fields.get("size", str(self.size))
         if not (size.isascii() and size.isdigit() and len(size) < 20):
             raise BadHeaderError(f"the size of {name!r} is {size[:40]!r}")
-        is_directory = self.kind == DIRECTORY or name.endswith("/")  # as the oldest tar says it
+        is_directory = self.kind == DIRECTORY or name.endswith("/")  # old tar marks directories so
         return self._replace(
             name=name,
             size=0 if is_directory else int(size),
@@ -100,20 +88,19 @@ class Header(NamedTuple):
 
 
 def extension_fields(header: Header, body: bytes) -> dict[str, str]:
-    """Give what an extension says of the member that follows it, in pax's words.
+    """Return the fields that an extension sets for the next member, by their pax names.
 
-    Raises:
-        BadHeaderError: It cannot be understood.
+    Raise BadHeaderError if it is malformed.
     """
     if header.kind == _GNU_LONG_NAME:
         return {"path": _text(body)}
     if header.kind == _GNU_LONG_LINK:
         return {"linkpath": _text(body)}
-    return _pax_fields(body) if header.kind == _PAX else {}  # global ones speak of no member
+    return _pax_fields(body) if header.kind == _PAX else {}  # global fields apply to no single member
 
 
 def _pax_fields(body: bytes) -> dict[str, str]:
-    """Return the pairs of lines of ``length name=value``."""
+    """Parse lines of ``length name=value``."""
     fields = {}
     position = 0
     while position < len(body):
@@ -127,7 +114,7 @@ def _pax_fields(body: bytes) -> dict[str, str]:
 
 
 def _number(field: bytes) -> int:
-    """Return an octal number; or, where it would be too long, a binary one (GNU)."""
+    """Parse an octal number, or GNU's binary form for large numbers."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
@@ -142,9 +129,9 @@ def _number(field: bytes) -> int:
 
 
 def _checksum(block: bytes) -> int:
-    """Return the sum of all bytes, those of the checksum itself taken for spaces.
+    """Return the sum of all bytes, with the checksum field counted as spaces.
 
-    The low half of Adler-32 is one more than the sum of so few bytes, and an order of magnitude faster than `sum`.
+    For so few bytes the low half of Adler-32 is their sum plus one, and ten times as fast as `sum`.
     """
     halves = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
     return halves - sum(block[148:156]) + 8 * ord(" ")

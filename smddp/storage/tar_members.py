@@ -1,7 +1,7 @@
-"""From header to header of a tar file that nobody vouches for, in little memory, whatever it says of its sizes.
+"""Iterate the members of an untrusted tar file, in little memory whatever its sizes say.
 
-A reader of our own, because tarfile reads headers of any size into memory, takes a cut file for its end, and goes back
-in the file where a size is negative.
+It replaces tarfile, which reads headers of any size into memory, takes a truncated file for a complete one, and seeks
+backwards for a negative size.
 """
 
 from __future__ import annotations
@@ -19,38 +19,33 @@ _END = bytes(BLOCK)
 
 
 class Member(NamedTuple):
-    """A member whose data come next in the stream."""
+    """A member, whose data are next in the stream."""
 
     header: Header
     offset: int
-    """The byte at which it begins, with the extensions of its header."""
+    """The byte at which its header begins, extensions included."""
     archive: int
-    """Counts the ends of archives before it: tar files may follow each other in one stream."""
+    """The number of end marks before it: one stream may contain several tar files."""
 
     @property
     def stored(self) -> int:
-        """Bytes of its data with the padding after them."""
+        """Bytes of its data and padding."""
         return -(-self.header.size // BLOCK) * BLOCK
 
 
 class TarMembers:
-    """Goes through the members of a tar file, or of several one after the other."""
+    """Iterates the members of one tar file, or of several in one stream."""
 
     def __init__(self, stream: ByteStream, fail: Callable[[int, str, Exception | None], NoReturn]) -> None:
-        """Begin where the stream is.
-
-        Args:
-            stream: The archive; a member begins there.
-            fail: Raises an error: that at this byte there is this problem, with this cause.
-        """
+        """Start at the stream's position, where a member begins; `fail(offset, problem, cause)` must raise."""
         self.is_complete = False
-        """Whether the last that was read is the mark at the end of an archive."""
+        """Whether the last block read is an end mark."""
         self._stream = stream
         self._fail = fail
         self._archive = 0
 
     def next(self) -> Member | None:
-        """Go to the data of the next member; None at the end. The data of the one before were read, or skipped."""
+        """Go to the next member's data; None at the end. The previous member's data must have been read or skipped."""
         stream = self._stream
         offset = stream.offset
         extended: dict[str, str] = {}
@@ -82,12 +77,12 @@ class TarMembers:
         return None
 
     def skip(self, member: Member) -> None:
-        """Pass over the data of a member, that come next."""
+        """Skip the data of the current member."""
         if self._stream.skip(member.stored) < member.stored:
             self.fail_as_cut(member.offset)
 
     def pieces(self, member: Member) -> Iterator[bytes]:
-        """Give the data of a member, that come next, in pieces of at most a mebibyte."""
+        """Yield the data of the current member in pieces of at most a mebibyte."""
         left = member.header.size
         while left:
             piece = self._stream.read(min(left, _PIECE))
@@ -100,7 +95,7 @@ class TarMembers:
             self.fail_as_cut(member.offset)
 
     def fail_as_cut(self, offset: int) -> NoReturn:
-        """Raise an error: the member that begins there does not end."""
+        """Raise the error for a member that begins at `offset` and is truncated."""
         self._fail(offset, "the archive is cut: it ends within a member; write it, or copy it, anew", None)
 
     def _extension(self, size: int, offset: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What stands around a training loop: ``run`` around the script, the ``Trainer`` around model, data and checkpoints."""
+"""The training side: ``run`` around a script, and the ``Trainer`` around model, data and checkpoints."""
 
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.early_stopping import EarlyStopping

@@ -1,6 +1,6 @@
-"""Whether the Trainer's arguments are of their kinds, before anything is made of them.
+"""Check that the Trainer's arguments have the right types, before anything is built from them.
 
-Whether model, optimizers and schedules belong together is for `smddp.training.model_checks`.
+Whether model, optimizers and schedules fit each other is checked in `smddp.training.model_checks`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def check_kinds(**arguments: object) -> None:
-    """See that each argument of the Trainer is of its kind.
-
-    Raises:
-        TypeError: One is not.
-    """
+    """Raise TypeError for the first argument of the Trainer that has the wrong type."""
     for name, value in arguments.items():
         kind, wanted = _KINDS[name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -46,29 +42,21 @@ def check_kinds(**arguments: object) -> None:
 
 
 def check_counts(**counts: object) -> None:
-    """See that each is a whole number of 1 or more.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Raise ValueError unless each argument is a whole number of 1 or more."""
     for name, count in counts.items():
         if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
             raise ValueError(f"{name}={count!r}: give a whole number of 1 or more")
 
 
 def check_bounds(**bounds: object) -> None:
-    """See that each is a number greater than 0, or None for no bound.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Raise ValueError unless each argument is a number greater than 0, or None for no bound."""
     for name, bound in bounds.items():
         if bound is not None and not (isinstance(bound, Real) and not isinstance(bound, bool) and float(bound) > 0):
             raise ValueError(f"{name}={bound!r}: give a number greater than 0, or None")
 
 
 def describe(value: object) -> str:
-    """Return what an error calls a value of another kind: a model's own text may have a thousand lines."""
+    """Return a short name of a value for an error message; a model's own text may have a thousand lines."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"

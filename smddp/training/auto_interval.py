@@ -1,8 +1,8 @@
-"""The interval between saves of ``every="auto"``: where the cost of saves and the work lost to failures are least.
+"""The interval between saves for ``every="auto"``: it minimizes the cost of saves plus the work lost to failures.
 
-A save stalls training a little; a failure loses what came after the last save. Young found the interval at which the
-two losses together are smallest, Daly made it exact for saves that are not short. The cost is measured with every save;
-how often machines fail is a number from the literature, or the user's own.
+A save stalls training a little; a failure loses the work since the last save. Young derived the interval that minimizes
+the sum, and Daly refined it for saves that take long. The cost of each save is measured; the failure rate is a number
+from the literature, or the user's own.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ from statistics import median
 logger = logging.getLogger(__name__)
 
 _MEASUREMENTS = 5
-_NEWS = 2.0  # the factor by which the interval must change to be told again
+_NEWS = 2.0  # the factor by which the interval must change to be logged again
 
 
 def best_interval(cost: float, between_failures: float) -> float:
-    """Return the seconds between two saves at which stalls and lost work together cost least.
+    """Return the interval between two saves, in seconds, that minimizes stalls plus lost work.
 
-    To first order this is Young's sqrt(2 * cost * between_failures); the two further terms are Daly's.
+    To first order this is Young's sqrt(2 * cost * between_failures); the two further terms are Daly's. ``cost`` is the
+    stall of one save in seconds, ``between_failures`` the job's mean time between failures.
 
-    Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974;
-    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
-    Computer Systems 22(3), 2006, equation 37.
-
-    Args:
-        cost: Seconds that a save keeps training waiting.
-        between_failures: Mean seconds from one failure of the job to the next.
+    Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974; J. T.
+    Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+    Systems 22(3), 2006, equation 37.
 
     Examples:
         >>> round(best_interval(5 * 60, 24 * 3600) / 60)  # the figure in Daly's paper, in minutes
@@ -42,11 +39,7 @@ def best_interval(cost: float, between_failures: float) -> float:
 
 
 class AutoInterval:
-    """The interval of one run, followed as the saves are measured.
-
-    Args:
-        between_failures: Mean seconds from one failure of the job to the next.
-    """
+    """The interval of one run, updated after each save. ``between_failures`` is the job's mean time in seconds."""
 
     def __init__(self, between_failures: float) -> None:
         self._between_failures = between_failures
@@ -54,14 +47,11 @@ class AutoInterval:
         self._told: float | None = None
 
     def after(self, *, stall: float, durable: float) -> float:
-        """Return the interval in seconds, now that one more save was measured.
+        """Return the new interval in seconds, after a save with this stall on the slowest rank.
 
-        The last five saves count, by their median: one that met a busy machine changes nothing. A save must be durable
-        before the next one begins, so the interval is never shorter than that takes.
-
-        Args:
-            stall: Seconds that the save kept training waiting, on the slowest rank.
-            durable: Seconds until it was durable.
+        The median of the last five stalls counts, so one save on a busy machine changes nothing. A save must be durable
+        before the next one begins, so the interval is never shorter than ``durable``, the seconds until this save was
+        durable.
         """
         self._stalls.append(stall)
         cost = median(self._stalls)

@@ -1,7 +1,7 @@
-"""The batches of a loader as the loop gets them, and what the one under way means for the place in the data.
+"""The batches of a loader as the loop gets them, and their part in the position in the data.
 
-A place is counted by batches that were given out and done with, not by optimizer steps: several steps a batch count
-once, and a batch that the loop passed over counts too.
+The position counts batches that the loop has finished, not optimizer steps: a batch with several steps counts once, and
+a batch that the loop skipped counts, too.
 """
 
 from __future__ import annotations
@@ -35,58 +35,50 @@ _WRAP = "give trainer.loader() the dataset, or this DataLoader, and use what it 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Loop:
-    """What the batches need of their trainer."""
+    """The calls that the batches make to their trainer."""
 
     begin: Callable[[], None]
-    """Resumes, unless that was done."""
+    """Resume, unless the trainer has."""
     micro_batches: Callable[[], int]
-    """How many micro-batches of the optimizer step under way were taken."""
+    """Return how many micro-batches of the optimizer step under way were taken."""
     finish_window: Callable[[], None]
-    """Takes the optimizer step with the micro-batches there are."""
+    """Take the optimizer step with the micro-batches so far."""
     look: Callable[[], None]
-    """Sees to what is due of checkpoint and stop, now that the loop is done with a batch."""
+    """Save or stop if due. Called between two batches."""
     next_epoch: Callable[[], bool]
-    """Whether the loop counts steps; then the data's next epoch has begun."""
+    """Begin the data's next epoch if the loop counts steps, and return whether it does."""
     begin_evaluation: Callable[[], Callable[[], None]]
-    """Saves if an evaluation may last long; what it returns is to be called at the evaluation's end."""
+    """Save if an evaluation may take long. Return a function to call at the evaluation's end."""
     leave: Callable[[], None]
-    """Called once the loop leaves the training batches: what follows may be an evaluation."""
+    """Note that the loop leaves the training batches; an evaluation may follow."""
     timed: Callable[[Iterable[Any]], Iterable[Any]] = iter
-    """Gives the batches to train on, and may measure how long they are waited for."""
+    """Yield the training batches; a timer may measure the wait for each."""
 
 
 class BatchStreams:
-    """Gives out the batches of all loaders of one trainer.
-
-    Args:
-        loaders: Those that the trainer made.
-        loop: Its trainer.
-        device: Where batches are put.
-        accumulate: Micro-batches an optimizer step.
-        world_size: How many ranks there are.
-    """
+    """Yield the batches of all loaders of one trainer, on its device."""
 
     def __init__(self, loaders: Loaders, loop: Loop, *, device: torch.device, accumulate: int, world_size: int) -> None:
         self.in_step = False
-        """Whether the loop is at work on a training batch: what it does after ``step`` belongs to the batch, too."""
+        """Whether the loop is working on a training batch; its work after ``step`` belongs to the batch, too."""
         self.is_over = False
-        """Whether no further training batch is to be given, once the optimizer step under way is done."""
+        """Whether to yield no further training batch after the optimizer step under way."""
         self.is_cut = False
-        """Whether an epoch's batches ended before its end for that reason."""
+        """Whether ``is_over`` ended an epoch's batches early."""
         self.place: LoaderState | None = None
-        """That of a training loader which keeps its own state."""
+        """The position of a training loader that keeps its own state; None for other loaders."""
         self._loaders = loaders
         self._loop = loop
         self._device = device
         self._accumulate = accumulate
         self._world_size = world_size
-        self._given: int | None = None  # batches of the epoch that were given out; None: the loop iterates by itself
-        self._has_stepped = False  # whether an optimizer step was taken on the batch that was given out last
-        self._is_settled = True  # whether the place has counted the batch that was given out last
+        self._given: int | None = None  # batches yielded in this epoch; None if the loop iterates itself
+        self._has_stepped = False  # whether the newest batch had an optimizer step
+        self._is_settled = True  # whether the position counts the newest batch
         self._warned = False
 
     def of(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches, on the device."""
+        """Yield the batches of a loader, on the device."""
         outlive_stop(loader)
         if is_evaluation(loader):
             end = self._loop.begin_evaluation()
@@ -102,7 +94,7 @@ class BatchStreams:
             is_own = keeps_place and self._loaders.order is not None
             if not keeps_place:
                 self._check_foreign(loader)
-            was_empty = False  # what a checkpoint of an epoch's end has left of it is empty, once
+            was_empty = False  # a resume at an epoch's end yields one empty epoch
             while not self._cuts():
                 given = 0
                 for batch in self._ordered(loader) if is_own else self._foreign(loader):
@@ -115,21 +107,20 @@ class BatchStreams:
                 was_empty = not given
 
     def start_epoch(self) -> None:
-        """Forget what was under way."""
+        """Forget the batches of the previous epoch."""
         self.in_step = self.is_cut = False
         self._given, self._is_settled = None, True
 
     def count_step(self) -> None:
-        """Count the data of an optimizer step as consumed, where the loop goes through the loader by itself."""
+        """Count the data of an optimizer step as consumed, if the loop iterates over the loader itself."""
         self._has_stepped = True
         if self._given is None and self._loaders.order is not None:
             self._loaders.order.advance()
 
     def settle(self) -> None:
-        """Count the batch under way as consumed: the loop is done with it, or saves what it has made of it.
+        """Count the batch under way as consumed, because the loop is done with it, or saves after its step.
 
-        Raises:
-            ValueError: The loop took no step on a batch, or several on one, within an accumulated step.
+        Raise ValueError if the loop took no step or several steps on a batch, with gradient accumulation.
         """
         order = self._loaders.order
         if order is None or self._given is None or self._is_settled or self._given % self._accumulate:
@@ -140,16 +131,12 @@ class BatchStreams:
         self._is_settled = True
 
     def check_step(self) -> None:
-        """See that the micro-batch about to be taken is the one that the place in the data says.
-
-        Raises:
-            ValueError: The loop took no step on a batch before, or several on one.
-        """
+        """Raise ValueError if, with gradient accumulation, an earlier batch had no step or several."""
         if self._accumulate > 1 and self._given is not None:
             self._check_taken((self._given - 1) % self._accumulate)
 
     def _ordered(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of the training loader, whose place is kept."""
+        """Yield the batches of the training loader, and keep its position."""
         self._given = 0
         try:
             for batch in self._loop.timed(self._moved(loader)):
@@ -195,7 +182,7 @@ class BatchStreams:
             )
 
     def _foreign(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader that the user made. Its last optimizer step may have fewer micro-batches."""
+        """Yield the batches of a loader that the user made; its last optimizer step may have fewer micro-batches."""
         place = self.place if loader is self._loaders.loader else None
         if place is not None and not place.begin():
             return
@@ -215,18 +202,14 @@ class BatchStreams:
             raise
         finally:
             self.in_step = False
-        if self._loop.micro_batches() and self._given is None:  # else the training loader's window goes on
+        if self._loop.micro_batches() and self._given is None:  # else the training loader's window continues
             self._loop.finish_window()
 
     def _moved(self, loader: Iterable[Any]) -> Iterable[Any]:
         return loader if self._device.type == "cpu" else (move(batch, self._device) for batch in loader)
 
     def _check_foreign(self, loader: Iterable[Any]) -> None:
-        """Refuse what would train wrongly, and warn once of what is not kept.
-
-        Raises:
-            ValueError: Every rank would train on the same data.
-        """
+        """Raise ValueError if every rank would train on the same data; warn once that the position is not saved."""
         check_shares(loader, self._world_size)
         if self._warned:
             return
@@ -246,16 +229,12 @@ class BatchStreams:
 
 
 def check_shares(loader: object, world_size: int) -> None:
-    """See that the ranks can have different samples.
-
-    Raises:
-        ValueError: Every rank would train on the same data.
-    """
+    """Raise ValueError if a DataLoader would give all of the data to every rank."""
     if world_size == 1 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return
     sampler = getattr(loader.batch_sampler, "sampler", None)
     draws_alike = isinstance(sampler, WeightedRandomSampler | SubsetRandomSampler) and sampler.generator is None
-    # torchdata has a RandomSampler of its own, which is no subclass of torch's.
+    # torchdata's own RandomSampler is no subclass of torch's.
     takes_all = isinstance(sampler, RandomSampler | SequentialSampler) or type(sampler).__qualname__ == "RandomSampler"
     if draws_alike or takes_all:
         raise ValueError(
@@ -266,11 +245,11 @@ def check_shares(loader: object, world_size: int) -> None:
 
 
 def outlive_stop(loader: object) -> None:
-    """Let the workers of a loader that the user made outlive a stop's signal."""
+    """Let the workers of a user's loader survive the signal of a stop."""
     if isinstance(loader, DataLoader) and loader.num_workers and not isinstance(loader.worker_init_fn, OutliveStop):
         loader.worker_init_fn = OutliveStop(loader.worker_init_fn)
 
 
 def is_evaluation(loader: object) -> bool:
-    """Return whether this is a loader of `Trainer.evaluation_loader`."""
+    """Return whether `Trainer.evaluation_loader` made this loader."""
     return isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler | ShardEvaluation)

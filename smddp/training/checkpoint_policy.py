@@ -1,7 +1,7 @@
-"""The policy of a run's checkpoints: when to save, which to keep, who writes, what a failure costs.
+"""The policy of a run's checkpoints: when to save, which to keep, which ranks write, what a failure costs.
 
-It only says what is wanted. The moment is found by the trainer (``smddp.training.run_checkpoints``), the rest done by
-``smddp.checkpoint``.
+It only states wishes. `smddp.training.run_checkpoints` finds the moment to save, and ``smddp.checkpoint`` does the
+rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from smddp.job import Job
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
-    """When a trainer saves, and what it keeps. Each epoch ends with a checkpoint anyway, and so does a stop.
+    """When a trainer saves, and which checkpoints it keeps. Each epoch and each stop end with a checkpoint anyway.
 
     Examples:
         >>> policy = CheckpointPolicy(every=1000, keep=Retention(last=2, best=1, metric="accuracy"))
@@ -25,38 +25,38 @@ class CheckpointPolicy:
     """
 
     every: int | Literal["auto"] | None = None
-    """Optimizer steps from one checkpoint to the next, or None. ``"auto"`` saves as often as costs least, by Young's
-    and Daly's formula: from what a save is measured to cost, and how often machines fail."""
+    """Optimizer steps from one checkpoint to the next, or None. ``"auto"`` saves at the interval of least
+    cost, by Young's and Daly's formula, from the measured cost of a save and the failure rate of machines."""
 
     seconds: float | None = 300.0
-    """Seconds from one checkpoint to the next by rank 0's clock, or None: what a machine that goes away without a word
-    may cost. With ``every="auto"`` it holds until the first save was measured, and is replaced then."""
+    """Seconds from one checkpoint to the next by rank 0's clock, or None for no clock: the most work that a sudden loss
+    of a machine costs. With ``every="auto"`` it holds only until the first save is measured."""
 
     keep: Retention = field(default_factory=Retention)
-    """Which checkpoints stay: the last ones, the best ones by a metric, every n-th."""
+    """Which checkpoints to keep: the last ones, the best ones by a metric, every n-th."""
 
     tolerate_failures: int = 2
-    """How many saves in a row may fail for the storage's sake, each with an error in the log, before training ends."""
+    """How many saves in a row may fail because of the storage, each with an error in the log, before training ends."""
 
     share: Literal["node", "all"] | None = None
-    """Which ranks write: those of the first node, or all, who must see the same place then. None: all where checkpoints
-    are saved to S3, which every rank sees; else the first node's, whose directory may be its own."""
+    """Which ranks write: those of the first node, or all, which must then see the same location. None chooses all for
+    S3, and the first node for a directory, which other nodes may not see."""
 
     sync: Literal["watch", "upload"] = "watch"
-    """Where SageMaker copies the directory to S3: watch that each checkpoint arrives there, and warn if one does not;
-    or upload it then."""
+    """If SageMaker copies the directory to S3: ``"watch"`` that each checkpoint arrives there, and warn if one does
+    not; or ``"upload"`` a late one."""
 
     on_change: OnChange = "keep"
-    """Whose options optimizers and schedules have after a resume (learning rate, weight decay, the length of a
-    schedule), where this script's are not those of the script that saved: ``"keep"`` the checkpoint's and warn,
-    ``"take"`` this script's, or ``"refuse"``."""
+    """What a resume does if this script's options of optimizers and schedules (learning rate, weight decay, the length
+    of a schedule) differ from the checkpoint's: ``"keep"`` the checkpoint's and warn, ``"take"`` this script's, or
+    ``"refuse"``."""
 
     mean_hours_between_failures: float = 1000.0
-    """Of one node, for ``every="auto"``; a job on n nodes is taken to fail n times as often. 1000 h is what Meta saw:
-    jobs on one node of 8 GPUs failed every 47.7 days, those on 128 every 7.9 h (Kokolis et al., "Revisiting Reliability
-    in Large-Scale Machine Learning Research Clusters", HPCA 2025). Llama 3's 419 failures in 54 days on 2048 nodes are
-    one in 6,300 h a node; the interval goes with the root, so being wrong by as much costs little. An interruption that
-    is announced, as spot instances' is, is a stop, not a failure."""
+    """Mean time between failures of one node, for ``every="auto"``; a job on n nodes fails n times as often. 1000 h is
+    what Meta measured: jobs on one node of 8 GPUs failed every 47.7 days, jobs on 128 nodes every 7.9 h (Kokolis et
+    al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025). Llama 3's 419 failures
+    in 54 days on 2048 nodes are one in 6,300 h a node. The interval grows with the square root, so an error of that
+    size costs little. An announced interruption, such as a spot instance's, is a stop, not a failure."""
 
     def __post_init__(self) -> None:
         if self.every != "auto" and self.every is not None and not (type(self.every) is int and self.every > 0):
@@ -85,5 +85,5 @@ class CheckpointPolicy:
         return "node" if job.checkpoint_location == str(job.checkpoint_dir) else "all"
 
     def seconds_between_failures(self, nodes: int) -> float:
-        """Return the expected seconds between failures of a job on so many nodes."""
+        """Return the expected seconds between failures of a job on this many nodes."""
         return self.mean_hours_between_failures * 3600 / nodes

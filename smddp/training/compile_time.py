@@ -1,4 +1,4 @@
-"""What ``torch.compile`` takes of the first step, told once in the log. It costs later steps nothing."""
+"""Log once how long ``torch.compile`` takes in the first step. Later steps pay nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,9 @@ logger = logging.getLogger(__name__)
 
 
 def log_compile_time(compiled: nn.Module, optimizer: Optimizer) -> None:
-    """Tell how long it is from the first forward pass to the first optimizer step, in which a model is compiled.
+    """Log the time from the first forward pass of a compiled model to the first step of its optimizer.
 
-    A model that is compiled again later, for batches of another shape, is not told of.
-
-    Args:
-        compiled: What ``torch.compile`` returned, before its first call.
-        optimizer: The one that steps first.
+    Call it before the model's first forward pass. A later recompilation, for another batch shape, is not logged.
     """
     started = 0.0
 

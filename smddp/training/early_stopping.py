@@ -1,4 +1,4 @@
-"""When a metric no longer gets better: the rule of early stopping, and nothing of how a training ends."""
+"""Early stopping: decide when a metric no longer improves. How a training ends is not decided here."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Mode = Literal["min", "max"]
 
 
 class EarlyStopping:
-    """Counts evaluations without a better value; keep it in the checkpoint by ``Trainer(state=...)``.
+    """Count evaluations without an improvement; keep the count in checkpoints by ``Trainer(state=...)``.
 
     Args:
-        patience: How many evaluations in a row without a better value say to stop, from 1.
-        mode: Whether a better value is a smaller (``"min"``) or a larger one (``"max"``).
-        min_delta: By more than how much it must be better, from 0.
+        patience: Stop after this many evaluations in a row without an improvement; from 1.
+        mode: ``"min"`` if smaller values are better, ``"max"`` if larger ones are.
+        min_delta: A value must be better by more than this to count as an improvement; from 0.
 
     Attributes:
         best: The best value so far, or None.
 
     Raises:
-        ValueError: One of these is not possible.
+        ValueError: An argument is out of range.
 
     Examples:
         >>> stopping = EarlyStopping(patience=2)
@@ -47,10 +47,10 @@ class EarlyStopping:
         self.best: float | None = None
 
     def update(self, value: float | Tensor) -> bool:
-        """Take the value of one evaluation, the same on all ranks.
+        """Add the value of one evaluation, the same on all ranks.
 
         Returns:
-            Whether to stop: the last ``patience`` values were no better than the best before. NaN never is.
+            Whether to stop: none of the last ``patience`` values improved on the best value. NaN never improves on it.
         """
         number = float(value)
         if not math.isnan(number) and (self.best is None or self._sign * (self.best - number) > self._min_delta):
@@ -60,9 +60,9 @@ class EarlyStopping:
         return self._no_better >= self._patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and how many were no better since."""
+        """Return the best value, and how many values since did not improve on it."""
         return {"best": self.best, "no_better": self._no_better}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; patience, mode and min_delta are the script's."""
+        """Restore the best value and the count; patience, mode and min_delta stay the script's."""
         self.best, self._no_better = state["best"], state["no_better"]

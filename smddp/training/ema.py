@@ -1,7 +1,7 @@
-"""The exponential moving average of a model's weights: what is often better to evaluate and to keep than the weights.
+"""The exponential moving average of a model's weights, which often evaluates better than the weights.
 
-PyTorch's AveragedModel computes it, but sends its count to the GPU at each update, and waits for that. Here the same
-average is taken without a wait.
+PyTorch's AveragedModel sends its count to the GPU at each update, and waits for it. This class computes the same
+average without a wait.
 """
 
 from __future__ import annotations
@@ -21,18 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 class ExponentialMovingAverage(AveragedModel):
-    """An AveragedModel by ``average = decay × average + (1 - decay) × weights``, in evaluation mode.
+    """An AveragedModel with ``average = decay × average + (1 - decay) × weights``, in evaluation mode.
 
-    The first update copies. Floating-point buffers are averaged as the weights are, so that BatchNorm's running
-    statistics are those of the averaged weights; others, such as its ``num_batches_tracked``, are copied. What
-    the model has got since, such as a layer that was added or replaced, begins as a copy.
-
-    Args:
-        module: The model; the average is a copy of it, on its devices.
-        decay: How much of the average an update keeps: between 0 and 1, 0.999 or more for thousands of steps.
-
-    Raises:
-        ValueError: The decay is out of its range, or the weights are too coarse for it.
+    It is a copy of the model, on its devices. The first update copies the weights. Floating-point buffers are averaged,
+    too, so that BatchNorm's running statistics fit the averaged weights; other buffers, such as
+    ``num_batches_tracked``, are copied. A layer that is added or replaced later begins as a copy. Making it raises
+    ValueError for a decay outside of 0 to 1, and for float16 or bfloat16 weights, which are too coarse.
 
     Examples:
         >>> model = nn.Linear(2, 1)
@@ -55,7 +49,7 @@ class ExponentialMovingAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Take the weights and buffers that the model has now into the average."""
+        """Update the average with the model's current weights and buffers."""
         is_first = int(self.n_averaged) == 0
         self.n_averaged += 1
         if self._layout_of(model) != self._layout:
@@ -72,32 +66,35 @@ class ExponentialMovingAverage(AveragedModel):
             self._average(averages, values, 0)
 
     def _know(self, model: nn.Module) -> None:
-        """Remember what the average is an average of."""
+        """Remember the layout of the averaged model."""
         self._layout = self._layout_of(model)
         self._known, _ = tensors_of(model)
 
     @staticmethod
     def _layout_of(model: nn.Module) -> tuple[list[Any], ...]:
-        """Return what changes with the model's layers: a buffer may be another tensor at each step."""
+        """Return a value that changes with the model's layers.
+
+        Buffers count by name: each step may assign a new tensor.
+        """
         parts, parameters = [id(part) for part in model.modules()], tensors_of(model)[0]
         weights = [(id(weight), weight.dtype) for weight in parameters]
         return parts, weights, [(name, buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()]
 
     def _follow(self, model: nn.Module) -> None:
-        """Become a copy of the model as it is now, with the averages of what was there before."""
+        """Become a copy of the changed model, and keep the averages of its unchanged weights."""
         _check_weights(model, self._decay)
         averages = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
         known = {id(weight) for weight in self._known}
         kept = {name for name, weight in model.named_parameters() if id(weight) in known}
         kept |= {name for name, _ in model.named_buffers()}
-        # A buffer that a forward pass assigned may have a graph, which deepcopy refuses.
+        # A buffer assigned by a forward pass may have a graph, which deepcopy refuses.
         buffers = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
         fresh = copy.deepcopy(model, buffers).requires_grad_(False).eval()
         for name, value in chain(fresh.named_parameters(), fresh.named_buffers()):
             average = averages.get(name)
             if name in kept and average is not None and average.shape == value.shape:
                 value.copy_(average)
-        self.module.__dict__.update(fresh.__dict__)  # in place: a trainer shows this very module
+        self.module.__dict__.update(fresh.__dict__)  # in place: `Trainer.ema` is this very module
         self._know(model)
         logger.info("the average of the weights follows the model, whose layers or buffers are others now")
 

@@ -11,13 +11,11 @@ ScheduleEach = Literal["step", "epoch"]
 
 
 class EpochSchedules:
-    """Schedules that are stepped at the end of an epoch in which the optimizer really took a step.
+    """Step schedules at the end of each epoch in which the optimizer took a step.
 
-    fp16's loss scaler may skip all steps of a short first epoch: a schedule that went on then would warn, and be ahead.
-    A part of each checkpoint: an epoch that goes on after a resume is one epoch.
-
-    Args:
-        schedulers: They keep their own state.
+    fp16's loss scaler may skip all steps of a short first epoch; a schedule stepped then would warn and be one epoch
+    ahead. The state is part of each checkpoint, so an epoch that a resume continues counts once. The schedules keep
+    their own.
     """
 
     def __init__(self, schedulers: Sequence[LRScheduler]) -> None:
@@ -25,20 +23,20 @@ class EpochSchedules:
         self._has_stepped = False
 
     def step(self) -> None:
-        """Note that the optimizer has taken a step."""
+        """Record that the optimizer has taken a step."""
         self._has_stepped = True
 
     def end_epoch(self) -> None:
-        """Step the schedules, if the optimizer has taken a step since the last epoch's end."""
+        """Step the schedules if the optimizer has taken a step in this epoch."""
         if self._has_stepped:
             for scheduler in self._schedulers:
                 scheduler.step()
         self._has_stepped = False
 
     def state_dict(self) -> dict[str, bool]:
-        """Return what the epoch under way has come to."""
+        """Return whether the optimizer has taken a step in this epoch."""
         return {"has_stepped": self._has_stepped}
 
     def load_state_dict(self, state: Mapping[str, bool]) -> None:
-        """Go on in the epoch that was under way."""
+        """Continue the epoch that was under way."""
         self._has_stepped = state["has_stepped"]

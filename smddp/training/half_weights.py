@@ -1,8 +1,8 @@
-"""Half weights with float32 masters: what Apex called O2.
+"""Half weights with float32 masters: Apex's O2.
 
-The module keeps its parameters in float32. They are what the optimizer steps, what DDP averages the gradients of, and
-what checkpoints and the saved model hold. Each forward pass computes with float16 copies of them, made on the spot,
-through which the gradients reach the parameters. Norm layers keep their float32 parameters, and compute in float32.
+The module keeps its parameters in float32. The optimizer steps these, DDP averages their gradients, and checkpoints and
+the saved model contain them. Each forward pass computes with fresh float16 copies, through which the gradients reach
+the parameters. Norm layers keep their float32 parameters, and compute in float32.
 """
 
 from __future__ import annotations
@@ -26,13 +26,9 @@ _NORMS = (
 class HalfWeightsModel(PrecisionModel):
     """A model that computes with float16 copies of its float32 parameters.
 
-    An activation checkpoint computes a layer again in the backward pass, where the copies are gone: use autocast there.
-
-    Args:
-        module: The model. Its norm layers get hooks, which do nothing but in this forward pass.
-
-    Raises:
-        ValueError: It is the result of ``torch.compile``, which would not see the copies.
+    Activation checkpointing recomputes a layer in the backward pass, when the copies are gone: use autocast with it.
+    The model's norm layers get hooks, which act only within this forward pass. Making it raises ValueError for a model
+    under ``torch.compile``, which would not see the copies.
 
     Examples:
         >>> model = HalfWeightsModel(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)))
@@ -49,14 +45,14 @@ class HalfWeightsModel(PrecisionModel):
             )
         super().__init__(module)
         self._computes = False
-        self._norms: list[nn.Module] = []  # which have the hooks
+        self._norms: list[nn.Module] = []  # those with hooks
         self._follow_norms()
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's output for the inputs as float16."""
+        """Return the module's output for inputs cast to float16."""
         norms = self._follow_norms()
         weights, buffers = self._masters(norms)
-        # Weights that are one tensor have one name here, and functional_call puts the copy in all their places.
+        # Tied weights have one name here, and functional_call puts the copy in all their places.
         copies = {name: value.half() for name, value in {**weights, **buffers}.items()}
         self._computes = True
         try:
@@ -64,8 +60,8 @@ class HalfWeightsModel(PrecisionModel):
         finally:
             self._computes = False
         with torch.no_grad():
-            for name, buffer in buffers.items():  # take over what the forward pass changed, and no rounding
-                after = copies[name]  # functional_call puts here what the forward pass has assigned
+            for name, buffer in buffers.items():  # keep what the forward pass changed, without the rounding
+                after = copies[name]  # functional_call stores here what the forward pass assigned
                 if after.shape == buffer.shape:
                     buffer.copy_(torch.where(after == buffer.half(), buffer, after.float()))
                 else:
@@ -74,7 +70,7 @@ class HalfWeightsModel(PrecisionModel):
         return outputs
 
     def _follow_norms(self) -> list[nn.Module]:
-        """Return the norm layers that the module has now, each with the hooks."""
+        """Return the model's current norm layers; add hooks to new ones."""
         norms: list[nn.Module] = [part for part in self.module.modules() if isinstance(part, _NORMS)]
         if [id(norm) for norm in norms] != [id(norm) for norm in self._norms]:
             for norm in norms:
@@ -85,7 +81,7 @@ class HalfWeightsModel(PrecisionModel):
         return norms
 
     def _masters(self, norms: list[nn.Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the float32 parameters and buffers that are not of a norm layer, by name."""
+        """Return the float32 parameters and buffers outside of norm layers, by name."""
         own = {id(value) for part in norms for value in [*part.parameters(recurse=False), *part.buffers(recurse=False)]}
         named = (self.module.named_parameters(), self.module.named_buffers())
         weights, buffers = (

@@ -1,8 +1,9 @@
-"""Micro-batches that count by their items, such as tokens: the step's gradient is the mean over all items.
+"""Weigh micro-batches by their number of items, such as tokens: the gradient is the mean over all items of a step.
 
-How many items a step has on all ranks is known only after its last micro-batch. So each loss is multiplied by its own
-number of items over a fixed unit, and the gradients by what was missing, once, before they are clipped. The unit is a
-power of two, so that it changes no bit of a result, and keeps fp16's scaled losses within their range.
+1. The number of items of a step, on all ranks, is known only after its last micro-batch.
+2. So each loss is multiplied by its own number of items over a fixed unit.
+3. After the last micro-batch the gradients are multiplied by the missing factor, once, before clipping.
+4. The unit is a power of two: it changes no bit of a result, and keeps fp16's scaled losses within their range.
 """
 
 from __future__ import annotations
@@ -16,13 +17,7 @@ from smddp.distributed import Membership, sum_over_ranks
 
 
 class ItemWeights:
-    """The weights of one optimizer step after the other; all ranks call its methods at the same points.
-
-    Args:
-        membership: The ranks.
-        device: Where the losses are.
-        accumulate: Micro-batches an optimizer step.
-    """
+    """The item weights of successive optimizer steps; all ranks call its methods at the same points."""
 
     def __init__(self, membership: Membership, device: torch.device, accumulate: int) -> None:
         self._membership = membership
@@ -32,20 +27,16 @@ class ItemWeights:
         self._total: Tensor | None = None
         self._weighed = 0
         self.loss_factor: Tensor | None = None
-        """What the sum of the last step's weighted losses must be multiplied by; None if it had no weights."""
+        """Factor for the sum of the last step's weighted losses; None if the step had no weights."""
 
     def restart(self) -> None:
-        """Forget micro-batches of a step that was never finished."""
+        """Forget the micro-batches of an unfinished step."""
         self._total, self._weighed = None, 0
 
     def weigh(self, items: Tensor | float) -> Tensor:
-        """Return what the mean loss of a micro-batch is to be multiplied by.
+        """Return the factor for the mean loss of a micro-batch of so many items.
 
-        Args:
-            items: How many it is the mean of, 0 or more. A tensor on the GPU is not waited for, but the first time.
-
-        Raises:
-            ValueError: It is a number that is negative or not finite, or a tensor of several.
+        Only the first call waits for a GPU. Raise ValueError for a negative or infinite number, or a tensor of several.
         """
         if isinstance(items, Tensor):
             if items.numel() != 1:
@@ -62,13 +53,9 @@ class ItemWeights:
         return weight.float()
 
     def correction(self, micro_batches: int) -> Tensor | None:
-        """Return what the step's gradients must be multiplied by; None if no micro-batch of it was weighed.
+        """Return the factor for the gradients of a step of so many micro-batches; None if none has a weight.
 
-        Args:
-            micro_batches: How many the step has.
-
-        Raises:
-            ValueError: Only some of them were weighed.
+        Raise ValueError if only some of them have one.
         """
         total, weighed = self._total, self._weighed
         self.restart()
@@ -81,7 +68,7 @@ class ItemWeights:
                 "trainer.step(loss, weight=...) with each of them, or with none"
             )
         ranks = self._membership.cluster.world_size
-        # Without an item on any rank all gradients are zero, and stay so.
+        # The minimum avoids a division by zero: without items on any rank, all gradients are zero anyway.
         everywhere = sum_over_ranks(total, self._membership).clamp(min=0.5 / self._unit)
         self.loss_factor = ranks / everywhere
         return (self._accumulate * self.loss_factor).float()

@@ -1,4 +1,4 @@
-"""What a training function is called with: its config, from wherever that comes, and the job."""
+"""The arguments of a training function: its config, from any reader, and the job."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import Any, get_type_hints
 from smddp.job import Job, hyperparameters
 
 ConfigReader = Callable[[Any, Job], tuple[Any, Mapping[str, Any]] | None]
-"""Makes a config for a parameter of this type, with the hyperparameters to be recorded; None: it makes no such."""
+"""Return a config for a parameter of this type, and the hyperparameters to record; None for a type it can't make."""
 
 
 def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReader) -> tuple[dict[str, Any], Job]:
-    """Return what main is called with, and the job with all hyperparameters in it.
+    """Return the arguments to call main with, and the job with all hyperparameters.
 
-    ``job`` is the parameter of that name or of type `smddp.Job`; any other is read.
-
-    Raises:
-        TypeError: A parameter is of a type that nothing is read for.
+    ``job`` is the parameter of that name or of type `smddp.Job`; the reader makes any other. Raise TypeError for a
+    parameter of a type that it can't make.
     """
     hints = get_type_hints(main)
     arguments: dict[str, Any] = {}
@@ -41,7 +39,7 @@ def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReade
 
 
 def takes_job(name: str, hint: Any) -> bool:
-    """Return whether a parameter of this name and type is the job's."""
+    """Return whether a parameter of this name and type receives the job."""
     return hint is Job or name == "job"
 
 

@@ -1,4 +1,4 @@
-"""Whether a model and its optimizers can be trained together, before the first step."""
+"""Check, before the first step, that a model and its optimizers can be trained together."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ _TRAINED_APART = (
 
 
 def underlying_module(model: nn.Module) -> nn.Module:
-    """Return the module whose parameter names are saved: that within ``torch.compile``, or the model itself.
+    """Return the module whose parameter names are saved: the one inside ``torch.compile``, or the model itself.
 
-    Raises:
-        ValueError: The model is replicated already, or sharded.
+    Raise ValueError if the model is replicated or sharded already.
     """
     module = getattr(model, "_orig_mod", model)  # torch._dynamo.OptimizedModule; to import its class takes a second
     assert isinstance(module, nn.Module)
@@ -50,12 +49,9 @@ def underlying_module(model: nn.Module) -> nn.Module:
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, world_size: int) -> None:
-    """See that each optimizer trains this model.
+    """Raise TypeError for an object that is no optimizer, and ValueError for one that would not train this model.
 
-    Raises:
-        TypeError: One is no optimizer.
-        ValueError: There is none, or no parameter that it could train. One has no parameter of the model, or, with
-            several ranks, one that is not of it and that the ranks would not average.
+    With several ranks, an optimizer may have no parameters outside of the model: the ranks would not average them.
     """
     if not optimizers:
         raise ValueError("there is no optimizer, and nothing would be trained: give one, or a list of several")
@@ -89,17 +85,13 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
 
 
 def check_added_parameters(weights: Sequence[Tensor], module: nn.Module) -> None:
-    """See that the ranks average the gradients of parameters that an optimizer has got while it trains.
-
-    Raises:
-        ValueError: One is not the model's.
-    """
+    """Raise ValueError if an optimizer's new parameters are not the model's: the ranks would not average them."""
     if strangers := _not_of(module, weights):
         raise ValueError(f"an optimizer was given {strangers} of {len(weights)} new parameters {_TRAINED_APART}")
 
 
 def _not_of(module: nn.Module, weights: Sequence[Tensor]) -> int:
-    """Return how many of the tensors are no parameters of the module."""
+    """Return how many of the tensors are not parameters of the module."""
     own = {id(weight) for weight in module.parameters()}
     return sum(id(weight) not in own for weight in weights)
 
@@ -107,20 +99,13 @@ def _not_of(module: nn.Module, weights: Sequence[Tensor]) -> int:
 def check_sharded_optimizers(
     optimizers: Sequence[Optimizer], module: nn.Module, *, device: torch.device | None, world_size: int
 ) -> None:
-    """See that each ZeroRedundancyOptimizer can be stepped and saved.
+    """Raise ValueError for a ZeroRedundancyOptimizer that can't be stepped, saved, or kept while the model moves.
 
-    Args:
-        optimizers: Of any kind.
-        module: The model, before it is moved.
-        device: Where it will be moved to; None leaves it where it is.
-        world_size: How many ranks there are.
-
-    Raises:
-        ValueError: One steps by itself, is divided among other ranks, or will lose the model when that is moved.
+    Call it before the model is moved to ``device``; None leaves the model where it is.
     """
     moves = device is not None and any(weight.device != device for weight in module.parameters())
     for optimizer in filter(is_sharded, optimizers):
-        if not hasattr(optimizer, "optim"):  # there is none until DDP's hook made it
+        if not hasattr(optimizer, "optim"):  # DDP's hook makes it later
             raise ValueError(
                 "ZeroRedundancyOptimizer(overlap_with_ddp=True) steps within DDP's backward pass, where nothing can "
                 "be clipped, skipped or scheduled: leave overlap_with_ddp out"
@@ -138,12 +123,9 @@ def check_sharded_optimizers(
 
 
 def check_schedulers(schedulers: Sequence[LRScheduler], each: str, optimizers: Sequence[Optimizer]) -> None:
-    """See that each schedule can be stepped without a metric, and schedules one of these optimizers.
+    """Raise TypeError for an object that is no schedule, and ValueError for one that can't be stepped here.
 
-    Raises:
-        TypeError: One is no schedule.
-        ValueError: One waits for a metric, or is another optimizer's, or ``each`` is neither ``"step"`` nor
-            ``"epoch"``.
+    A schedule must belong to one of these optimizers, and need no metric.
     """
     for scheduler in schedulers:
         if isinstance(scheduler, type) or not hasattr(scheduler, "step"):
@@ -151,7 +133,7 @@ def check_schedulers(schedulers: Sequence[LRScheduler], each: str, optimizers: S
                 f"the schedule is {describe(scheduler)}: make it first, such as "
                 "smddp.warmup_cosine(optimizer, warmup_steps=100, total_steps=10_000)"
             )
-        # By its groups, not by itself: an optimizer may wrap the one that the schedule knows.
+        # Compare parameter groups: an optimizer may wrap the one that the schedule knows.
         scheduled = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
         if scheduled and not {id(group) for optimizer in optimizers for group in optimizer.param_groups} & set(
             map(id, scheduled)
@@ -170,11 +152,7 @@ def check_schedulers(schedulers: Sequence[LRScheduler], each: str, optimizers: S
 
 
 def check_comm_hook(hook: CommHookName | None, precision: Precision, on_nonfinite: OnNonfinite | None) -> None:
-    """See that gradients that are not finite leave nothing behind in what averages them.
-
-    Raises:
-        ValueError: PowerSGD would add them to those of all later steps.
-    """
+    """Raise ValueError if PowerSGD would carry gradients that are not finite into later steps."""
     if hook != "powersgd":
         return
     keeps = "comm_hook='powersgd' adds what it left out of a step's gradients to the next ones, NaN and inf too"
@@ -191,11 +169,7 @@ def check_comm_hook(hook: CommHookName | None, precision: Precision, on_nonfinit
 
 
 def check_scaled_weights(module: nn.Module, precision: str) -> None:
-    """See that gradients will be in float32, from which alone a loss scale can be taken away again.
-
-    Raises:
-        ValueError: Weights that are trained are in float16.
-    """
+    """Raise ValueError for float16 weights under a loss scale: it can be undone only in float32 gradients."""
     half = [name for name, weight in module.named_parameters() if weight.requires_grad and weight.dtype == torch.half]
     if half:
         raise ValueError(
@@ -205,11 +179,7 @@ def check_scaled_weights(module: nn.Module, precision: str) -> None:
 
 
 def check_clipping(clip_norm: float | None, clip_value: float | None) -> None:
-    """See that gradients are clipped in one way.
-
-    Raises:
-        ValueError: They would be in two.
-    """
+    """Raise ValueError if both clip_norm and clip_value are set."""
     if clip_norm is not None and clip_value is not None:
         raise ValueError(
             f"clip_norm={clip_norm} and clip_value={clip_value}: give one of them; clip_norm keeps the gradient's "
@@ -218,12 +188,10 @@ def check_clipping(clip_norm: float | None, clip_value: float | None) -> None:
 
 
 def why_not_kept(policy: CheckpointPolicy, on_nonfinite: OnNonfinite | None, *, measures: bool) -> str | None:
-    """Return why a Trainer with these options can't be kept in another one's state, for people; None if it can.
+    """Return why a Trainer with these options can't be kept in another one's ``state=``; None if it can.
 
-    Args:
-        policy: Its checkpoints' policy, of which ``on_change`` alone is its own there.
-        on_nonfinite: What becomes of gradients that are not finite.
-        measures: Whether it times or profiles its loop.
+    ``on_change`` is the only option of its checkpoint policy that it may set. ``measures`` says that it times or
+    profiles.
     """
     if on_nonfinite == "stop":
         return "on_nonfinite='stop' saves, and a Trainer in state= has no checkpoints: use 'raise' or 'skip'"

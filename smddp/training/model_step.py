@@ -1,4 +1,4 @@
-"""One model's part in a step: its losses, its gradients over the ranks, its optimizer step, its average.
+"""One model's part in a step: its losses, the average of its gradients, its optimizer step, its moving average.
 
 It knows neither where the data comes from, nor what is saved or shown.
 """
@@ -24,22 +24,10 @@ _COARSE = (torch.float16, torch.bfloat16)
 
 
 class ModelStep:
-    """Takes the optimizer steps of one model; all ranks call its methods at the same points.
+    """Take the optimizer steps of one model; all ranks call its methods at the same points.
 
-    Args:
-        module: The model, on its device.
-        wrapped: The model in its precision.
-        step: Its optimizers.
-        membership: The ranks, over which it is replicated if there are several.
-        device: Where the losses are.
-        ema: The decay of the weights' average, or None for none.
-        options: How the ranks average their gradients.
-
-    Attributes:
-        model: What to call in a forward pass.
-        step: Its optimizers.
-        loss: Its losses.
-        average: The weights' average, or None.
+    ``wrapped`` is the model in its precision. With several ranks it is replicated, and ``model`` is the replica to
+    call. ``average`` is the moving average of the weights, or None without ``ema``.
     """
 
     def __init__(
@@ -66,34 +54,26 @@ class ModelStep:
         self._left_with: list[Tensor] | None = None
         self._speaks = membership.cluster.is_main
         self._first_shapes = _shapes(module)
-        # After the replica, which has given all ranks rank 0's weights.
+        # Order: after the replica, which gives all ranks rank 0's weights. The average is a copy of those.
         self.average = None if ema is None else ExponentialMovingAverage(module, ema)
 
     @property
     def powersgd(self) -> PowerSGD | None:
-        """What PowerSGD keeps from step to step, where it is the hook of several ranks."""
+        """PowerSGD's state on this rank; None on one rank, or with another hook."""
         return None if self._replica is None else self._replica.powersgd
 
     def restart(self) -> None:
-        """Forget micro-batches of a step that was never finished."""
+        """Forget the micro-batches of an unfinished step."""
         self.step.restart()
         self.loss.restart()
         self._items.restart()
 
     def backward_and_step(self, loss: Tensor, share: float, *, items: Tensor | float | None, collect: bool) -> bool:
-        """Take the loss of one micro-batch; with the last one, take the optimizer step.
+        """Add the gradients of one micro-batch's loss; after the last one, take the step and return True.
 
-        Args:
-            loss: A scalar.
-            share: How much it counts, by the order of the data; 0 if this rank only repeats a sample, to take part.
-            items: How many items it is the mean of, or None.
-            collect: Whether ``mean_loss`` will be asked for after this step.
-
-        Returns:
-            Whether that was the last micro-batch.
-
-        Raises:
-            ValueError: Gradients would not be averaged over the ranks, or ``items`` is not possible.
+        ``share`` is the loss's weight by the order of the data: 0 for a rank that repeats a sample only to take part.
+        ``items`` is the number of items in the loss's mean, or None. Raises ValueError if the ranks would not average
+        the gradients.
         """
         replica, step = self._replica, self.step
         if replica is not None and not replica.averages and not step.accumulates:
@@ -114,7 +94,7 @@ class ModelStep:
         return is_done
 
     def finish_window(self) -> None:
-        """Take the optimizer step with the micro-batches that a loader's end left."""
+        """Take the optimizer step with fewer micro-batches, because the loader has ended."""
         if self._replica is not None:
             self._replica.average_gradients()
         self.step.finish_window()
@@ -125,12 +105,12 @@ class ModelStep:
         return self.loss.mean(self._items.loss_factor)
 
     def share_new_layers(self) -> None:
-        """Give all ranks the layers of rank 0 that no forward pass has met yet; collective."""
+        """Give all ranks rank 0's values of layers added since the last forward pass; collective."""
         if self._replica is not None:
             self._replica.follow()
 
     def tell_of_other_shapes(self) -> None:
-        """Warn, once, of saved tensors that have another shape than at first, such as a memory that grows."""
+        """Warn once of saved tensors whose shape has changed, such as a memory that grows."""
         first, now = self._first_shapes, _shapes(self._module) if self._first_shapes else {}
         other = {name: shape for name, shape in now.items() if first.get(name, shape) != shape}
         if not other:
@@ -144,12 +124,12 @@ class ModelStep:
             )
 
     def note_weights(self) -> None:
-        """Remember the weights as they are now, between two steps."""
+        """Remember the norms of the current weights, between two steps."""
         self._left_with = _norms(self._module)
 
     @property
     def has_other_weights(self) -> bool:
-        """Whether the weights are not those of the last ``note_weights``, such as an average that is being evaluated.
+        """Whether the weights differ from the last ``note_weights``, as in the evaluation of an average.
 
         It waits for the GPU.
         """
@@ -161,7 +141,7 @@ class ModelStep:
         )
 
     def _check_optimized(self) -> None:
-        """See that what an optimizer has got since the last step is the model's, whose gradients alone are averaged."""
+        """Check that parameters added to an optimizer are the model's: the ranks average no other gradients."""
         weights = self.step.parameters()
         if list(map(id, weights)) != list(map(id, self._optimized)):
             known = set(map(id, self._optimized))
@@ -178,13 +158,13 @@ class ModelStep:
 
 
 def _shapes(module: nn.Module) -> dict[str, list[int]]:
-    """Return the shape of each tensor that is saved; those of lazy layers have none before their first forward pass."""
+    """Return the shape of each saved tensor. Lazy layers have none before their first forward pass."""
     state = module.state_dict().items()
     return {name: list(each.shape) for name, each in state if isinstance(each, Tensor) and not is_lazy(each)}
 
 
 def _norms(module: nn.Module) -> list[Tensor]:
-    """Return the norm of each weight, in float32 or finer: an average of weights has others."""
+    """Return the norm of each weight, in float32 or finer. An average of the weights has different norms."""
     weights = [each.detach() for each in tensors_of(module)[0] if each.is_floating_point() or each.is_complex()]
     coarse = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights if each.dtype in _COARSE]
     fine = [each for each in weights if each.dtype not in _COARSE]

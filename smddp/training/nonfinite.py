@@ -1,10 +1,9 @@
-"""What becomes of an optimizer step whose gradients are not finite: NaN or inf in a loss, or in a backward pass.
+"""Handle an optimizer step whose gradients are not finite: NaN or inf in a loss, or in a backward pass.
 
-The gradients are the ranks' average, and the same on all of them: so is what is decided by their norm. Only where they
-are not finite do the ranks ask each other whose loss it was.
-
-BatchNorm's statistics, and whatever other buffers a forward pass changes, may have become NaN before the loss did. So
-those of the last good step are kept, and put back where a step is dropped.
+1. The gradients are averaged over the ranks, so their norm, and the decision by it, is the same on all ranks.
+2. Only if the norm is not finite do the ranks tell each other whose loss caused it.
+3. BatchNorm's statistics, and other buffers that a forward pass changes, may be NaN before the loss is. So the buffers
+   of the last good step are kept, and restored when a step is dropped.
 """
 
 from __future__ import annotations
@@ -27,20 +26,11 @@ _TOLD = 10
 
 
 class NonfiniteGuard:
-    """Looks at the gradients of each optimizer step before they are applied; that waits for the GPU once a step.
+    """Check the gradients of each optimizer step before they are applied. This waits for the GPU once a step.
 
-    Args:
-        module: The model.
-        membership: The ranks; all call its methods at the same steps.
-        action: ``"skip"`` drops the gradients and goes on, ``"raise"`` ends the training, ``"stop"`` saves the state
-            that was before the step, and ends it then.
-        steps: Tells how many optimizer steps were taken.
-        save: Makes a checkpoint of the state before the step durable.
-        has_scaler: Whether there is a loss scaler: gradients that overflow while all losses are finite are its business
-            then, and no event.
-
-    Raises:
-        ValueError: The action is unknown, or PyTorch is older than 2.6.
+    ``"skip"`` drops the step, ``"raise"`` raises an error, and ``"stop"`` first calls ``save``, which must make the
+    state before the step durable. With a loss scaler, gradients that overflow while all losses are finite are the
+    scaler's business. Making it raises ValueError for an unknown action, or before PyTorch 2.6.
     """
 
     def __init__(
@@ -71,24 +61,20 @@ class NonfiniteGuard:
         self.restart()
 
     def restart(self) -> None:
-        """Forget micro-batches of a step that was never finished, and keep the buffers that are now."""
+        """Forget the micro-batches of an unfinished step, and keep a copy of the current buffers."""
         self._losses.clear()
         self._keep_buffers()
 
     def add(self, loss: Tensor) -> None:
-        """Take the loss of a micro-batch, a scalar."""
+        """Record the loss of a micro-batch, a scalar."""
         self._losses.append(loss.detach())
 
     def accepts(self, norm: Tensor) -> bool:
-        """Return whether the step is to be taken.
+        """Return whether to take the step with gradients of this total norm, unscaled and not clipped.
 
-        Args:
-            norm: That of all gradients of the step together, unscaled and not clipped.
-
-        Raises:
-            TrainingDivergedError: It is not finite, and the action is to stop or to raise; on all ranks.
+        Raise TrainingDivergedError on all ranks if the norm is not finite and the action is ``"stop"`` or ``"raise"``.
         """
-        if torch.isfinite(norm):  # the wait
+        if torch.isfinite(norm):  # waits for the GPU
             self._losses.clear()
             self._keep_buffers()
             return True
@@ -123,7 +109,7 @@ class NonfiniteGuard:
             logger.warning("%d steps were skipped so far, whose gradients were not finite", self._skipped)
 
     def _event(self, finite: list[bool]) -> str:
-        """Return what was found, for people."""
+        """Describe, for people, which losses and which gradients are not finite."""
         ranks = [str(rank) for rank, is_finite in enumerate(finite) if not is_finite]
         if not ranks:
             losses = "the losses of all ranks are finite"
@@ -134,7 +120,7 @@ class NonfiniteGuard:
         return f"the gradients of step {self._steps() + 1} are not finite: {losses}, and {self._first()}"
 
     def _first(self) -> str:
-        """Return which parameter's gradient it is, for people."""
+        """Name, for people, the first parameter whose gradient is not finite."""
         for name, weight in self._module.named_parameters():
             if weight.grad is not None and not torch.isfinite(weight.grad).all():
                 return f"the first of them is that of {name}"
@@ -142,7 +128,7 @@ class NonfiniteGuard:
 
     @torch.no_grad()
     def _keep_buffers(self) -> None:
-        # By layer and name: a forward pass may assign one, and one that is None may become a tensor.
+        # By layer and name: a forward pass may assign a new tensor to a buffer, or a tensor to one that was None.
         now = [(part, name, each) for part in self._module.modules() for name, each in part._buffers.items()]  # noqa: SLF001
         kept = [each for _, _, each in self._buffers if each is not None]
         values = [each for _, _, each in now if each is not None]
@@ -163,5 +149,5 @@ class NonfiniteGuard:
 
 
 def _slot(part: nn.Module, name: str, buffer: Tensor | None) -> tuple[int, str, object]:
-    """Return what tells whether a buffer's value can be copied into a kept one."""
+    """Return a key that is equal if a buffer's value can be copied into the kept copy."""
     return id(part), name, None if buffer is None else (buffer.shape, buffer.dtype, buffer.device)

@@ -1,8 +1,8 @@
-"""The runs of this process whose steps may not be saved yet, in one place: ``open_runs``.
+"""The runs of this process that may have unsaved steps: ``open_runs``.
 
-A process has one script, and a stop or an end of it concerns all its runs. Each run is here twice, because two
-lifetimes meet: its ``RunCheckpoints`` live as long as their trainer, from before the first step; its ``RunSaves`` are
-kept until the script ends under ``smddp.run``, also when the trainer is garbage by then: the last save is waited for.
+A process runs one script, and its stop or end concerns all its runs. Each run is registered twice, because two
+lifetimes meet: its ``RunCheckpoints`` live as long as their trainer, from before the first step; its ``RunSaves`` live
+until the script ends under ``smddp.run``, even after their trainer, because the last save must become durable.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ class Run(Protocol):
 
     @property
     def has_started(self) -> bool:
-        """Whether it has a place to save in."""
+        """Whether the run has opened the location to save to."""
 
     @property
     def saves_to(self) -> str | None:
-        """That place, until it is stopped or ends."""
+        """The location that the run saves to; None before its start, and after a stop or its end."""
 
     @property
     def is_durable(self) -> bool:
-        """Whether no step that was taken would be lost if the process ended now; any thread may ask."""
+        """Whether every step is durable, so that none would be lost if the process ended now. Any thread may ask."""
 
     @property
     def is_held(self) -> bool:
-        """Whether the model holds exchanged weights, and the trained ones are in no checkpoint."""
+        """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
 
     def check_unsaved(self) -> None:
-        """See that this moment may be saved."""
+        """Raise an error if the current state may not be saved."""
 
     def make_durable(self, seconds: float) -> None:
-        """Return once a checkpoint of this moment is durable."""
+        """Return once a checkpoint of the current step is durable."""
 
 
 class Saves(AbstractContextManager[Any], Protocol):
-    """The saves of a run, which end when the context is left: ``RunSaves``."""
+    """The saves of a run: ``RunSaves``. They end when the context is left."""
 
     place: str
     is_open: bool
@@ -52,22 +52,25 @@ class Saves(AbstractContextManager[Any], Protocol):
 
     @property
     def unsaved_steps(self) -> int:
-        """How many steps were taken since the last save that was begun."""
+        """Steps taken since the newest save began."""
 
 
 class OpenRuns:
-    """The runs of a process, and what is to end with its script."""
+    """All runs of a process, and the contexts that end with its script."""
 
     def __init__(self) -> None:
+        # Weak: a trainer that the script drops takes its run along. No lock: the main thread changes the sets, and the
+        # thread of a late stop (`StopDeadline`) only copies them.
         self._trained: WeakSet[Run] = WeakSet()
         self._saved: WeakSet[Saves] = WeakSet()
         self._script: ExitStack | None = None
 
     @contextmanager
     def until_script_ends(self, stack: ExitStack) -> Iterator[None]:
-        """Let the saves of every run that begins meanwhile end when the stack is closed.
+        """Attach the saves of every run that begins in this context to the stack.
 
-        Closed after success, it waits until the last checkpoint is durable; with an exception, ten seconds.
+        Closing the stack after success waits until the last checkpoints are durable; with an exception, ten seconds at
+        most.
         """
         self._script = stack
         try:
@@ -76,22 +79,22 @@ class OpenRuns:
             self._script = None
 
     def end_with_script(self, ending: AbstractContextManager[object]) -> bool:
-        """Leave the context when the script ends under ``smddp.run``; return False if it does not run there."""
+        """Leave the context when the script ends under ``smddp.run``; return False outside of it."""
         if self._script is None:
             return False
         self._script.enter_context(ending)
         return True
 
     def add(self, run: Run) -> None:
-        """Count a run among those that may take steps."""
+        """Register a run that may take steps."""
         self._trained.add(run)
 
     def discard(self, run: Run) -> None:
-        """Forget a run whose steps are another one's to save."""
+        """Forget a run whose steps another run saves."""
         self._trained.discard(run)
 
     def add_saves(self, saves: Saves) -> None:
-        """Count the saves of a run, which go on in the stead of those that a dropped trainer made in the same place."""
+        """Register the saves of a run, and close those of a dropped trainer in the same location."""
         for dropped in self.open_saves():
             if dropped.place == saves.place:
                 dropped.is_open = False
@@ -99,20 +102,23 @@ class OpenRuns:
         self.end_with_script(saves)
 
     def open_saves(self) -> list[Saves]:
-        """Return the saves that may go on, also those of a trainer that the script has dropped."""
+        """Return the saves that are still open, those of dropped trainers included."""
         return [saves for saves in self._saved if saves.is_open]
 
     def that_save(self) -> list[Run]:
-        """Return the runs that save somewhere, in an order that is the same on all ranks."""
+        """Return the runs that save, sorted by location: in the same order on all ranks."""
         return sorted((run for run in self._trained if run.saves_to is not None), key=lambda run: run.saves_to or "")
 
     def all_work_is_durable(self) -> bool:
-        """Tell whether runs took steps, and none would be lost if the process ended now; any thread may ask."""
+        """Return whether runs took steps and all of these are durable. Any thread may ask."""
         runs = list(self._trained)
         return any(run.steps for run in runs) and all(run.is_durable for run in runs)
 
     def steps_in_no_checkpoint(self) -> int:
-        """Return how many steps would be lost if the process ended now, all saves being durable."""
+        """Return how many steps no begun save covers.
+
+        These are lost when the process ends, even if all saves become durable.
+        """
         unsaved = sum(run.steps for run in list(self._trained) if not run.has_started)
         return unsaved + sum(saves.unsaved_steps for saves in self.open_saves())
 

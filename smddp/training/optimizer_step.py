@@ -1,7 +1,7 @@
 """One optimizer step: backward over its micro-batches, unscale, clip, step, schedule, and clear the gradients.
 
-It is the hot path of training, and written flat: no allocation, no logging, no waiting for the GPU that PyTorch's
-own loop would not do. It knows neither data nor ranks.
+This is the hot path of training: no allocation, no logging, and no wait for the GPU beyond those of PyTorch's own loop.
+It knows neither data nor ranks.
 """
 
 from __future__ import annotations
@@ -20,25 +20,17 @@ from smddp.training.nonfinite import NonfiniteGuard
 
 
 class Steppable(Protocol):
-    """What goes on by one with each optimizer step: a learning rate schedule."""
+    """An object that advances once each optimizer step, such as a learning rate schedule."""
 
     def step(self) -> None:
-        """Go on by one."""
+        """Advance by one step."""
 
 
 class OptimizerStep:
-    """The optimizers with what belongs around their step.
+    """Step several optimizers together, with gradient accumulation, loss scaling, clipping and schedules.
 
-    Args:
-        optimizers: They all step together.
-        schedulers: Stepped after each optimizer step that was really taken.
-        scaler: fp16's loss scaler, which skips a step whose gradients overflowed.
-        accumulate: Micro-batches a step.
-        clip_norm: The largest norm of all gradients together, or None.
-        clip_value: The largest absolute value of an element of a gradient, or None.
-        guard: Says whether to take the step with these gradients, or to drop it.
-        tells_applied: Whether ``applied`` is asked for, which may cost a wait for the GPU where there is a scaler.
-        timer: Is told where backward and step end.
+    The guard may drop a step. ``tells_applied`` says that ``applied`` will be read, which with a scaler may wait for
+    the GPU. Schedules advance only after a step that was applied.
     """
 
     def __init__(
@@ -56,7 +48,7 @@ class OptimizerStep:
     ) -> None:
         self._timer = timer
         self.applied = False
-        """Whether the last step was really taken, and neither skipped by the scaler nor dropped by the guard."""
+        """Whether the last step was applied: neither skipped by the scaler nor dropped by the guard."""
         self._optimizers = tuple(optimizers)
         self._schedulers = tuple(schedulers)
         self._scaler = scaler
@@ -67,11 +59,12 @@ class OptimizerStep:
         self._guard = guard
         self._looks_at_gradients = guard is not None or clip_norm is not None or clip_value is not None
         self.correction: Callable[[int], Tensor | None] | None = None
-        """By the number of micro-batches of a step: what its gradients are multiplied by, or None for nothing."""
+        """Return the factor for the gradients of a step of so many micro-batches; None for no correction."""
         self._micro_batch = 0
         self._norm: Tensor | None = None
         self._stepped = False
-        # Optimizers that read the scaler's verdict themselves always "step": only the scale tells whether they did.
+        # Fused optimizers read the scaler's verdict themselves, and run their hooks even for a skipped step: then only
+        # a lower scale shows the skip.
         must_tell = tells_applied or bool(self._schedulers)
         self._asks_scale = must_tell and any(
             getattr(each, "_step_supports_amp_scaling", False) for each in self._optimizers
@@ -82,11 +75,11 @@ class OptimizerStep:
 
     @property
     def learning_rate(self) -> float:
-        """That of the first group of parameters."""
+        """The learning rate of the first parameter group."""
         return float(self._optimizers[0].param_groups[0]["lr"])
 
     def gradient_norm(self) -> float | None:
-        """Return the norm of all gradients of the last step before clipping; None without ``clip_norm`` or a guard.
+        """Return the norm of the last step's gradients before clipping; None without ``clip_norm`` or a guard.
 
         It waits for the GPU.
         """
@@ -94,34 +87,29 @@ class OptimizerStep:
 
     @property
     def micro_batch(self) -> int:
-        """How many micro-batches of the step under way were taken."""
+        """Micro-batches taken of the step under way."""
         return self._micro_batch
 
     @property
     def accumulates(self) -> bool:
-        """Whether the next micro-batch only adds to the gradients, and another one follows before the step."""
+        """Whether the next micro-batch only adds to the gradients, because another one of the same step follows."""
         return self._micro_batch + 1 < self.accumulate
 
     def parameters(self) -> list[Tensor]:
-        """Return the parameters of all groups as they are now: a group may be added during training."""
+        """Return the parameters of all groups; a group may be added during training."""
         return [weight for each in self._optimizers for group in each.param_groups for weight in group["params"]]
 
     def restart(self) -> None:
-        """Forget micro-batches of a step that was never finished."""
+        """Forget the micro-batches of an unfinished step."""
         self._micro_batch = 0
         self._clear_gradients()
         if self._guard is not None:
             self._guard.restart()
 
     def backward_and_step(self, loss: Tensor, weight: Tensor | float = 1.0) -> bool:
-        """Add the gradients of one micro-batch's mean loss; after the last one, take the step.
+        """Add the gradients of one micro-batch's mean loss; after the last one, take the step and return True.
 
-        Args:
-            loss: A scalar.
-            weight: How much it counts beside the other micro-batches of the step, those of other ranks included.
-
-        Returns:
-            Whether the optimizer step is done.
+        ``weight`` is the loss's weight relative to the other micro-batches of the step, on all ranks.
         """
         if self._guard is not None:
             self._guard.add(loss)
@@ -141,13 +129,14 @@ class OptimizerStep:
         return True
 
     def finish_window(self) -> None:
-        """Take the step with the micro-batches so far: the gradient is the mean over these alone."""
+        """Take the step with the micro-batches so far: the gradient is their mean."""
         assert self._micro_batch > 0, "there is no gradient"
         self._step()
 
     def _step(self) -> None:
-        # Order: the gradient is made the step's mean, unscaled, looked at and clipped, and only then stepped with: the
-        # norm that is clipped and shown is the true gradient's. A schedule steps only where the optimizers did.
+        # Order: 1. correct the gradients to the step's mean, 2. unscale them, 3. let the guard check them, 4. clip,
+        # 5. step. So the norm that is checked, clipped and shown is the true gradient's. A schedule advances only if
+        # the optimizers did.
         micro_batches, self._micro_batch = self._micro_batch, 0
         if self.correction is not None or micro_batches < self.accumulate:
             self._correct_gradients(micro_batches)
@@ -167,7 +156,7 @@ class OptimizerStep:
             self._timer.mark("optimizer")
 
     def _correct_gradients(self, micro_batches: int) -> None:
-        """Scale the gradient to the mean over the step's items, or over the micro-batches that it has."""
+        """Scale the gradients to the mean over the step's items, or over its actual micro-batches."""
         factor: Tensor | float | None = None if self.correction is None else self.correction(micro_batches)
         if factor is None and micro_batches < self.accumulate:
             factor = self.accumulate / micro_batches
@@ -185,7 +174,7 @@ class OptimizerStep:
             norm = self._norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
             if not self._guard.accepts(norm):
                 if scaler is not None:
-                    scaler.update(scaler.get_scale())  # as it was: nothing overflowed
+                    scaler.update(scaler.get_scale())  # unchanged: nothing overflowed
                 return False
             if self._clip_norm is not None:
                 nn.utils.clip_grads_with_norm_(weights, self._clip_norm, norm)
@@ -200,12 +189,12 @@ class OptimizerStep:
             optimizer.zero_grad(set_to_none=True)
 
     def _scaled_step(self, scaler: GradScaler) -> bool:
-        """Step the optimizers under a loss scaler; return False if it was skipped, where the caller must know."""
-        before = scaler.get_scale() if self._asks_scale else 0.0  # which waits for the GPU
+        """Step the optimizers under a loss scaler; return False for a skipped step, if the caller must know."""
+        before = scaler.get_scale() if self._asks_scale else 0.0  # waits for the GPU
         scaled = [optimizer for optimizer in self._optimizers if _has_gradients(optimizer)]
         for optimizer in self._optimizers:
             if optimizer not in scaled:
-                optimizer.step()  # nothing to unscale, which the scaler refuses; it changes nothing, as without scaler
+                optimizer.step()  # it has no gradients, and the scaler would refuse it
         self._stepped = not scaled
         for optimizer in scaled:
             scaler.step(optimizer)

@@ -1,8 +1,8 @@
-"""Whether all ranks train with the same options, before the first step.
+"""Check, before the first step, that all ranks train with the same options.
 
-Where they don't, nothing else would tell: weights that were clipped on one rank only, or stepped at another rate, drift
-apart in silence, and ranks that log or save at other steps wait for each other for ever. The model's parameters are
-compared by DDP.
+Nothing else would report a difference: weights that are clipped on one rank only, or stepped at another rate, drift
+apart silently, and ranks that log or save at different steps wait for each other for ever. DDP compares the model's
+parameters.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from smddp.distributed import Membership
 
 
 def check_options_agree(membership: Membership, **options: object) -> None:
-    """See that all ranks have the same options, by their text; all ranks must call it.
-
-    Raises:
-        ValueError: On every rank: one has others.
-    """
+    """Raise ValueError on every rank if the ranks' options differ, compared as text; all ranks must call it."""
     if membership.cluster.world_size == 1:
         return
     own = {name: repr(value) for name, value in options.items()}
@@ -36,7 +32,7 @@ def check_options_agree(membership: Membership, **options: object) -> None:
 
 
 def optimizer_options(optimizers: Sequence[Optimizer]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return each optimizer's kind, and the options of its groups of parameters."""
+    """Return each optimizer's class, and the options of its parameter groups."""
     return [
         (
             type(optimizer).__name__,
@@ -50,7 +46,7 @@ def optimizer_options(optimizers: Sequence[Optimizer]) -> list[tuple[str, list[d
 
 
 def _plain(value: object) -> object:
-    """Return what ranks can compare: a number, text or list itself, and the class of any other object."""
+    """Return a value that ranks can compare: a number, text or list as it is, any other object by its class."""
     if isinstance(value, Tensor):  # a rate may be one, on the rank's own device
         return value.tolist()
     if isinstance(value, list | tuple):

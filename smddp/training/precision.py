@@ -1,7 +1,7 @@
-"""Which number format a model computes in, by one name: PyTorch's automatic mixed precision, TF32, and Apex's levels.
+"""Choose the number format that a model computes in, by name: automatic mixed precision, TF32, and Apex's levels.
 
-This file decides what a name means on a device, and refuses what the device cannot do. How a forward pass runs in a
-precision is precision_models.py's and half_weights.py's.
+This file decides what a name means on a device, and refuses what the device can't do. The forward passes are in
+precision_models.py and half_weights.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 
 _CPU = torch.device("cpu")
-_AMPERE = (8, 0)  # has TF32, and bf16 in hardware; what is older only emulates bf16, and slowly
+_AMPERE = (8, 0)  # has TF32, and bf16 in hardware; older GPUs only emulate bf16, and slowly
 _MEANING = {"O0": "fp32", "O1": "fp16"}
 _DTYPES = {
     **dict.fromkeys(["fp32", "tf32"], torch.float32),
@@ -50,9 +50,9 @@ class Precision:
     ``O3``     float16                        float16                no
     ========== ============================== ====================== ======
 
-    O0 to O3 are Apex's names, with what they mean today. In O2 norm layers compute in float32, and in O3 nothing does,
-    the optimizer's state included: a baseline of speed, which seldom learns (Adam's eps of 1e-8 is 0 in float16).
-    TF32 is switched on for the whole process, and a log line says so.
+    O0 to O3 are Apex's names, in today's terms. In O2 norm layers compute in float32. In O3 everything is float16, the
+    optimizer's state included: a baseline for speed, which seldom learns (Adam's eps of 1e-8 is 0 in float16). TF32 is
+    switched on for the whole process, and a log line says so.
 
     Examples:
         >>> precision = Precision("bf16", torch.device("cpu"))
@@ -61,18 +61,18 @@ class Precision:
         torch.float32
 
     Raises:
-        ValueError: If the name is unknown, or the device cannot compute in that precision.
+        ValueError: The name is unknown, or the device can't compute in that precision.
     """
 
     requested: PrecisionName = "auto"
-    """What was asked for. ``"auto"`` is fp32 on a CPU, bf16 on a GPU that has it in hardware, else fp16; a GPU that
-    only emulates bf16, slower than fp32, is refused."""
+    """The requested precision. ``"auto"`` is fp32 on a CPU, bf16 on a GPU with bf16 in hardware, else fp16. ``"bf16"``
+    is refused on a GPU that only emulates it, which is slower than fp32."""
 
     device: torch.device = _CPU
-    """Where the model computes."""
+    """The device that the model computes on."""
 
     name: str = field(init=False)
-    """What it came to: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"O2"`` or ``"O3"``."""
+    """The resolved precision: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"O2"`` or ``"O3"``."""
 
     def __post_init__(self) -> None:
         if self.requested not in get_args(PrecisionName):
@@ -94,27 +94,27 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that matrix products and convolutions are computed in."""
+        """The type of matrix products and convolutions."""
         return _DTYPES[self.name]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context whose operations choose this precision; it does nothing for fp32, tf32, O2 and O3."""
+        """Return the autocast context of bf16 or fp16; for other precisions a context that does nothing."""
         if self.name not in ("bf16", "fp16"):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def scaler(self) -> GradScaler | None:
-        """Return the loss scaler that fp16's narrow range needs; None for O3, and where the range is float32's."""
+        """Return the loss scaler that fp16's narrow range needs; None for O3, and for a range like float32's."""
         return GradScaler(self.device.type) if self.name in ("fp16", "O2") else None
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model with its forward pass in this precision; for fp32 and tf32 the model itself.
 
-        For O3 the model's weights become float16 in place; tf32 is switched on for the whole process.
+        O3 converts the model's weights to float16 in place; tf32 is switched on for the whole process.
 
-        A model that returns one tensor returns it as float32, for a loss outside of autocast. Whatever else it returns
-        (a tuple, a dict, an object of its own) is handed on as it is, its tensors in the precision that they were
-        computed in: call ``.float()`` on those that a loss takes. In fp32 that costs nothing.
+        An output that is one tensor is returned as float32, for a loss outside of autocast. Any other output (a tuple,
+        a dict, an object) is returned as it is, with its tensors in the precision that they were computed in: call
+        ``.float()`` on those that a loss uses. In fp32 that costs nothing.
 
         Examples:
             >>> class Classifier(torch.nn.Linear):
@@ -138,7 +138,7 @@ class Precision:
 
 
 def without_precision(model: nn.Module) -> nn.Module:
-    """Return the model that `Precision.wrap` was given."""
+    """Return the model inside `Precision.wrap`."""
     return model.module if isinstance(model, PrecisionModel) else model
 
 
@@ -149,7 +149,7 @@ def _best(device: torch.device) -> str:
 
 
 def _is_from_ampere_on(device: torch.device) -> bool:
-    """Ask for the hardware; ``torch.cuda.is_bf16_supported`` counts emulation, too."""
+    """Check the hardware; ``torch.cuda.is_bf16_supported`` counts emulation, too."""
     return torch.cuda.get_device_capability(device) >= _AMPERE
 
 

@@ -1,6 +1,6 @@
-"""Models whose forward pass runs in a lower precision, by autocast or with all of their weights in it.
+"""Models whose forward pass runs in a lower precision, by autocast or with all weights in float16.
 
-They are called in a model's place and hold it as ``module``. Half weights beside float32 ones are half_weights.py's.
+Each wraps a model as ``module``, and is called in its place. Float16 copies of float32 weights are in half_weights.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _LOW = (torch.bfloat16, torch.float16)
 
 
 class PrecisionModel(nn.Module):
-    """A model whose forward pass runs in a lower precision, in training and in evaluation alike.
+    """A model whose forward pass runs in a lower precision, in training and in evaluation.
 
-    What it returns is for the script, whose types are its own: only a tensor that is all of the output is converted.
+    An output that is one tensor is returned as float32. Any other output is returned as it is: its type is the
+    script's.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -41,12 +42,7 @@ class PrecisionModel(nn.Module):
 
 
 class AutocastModel(PrecisionModel):
-    """A model under autocast: its weights are float32, and each operation has the precision that suits it.
-
-    Args:
-        module: The model.
-        autocast: Makes the context of one forward pass.
-    """
+    """A model under autocast: its weights are float32, and each operation runs in the precision that suits it."""
 
     def __init__(self, module: nn.Module, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__(module)
@@ -59,15 +55,14 @@ class AutocastModel(PrecisionModel):
 
 
 class PureHalfModel(PrecisionModel):
-    """A model that is float16 altogether, made so in place: weights, buffers, gradients and what is given to it.
+    """A model in float16 throughout.
 
-    Args:
-        module: The model; its parameters stay the same objects, so that an optimizer that has them keeps them.
+    It is converted in place; its parameters stay the same objects for the optimizer.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module.half())
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's output for the inputs as float16."""
+        """Return the model's output for inputs cast to float16."""
         return self.module(*cast(args, torch.float16), **cast(kwargs, torch.float16))

@@ -1,7 +1,14 @@
-"""Never lose more than seconds of work: when to save, when to stop, and where to go on.
+"""Never lose more than seconds of work: decide when to save, when to stop, and what to resume from.
 
-It joins three things that must not be apart: how far training has come, the checkpoints of it, and the agreement of
-all ranks to stop. The trainer tells it of each boundary, a moment at which all ranks stand between two steps.
+It joins three things that must agree: how far training has come, its checkpoints, and the ranks' agreement to stop. The
+trainer calls it at each boundary, when all ranks are between the same two steps.
+
+How a stop becomes a checkpoint:
+
+1. SIGTERM sets a flag on some ranks, at different moments.
+2. At a step that all ranks know in advance, `Agreement.decide` tells each rank that a stop was requested somewhere.
+3. Every rank saves every run of the process (`_stop`), within the seconds that remain of the grace period.
+4. The ranks agree once more whether each of them saved. Only then do they raise `Stopped`; else all of them fail.
 """
 
 from __future__ import annotations
@@ -34,24 +41,24 @@ from smddp.training.run_saves import Moment, RunSaves
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 90.0
-"""How long after SIGTERM the last checkpoint must be durable. SageMaker sends SIGKILL after 120 s, and what is to be
-said of a checkpoint that is not takes time too."""
+"""Bound in seconds, from SIGTERM until the last checkpoint is durable. SageMaker sends SIGKILL after 120 s, and the
+report of a checkpoint that is not durable takes time, too."""
 
 _LONG_EVALUATION_SECONDS = 30.0
-"""An evaluation that took longer begins with a checkpoint: a stop may come in it, and it must be over in 90 s."""
+"""If an evaluation took longer, the next one begins with a checkpoint: a stop may come in it, and has only 90 s."""
 
 _PART_OF_GRACE = STOP_SECONDS / 120
-"""The same part of another grace."""
+"""The same fraction, for another grace period."""
 
 _THE_STOP = "the stop"
 
 LEAST_SECONDS = 10.0
-"""How long the last checkpoint has in any case, also where the step in which SIGTERM came took most of that time."""
+"""Seconds that the last checkpoint gets in any case, even if the step during which SIGTERM came took most of them."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far training has come; a part of each checkpoint."""
+    """The progress of training; part of each checkpoint."""
 
     steps: int = 0
     """Optimizer steps taken since the very first start; one that fp16's loss scaler skipped counts too."""
@@ -60,32 +67,28 @@ class Progress:
     """The epoch under way, from 0."""
 
     finished: bool = False
-    """Whether the script has said that no further step is wanted."""
+    """Whether the script has ended the training, by ``finish_if``."""
 
     run: str = ""
-    """What tells this run from others, after each resume too; empty until it begins."""
+    """The id of this run, the same after each resume; empty until the run begins."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters."""
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where the counters were."""
+        """Restore the counters."""
         self.steps, self.epoch = state["steps"], state["epoch"]
-        self.finished = bool(state.get("finished", False))  # older checkpoints have none
-        self.run = state.get("run", "")  # a checkpoint of an earlier version has none
+        self.finished = bool(state.get("finished", False))  # absent in older checkpoints
+        self.run = state.get("run", "")  # absent in older checkpoints
 
 
 class RunCheckpoints:
     """The checkpoints and stops of one training run; all ranks call its methods at the same points.
 
-    Args:
-        job: Where checkpoints go.
-        membership: The ranks.
-        policy: When to save.
-        before_save: Called on all ranks before each save; it raises if nothing should be saved.
-        has_other_weights: Whether the weights are others than the last step left, as in the evaluation of an average.
-        stall: Entered for as long as a save holds training up.
+    ``before_save`` runs on all ranks before each save, and raises if nothing should be saved. ``has_other_weights``
+    tells whether the weights differ from the last step's, as in the evaluation of an average. ``stall`` is entered
+    while a save holds up training.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class RunCheckpoints:
         self._every = policy.every if isinstance(policy.every, int) else None
         self._agreement = Agreement(membership, stop_signal, save_seconds=policy.seconds)
         self._auto: AutoInterval | None = None
-        if policy.every == "auto" and self._is_main:  # whose clock alone counts
+        if policy.every == "auto" and self._is_main:  # only rank 0's clock counts
             self._auto = AutoInterval(policy.seconds_between_failures(membership.cluster.node_count))
         self._measured: SaveReport | None = None
         self._saves: RunSaves | None = None
@@ -114,15 +117,15 @@ class RunCheckpoints:
         self._metrics: dict[str, float] = {}
         self._metrics_step = 0
         self._told_of_metrics = False
-        self._last_due = 0  # how many checkpoints ``every`` has asked for
+        self._last_due = 0  # how many checkpoints ``every`` has requested
         self._before_save = before_save
         self._has_other_weights = has_other_weights
         self._told_waiting: set[str] = set()
         self._stall = stall
         self._evaluation_began: float | None = None
-        self._evaluation_seconds = math.inf  # of the last one; the first may take any time
+        self._evaluation_seconds = math.inf  # of the last one; unknown before the first
         self.on_begin: Callable[[RunSaves], None] | None = None
-        """Called once the run knows where it goes on."""
+        """Called once the run knows the step that it continues from."""
         open_runs.add(self)
 
     @property
@@ -137,25 +140,17 @@ class RunCheckpoints:
 
     @property
     def next_step(self) -> int:
-        """The next step after which something is due, and ``after_step`` must be called."""
+        """The next step after which ``after_step`` must be called."""
         if self._every is None:
             return self._agreement.next_step
         return min(self._agreement.next_step, (self.progress.steps // self._every + 1) * self._every)
 
     def resume(self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None) -> bool:
-        """Load the newest valid checkpoint into the state, if there is one, and save there from now on.
+        """Load the newest valid checkpoint into the state, and save there from now on; False if no checkpoint exists.
 
-        Args:
-            state: By name, what has a ``state_dict`` and is the same on all ranks; progress and position are added.
-            per_rank: Likewise, what each rank has its own of.
-            order: The position in the training data, if there is any.
-
-        Returns:
-            Whether there was a checkpoint.
-
-        Raises:
-            CheckpointError: Nothing can be saved there, or nothing loaded of what is there; on every rank.
-            ValueError: Another run of this process saves there.
+        ``state`` is the same on all ranks, ``per_rank`` is each rank's own; progress and the position in ``order`` are
+        added. Raise CheckpointError on every rank if the location can't be written, or none of its checkpoints can be
+        loaded, and ValueError if another run of this process saves there.
         """
         saves = self._open(state, per_rank, order)
         found = saves.load()
@@ -168,46 +163,38 @@ class RunCheckpoints:
     def begin_anew(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
     ) -> None:
-        """Save from now on, where there is no checkpoint yet: the arguments are those of ``resume``.
+        """Save from now on, without a checkpoint to resume; the arguments are those of ``resume``.
 
-        Raises:
-            ValueError: There is one, which should have been resumed from before the first step; or as ``resume``.
-            CheckpointError: Nothing can be saved there; on every rank.
+        Raise ValueError if a checkpoint exists, which should have been resumed before the first step; else as
+        ``resume``.
         """
         saves = self._open(state, per_rank, order)
         saves.begin_anew()
         self._begin(saves)
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Keep what was measured at this step, for a checkpoint of this step and no other."""
+        """Record metrics of this step, for a checkpoint of this step only."""
         if self._metrics_step != self.progress.steps:
             self._metrics_step, self._metrics = self.progress.steps, {}
         self._metrics.update(metrics)
 
     def after_step(self) -> None:
-        """Save if a checkpoint is due, and ask the other ranks if it is time to.
-
-        Raises:
-            Stopped: If the job was told to stop, after a checkpoint.
-            CheckpointError: If saving failed too often, or before a stop.
-        """
+        """Save if a checkpoint is due, and ask the other ranks if that is due; raise as ``between_steps``."""
         step = self.progress.steps
-        if self._every is not None and step // self._every > self._last_due:  # a batch may have had several steps
+        if self._every is not None and step // self._every > self._last_due:  # a batch may have several steps
             self._last_due = step // self._every
             self.save()
         if step >= self._agreement.next_step:
             self.between_steps()
         if self._is_cold and self._saves is not None:
             self._is_cold = False
-            self._saves.warm_up()  # now that the optimizer has its state
+            self._saves.warm_up()  # the optimizer has its state now
 
     def begin_evaluation(self) -> None:
-        """Save before an evaluation that may outlast the time that a stop leaves; all ranks call it.
+        """Save before an evaluation that may take longer than a stop allows; all ranks call it.
 
-        What the evaluation draws at random is not in the checkpoints of this moment, so that it can be repeated.
-
-        Raises:
-            Stopped, CheckpointError: As ``between_steps``.
+        Checkpoints of this moment contain the random state from before the evaluation, so that a resume can repeat it.
+        Raise as ``between_steps``.
         """
         if self._saves is not None:
             self._saves.keep_random_state(self._moment)
@@ -215,7 +202,7 @@ class RunCheckpoints:
             self._evaluation_began = time.monotonic()
 
     def end_evaluation(self) -> None:
-        """Measure how long it took."""
+        """Measure how long the evaluation took."""
         if self._evaluation_began is not None:
             self._evaluation_seconds = time.monotonic() - self._evaluation_began
             self._evaluation_began = None
@@ -223,14 +210,9 @@ class RunCheckpoints:
     def between_steps(self, *, save: bool = False, evaluates: bool = False) -> None:
         """Ask all ranks whether to stop or to save, and whether a save has failed.
 
-        Args:
-            save: Whether to save in any case; rank 0 decides.
-            evaluates: Whether the script may be evaluating other weights than it trains. While it does, nothing is
-                saved, and a stop waits.
-
-        Raises:
-            Stopped: If the job was told to stop, after a checkpoint.
-            CheckpointError: If saving failed too often, or before a stop.
+        Rank 0's ``save`` requests a save in any case. ``evaluates`` says that the script may evaluate exchanged
+        weights: then nothing is saved, and a stop waits. Raise Stopped after the checkpoint of a stop, and
+        CheckpointError if too many saves failed, or the save before a stop.
         """
         saves, step = self._saves, self.progress.steps
         failure = None if saves is None else saves.failure()
@@ -240,7 +222,7 @@ class RunCheckpoints:
         decision = self._agreement.decide(
             step, failed=failure is not None, held=held, stall=stall, save=save, metrics=self._metrics_digest
         )
-        if saves is None:  # before the first epoch there is nothing to save, and nothing to lose
+        if saves is None:  # before the first epoch there is nothing to save or to lose
             if decision.stop:
                 raise Stopped
             return
@@ -275,7 +257,10 @@ class RunCheckpoints:
             )
 
     def _seconds_to_save(self, stop_age: float) -> float:
-        """Return how long the last checkpoint may take; on rank 0 no longer than Slurm allows, if that is known."""
+        """Return how long the last checkpoint may take: ten seconds or more.
+
+        On rank 0, which knows Slurm's deadline, it is at most three quarters of the time left.
+        """
         seconds = STOP_SECONDS - stop_age
         if self._is_main and (left := seconds_left(os.environ, since=stop_age)) is not None:
             logger.info("Slurm ends this job in %.0f s", left)
@@ -283,10 +268,9 @@ class RunCheckpoints:
         return max(seconds, LEAST_SECONDS)
 
     def save(self, *, again: bool = False) -> None:
-        """Save a checkpoint of this moment, unless there is one.
+        """Save a checkpoint of this moment, unless one exists.
 
-        Args:
-            again: Save in any case: what is kept beside the model may have changed.
+        ``again`` saves in any case, because parts beside the model may have changed.
         """
         saves = self._saves
         if saves is None or (saves.has(self._moment) and not again):
@@ -299,44 +283,40 @@ class RunCheckpoints:
 
     @property
     def saves_to(self) -> str | None:
-        """Where this run saves, from its start until it was stopped or ended."""
+        """The location that this run saves to, from its start until it is stopped or ends; else None."""
         return self._saves.place if self._saves is not None and self._saves.is_open else None
 
     @property
     def is_held(self) -> bool:
-        """Whether the model holds exchanged weights, and the trained ones are in no checkpoint."""
+        """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
         return self._saves is not None and not self._saves.has(self._moment) and self._has_other_weights()
 
     def check_unsaved(self) -> None:
-        """See that this moment may be saved, unless it is saved already."""
+        """Raise an error if this moment is unsaved and may not be saved."""
         if self._saves is not None and not self._saves.has(self._moment):
             self._check()
 
     def make_durable(self, seconds: float) -> None:
-        """Return once a checkpoint of this moment is durable.
-
-        Raises:
-            CheckpointError: It could not be saved, or not in so many seconds.
-        """
+        """Return once a checkpoint of this moment is durable; raise CheckpointError if it is not in so many seconds."""
         assert self._saves is not None
         self._saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
 
     @property
     def is_durable(self) -> bool:
-        """Whether no step that was taken would be lost if the process ended now; any thread may ask."""
+        """Whether every step is durable, so that none would be lost if the process ended now. Any thread may ask."""
         return self.progress.steps == 0 if self._saves is None else self._saves.is_durable(self.progress.steps)
 
     def leave(self) -> None:
-        """Let another run of this process save where this one did."""
+        """Let another run of this process save to the same location."""
         if self._saves is not None:
             self._saves.is_open = False
 
     def leave_to_another(self) -> None:
-        """Let another run save what this one would have: nothing here is to be saved any more."""
+        """Hand this run's checkpoints over to another trainer."""
         open_runs.discard(self)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is durable, or say that it is not."""
+        """Wait until the last checkpoint is durable, or log that it failed."""
         if self._saves is not None:
             self._saves.finish()
 
@@ -348,7 +328,7 @@ class RunCheckpoints:
         positions = {} if order is None else {"position": order}
         place = self._job.checkpoint_location
         if _is_saved_to(place):
-            gc.collect()  # a trainer that nobody holds any more is no obstacle
+            gc.collect()  # a trainer without references is no obstacle
         if _is_saved_to(place):
             raise ValueError(
                 f"another Trainer of this process keeps its checkpoints in {place}: give each a name of its own, such "
@@ -360,7 +340,7 @@ class RunCheckpoints:
 
     def _begin(self, saves: RunSaves) -> None:
         self._saves = saves
-        # The same on all ranks: which of them saves it is open.
+        # The id is the same on all ranks, because any of them may save it.
         self.progress.run = self.progress.run or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
         self._agreement.start(self.progress.steps)
         if self.on_begin is not None:
@@ -370,12 +350,12 @@ class RunCheckpoints:
         try:
             self._before_save()
         except Exception:
-            self.leave()  # nothing of this run will be saved any more
+            self.leave()  # this run saves nothing any more
             raise
 
     @property
     def _metrics_digest(self) -> float:
-        """Return a number that stands for the metrics of this step; 0 if there are none."""
+        """A positive number that depends on this step's metrics; 0 without metrics."""
         metrics = self._metrics_now
         return float(1 + zlib.crc32(repr(sorted(metrics.items())).encode())) if metrics else 0.0
 
@@ -392,16 +372,19 @@ class RunCheckpoints:
         return self._metrics if self._metrics_step == self.progress.steps else {}
 
     def _stop(self, saves: RunSaves, seconds: float) -> NoReturn:
+        # Order: 1. check that every run may be saved; 2. save every run, all within one deadline, but with at least a
+        # second each; 3. agree with the other ranks in any case, so that a rank whose save failed leaves none waiting;
+        # 4. close all saves of the process; 5. raise.
         step, epoch = self._moment
         failure: Exception | None = None
         deadline = time.monotonic() + seconds
-        runs = open_runs.that_save()  # the stop of one is the end of all
+        runs = open_runs.that_save()  # a stop ends all runs of the process
         try:
             for run in runs:
                 run.check_unsaved()
             for run in runs:
                 run.make_durable(max(deadline - time.monotonic(), 1.0))
-        except Exception as error:  # not swallowed: raised below, once all ranks know
+        except Exception as error:  # not swallowed: raised below, once all ranks know of it
             failure = error
         if self._agreement.decide(step, failed=failure is not None).failed:
             failure = failure or PeerFailedError("another rank could not save it")

@@ -1,7 +1,7 @@
-"""The checkpoints of one training run, as its policy wants them: in a place that can be written to, and ended well.
+"""The saves of one training run, by its policy: open the location, save in the background, end in good order.
 
-Saving goes on in the background (``smddp.checkpoint``). Here it is begun, and waited for where that must be: before a
-stop, at the end of training, and when the process ends. When to save is ``smddp.training.run_checkpoints``'s.
+``smddp.checkpoint`` writes in the background. This file begins each save, and waits for it before a stop, at the end of
+training, and when the process ends. `smddp.training.run_checkpoints` decides when to save.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from smddp.training.open_runs import open_runs
 
 logger = logging.getLogger(__name__)
 
-_ARRIVAL_SECONDS = 60.0  # how long the end of training waits for the platform's copy
-_CHECK_SECONDS = 5.0  # how long to look whether the platform's copy has arrived
-_NEWS_SECONDS = 10.0  # how long a rank waits for word of another one's failure
+_ARRIVAL_SECONDS = 60.0  # bound on the wait for the platform's copy at the end of training
+_CHECK_SECONDS = 5.0  # bound on the check whether the platform's copy has arrived
+_NEWS_SECONDS = 10.0  # bound on the wait for the error of another rank's failed save
 
 Moment = tuple[int, int]
-"""Optimizer steps taken, and the epoch: what tells one checkpoint of a run from another."""
+"""Optimizer steps taken, and the epoch. Two checkpoints of one run differ in it."""
 
 
 class RunSaves:
@@ -47,20 +47,9 @@ class RunSaves:
         per_rank: Mapping[str, Stateful],
         steps: Callable[[], int],
     ) -> None:
-        """Open the place.
-
-        Args:
-            job: Where it is.
-            policy: What to do there.
-            state: By name, what has a ``state_dict`` and is the same on all ranks.
-            per_rank: Likewise, what each rank has its own of.
-            steps: Tells how many optimizer steps were taken.
-
-        Raises:
-            CheckpointError: Nothing can be saved there; on every rank.
-        """
+        """Open the job's checkpoint location; raise CheckpointError on every rank if it can't be written."""
         self.place = job.checkpoint_location
-        """Where this run saves."""
+        """The location that this run saves to."""
         self._store = open_store(self.place)
         self._upload_monitor: UploadMonitor | None = None
         if job.checkpoints_are_copied and job.cluster.is_main:
@@ -83,32 +72,31 @@ class RunSaves:
         self._loaded_step = 0
         self._random_state: tuple[Moment, Any] | None = None
         self.is_open = True
-        """Whether this run may still save: no other one of this process may then."""
+        """Whether this run may still save. No other run of this process may save to the same location meanwhile."""
         self.was_stopped = False
-        """Whether the run ended because the job was told to stop, with a checkpoint."""
+        """Whether a stop ended the run, after a checkpoint."""
         open_runs.add_saves(self)
 
     @property
     def last_report(self) -> SaveReport | None:
-        """What the last save took that is durable."""
+        """The report of the newest durable save, or None."""
         return self._checkpointer.last_report
 
     @property
     def newest(self) -> tuple[int, str] | None:
-        """Step and place of the newest checkpoint that was saved here and is durable; any thread may ask."""
+        """Step and path of the newest durable checkpoint that this process saved, or None. Any thread may ask."""
         report = self.last_report
         return None if report is None else (report.step, self._store.path(report.step))
 
     @property
     def first_step(self) -> int:
-        """The step of the checkpoint that was loaded, or 0."""
+        """The step of the loaded checkpoint, or 0."""
         return self._loaded_step
 
     def load(self) -> bool:
-        """Load the newest valid checkpoint into the state, if there is one.
+        """Load the newest valid checkpoint; False if none exists.
 
-        Raises:
-            CheckpointError: None is valid, or it does not fit; on every rank.
+        Raise CheckpointError on every rank if none is valid or fits.
         """
         manifest = self._checkpointer.load()
         if manifest is None:
@@ -117,15 +105,13 @@ class RunSaves:
         return True
 
     def warm_up(self) -> None:
-        """Take the memory for saving, in the background."""
+        """Allocate the memory for saves, in the background."""
         self._checkpointer.warm_up()
 
     def begin_anew(self) -> None:
-        """Keep other runs out of a place in which nothing was saved yet; collective.
+        """Claim the location for a run without a checkpoint; collective.
 
-        Raises:
-            ValueError: Something was.
-            CheckpointError: Another run saves there already; on every rank.
+        Raise ValueError if it contains checkpoints, and CheckpointError on every rank if another run owns it.
         """
         self._checkpointer.take_place()
         if not self._checkpointer.is_empty():
@@ -135,30 +121,29 @@ class RunSaves:
             )
 
     def has(self, moment: Moment) -> bool:
-        """Tell whether the newest save, which may be under way, is of this moment."""
-        return moment == self._checkpointer.newest  # a beginning is as good as saved
+        """Return whether the newest save is of this moment; it may still be under way."""
+        return moment == self._checkpointer.newest  # a save that has begun counts as saved
 
     @property
     def unsaved_steps(self) -> int:
-        """How many steps were taken since the last save that was begun."""
+        """Steps taken since the newest save began."""
         return self._steps() - self._checkpointer.newest[0]
 
     def keep_random_state(self, moment: Moment) -> None:
-        """Let all checkpoints of this moment have the random state that is now."""
+        """Use the current random state in all checkpoints of this moment."""
         self._random_state = (moment, rng.capture())
 
     def save(self, moment: Moment, *, position: int | None, metrics: Mapping[str, float]) -> None:
-        """Begin to save; wait for the save before.
+        """Wait for the previous save, and begin a new one.
 
-        Raises:
-            CheckpointError: More saves before failed than are tolerated, or the state cannot be saved.
+        Raise CheckpointError if more saves failed than the policy tolerates, or the state can't be saved.
         """
         step, epoch = moment
         with self._random_state_of(moment):
             self._checkpointer.save(step, epoch=epoch, position=position, metrics=metrics)
 
     def is_durable(self, step: int) -> bool:
-        """Tell whether this step is durable, in S3 too where the platform copies it; any thread may ask."""
+        """Return whether this step is durable, in S3 too if the platform copies it there. Any thread may ask."""
         report = self.last_report
         newest = self._loaded_step if report is None else report.step
         return newest == step and (
@@ -166,7 +151,7 @@ class RunSaves:
         )
 
     def failure(self) -> Exception | None:
-        """Return what a save failed with that is not tolerated, if one did."""
+        """Return the error of a failed save that the policy no longer tolerates, or None."""
         try:
             self._checkpointer.check()
         except Exception as error:  # not swallowed: raised once all ranks know
@@ -174,7 +159,7 @@ class RunSaves:
         return None
 
     def await_failure(self) -> Exception:
-        """Wait for what failed, where another rank knows of a failure already, and return it."""
+        """Wait up to ten seconds for this rank's error, when another rank knows of a failure already, and return it."""
         try:
             self._checkpointer.wait(_NEWS_SECONDS)
         except CheckpointError as error:
@@ -184,12 +169,10 @@ class RunSaves:
     def make_durable(
         self, moment: Moment, *, position: int | None, metrics: Mapping[str, float], seconds: float
     ) -> None:
-        """Return once a checkpoint of this moment is durable; and in S3, where the platform copies it there.
+        """Return once a checkpoint of this moment is durable, in S3 too if the platform copies it there.
 
-        A save that is under way is waited for, and one that failed is made again.
-
-        Raises:
-            CheckpointError: It could not be saved, or not in so many seconds.
+        Wait for a save under way, and repeat one that failed. Raise CheckpointError if it fails, or takes longer than
+        so many seconds.
         """
         deadline = time.monotonic() + seconds
         step, epoch = moment
@@ -199,19 +182,18 @@ class RunSaves:
             raise CheckpointError(f"it is on this machine only, and not in {self._store}")
 
     def where(self, moment: Moment) -> str:
-        """Say where a checkpoint of this moment is."""
+        """Return the path of this moment's checkpoint."""
         return self._store.path(moment[0])
 
     def last_resort(self) -> str:
-        """Say what the next attempt goes on from if the newest save failed."""
+        """Say what the next attempt resumes from if the newest save failed."""
         step = self._loaded_step if self.last_report is None else self.last_report.step
         return f"the next attempt goes on from {self._store.path(step)}" if step else "the next attempt begins anew"
 
     def finish(self) -> None:
-        """Wait until the newest save is durable, or say that it is not.
+        """Wait until the newest save is durable, and log if it failed.
 
-        Raises:
-            CheckpointError: It failed, and no failure is tolerated.
+        Raise CheckpointError if the policy tolerates no failure.
         """
         if not self._checkpointer.finish() and self._speaks:
             logger.error("training ends without its newest checkpoint: %s", self.last_resort())
@@ -222,7 +204,7 @@ class RunSaves:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End: after success once all is durable, with an exception once ten seconds are over."""
+        """End the saves: after success once all are durable, with an exception after ten seconds at most."""
         self.is_open = False
         if error is None:
             self.finish()
@@ -236,11 +218,11 @@ class RunSaves:
         if self._upload_monitor is not None and (
             error is not None or not self._upload_monitor.settle(_ARRIVAL_SECONDS)
         ):
-            self._upload_monitor.close()  # says what did not arrive; once the newest did, nobody asks for those before
+            self._upload_monitor.close()  # logs late checkpoints; none matters once the newest has arrived
 
     @contextmanager
     def _random_state_of(self, moment: Moment) -> Iterator[None]:
-        """Let what is saved meanwhile have the random state that was kept for this moment, if one was."""
+        """Restore the random state that was kept for this moment, if any, while the context lasts."""
         if self._random_state is None or self._random_state[0] != moment:
             yield
             return

@@ -1,6 +1,6 @@
-"""What a run lets others see of it, on rank 0: metric lines in the log, a live line, and what its trackers are told.
+"""Show a run on rank 0: metric lines in the log, a live line on a terminal, and calls to the trackers.
 
-The trainer says what was measured; when a tracker hears of it, and of checkpoints and the end, is decided here.
+The trainer measures; this file decides when a tracker is told of metrics, checkpoints and the end.
 """
 
 from __future__ import annotations
@@ -30,21 +30,10 @@ from smddp.training.run_saves import RunSaves
 
 
 class RunView:
-    """Shows one run, from its first metric line to its end.
+    """Show one run, from its first metric line to its end.
 
-    It may outlive the trainer, and so holds nothing of it.
-
-    Args:
-        job: The trainer's part of it.
-        progress: The run's.
-        trackers: The user's; ``metrics.jsonl`` is always written.
-        device: The rank's.
-        name: The trainer's, where the job has several.
-        live: Whether there is a live line, where a person watches.
-        policy: When the next checkpoint is due.
-
-    Raises:
-        TypeError: One of the trackers is none.
+    It may outlive the trainer, so it keeps no reference to it. ``metrics.jsonl`` is written beside the user's trackers.
+    Making it raises TypeError for an object that is no tracker.
     """
 
     def __init__(
@@ -75,26 +64,24 @@ class RunView:
                 newest_checkpoint=self._newest_checkpoint,
                 memory=partial(peak_memory, device),
             )
-            if policy.every != "auto":  # whose next time only its clock knows
+            if policy.every != "auto":  # else only rank 0's clock knows when the next one is due
                 self._live.checkpoint_seconds, self._live.checkpoint_steps = policy.seconds, policy.every
 
     @property
     def run(self) -> str:
-        """What tells this run from others."""
+        """The id that distinguishes this run from others."""
         return self._run or self._progress.run
 
     def belong_to(self, other: RunView, name: str) -> None:
-        """Make this a part of a run that has begun, with an id and, where the trainer has no name, files of its own.
+        """Make this view a part of another run, with an id and files of its own.
 
-        Args:
-            other: The view of that run.
-            name: Of the part there.
+        The trainer's own ``name=`` takes precedence.
         """
         self._run = uuid.uuid5(uuid.NAMESPACE_OID, f"{other.run}/{name}").hex[:12]
         self._name = self._name or name
 
     def begin(self, saves: RunSaves) -> None:
-        """Start the trackers, now that it is known where the run goes on."""
+        """Start the trackers, once the step to continue from is known."""
         self._saves = saves
         run = TrackedRun(id=self.run, step=saves.first_step, job=self._job, part=self._name)
         self._trackers.start(run)
@@ -104,32 +91,30 @@ class RunView:
         self._show_line()
 
     def begin_beside_main(self, saves: RunSaves) -> None:  # noqa: ARG002
-        """Leave alone what rank 0 may show on the same terminal; for the other ranks."""
+        """Leave rank 0's live line on the same terminal alone; for the other ranks."""
         if self._live is not None and is_watched(sys.stderr):
             make_room_for_other_process()
 
     def aim(self, total: int | None, samples_a_step: int | None) -> None:
-        """Begin a loop.
+        """Begin a loop that ends at step ``total``; None for a number that is not known.
 
-        Args:
-            total: The step at which it ends, if that is known.
-            samples_a_step: Over all ranks, if that is known.
+        Samples count over all ranks.
         """
         if self._live is not None and self._saves is not None:
             self._live.total, self._live.samples_a_step = total, samples_a_step
             self._show_line()
 
     def rest(self) -> None:
-        """End a loop: no live line is shown until the next one."""
+        """Hide the live line until the next loop."""
         self._ending.hide_line()
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank is the one that shows anything."""
+        """Whether this rank shows anything."""
         return self._job.cluster.is_main
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Show what was measured at this step."""
+        """Show the metrics of this step."""
         progress = self._progress
         report(progress.steps, progress.epoch, metrics, trainer=self._name)
         if self._live is not None:
@@ -139,7 +124,7 @@ class RunView:
             self._tell_trackers()
 
     def saved_model(self) -> None:
-        """Note that the model was written to the job's directory."""
+        """Remember that the model was written to the job's model directory."""
         self._ending.model = str(self._job.model_dir)
 
     def __enter__(self) -> RunView:
@@ -148,7 +133,7 @@ class RunView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Tell the trackers of the end, under ``smddp.run``."""
+        """Tell the trackers that the run ends, under ``smddp.run``."""
         assert self._saves is not None
         self._tell_trackers()
         self._ending.end("stopped" if self._saves.was_stopped else "finished" if error is None else "failed")
@@ -174,7 +159,7 @@ class RunView:
 
 @dataclass(slots=True, kw_only=True)
 class _Ending:
-    """What the end of a run needs."""
+    """The state that the end of a run needs. It outlives the view, in a finalizer."""
 
     trackers: TrackerGroup
     process: int
@@ -183,23 +168,23 @@ class _Ending:
     line: TerminalLine | None = None
 
     def hide_line(self) -> None:
-        """Leave the terminal to others."""
+        """Stop the live line, so that others can use the terminal."""
         if self.line is not None:
             self.line.stop()
             self.line = None
 
     def end_without_run(self, error_before: object) -> None:
-        """Tell the trackers at the end of a script; Python keeps the error that ended it, if one did.
+        """Tell the trackers that the script ends.
 
-        Args:
-            error_before: What it kept when the run began, such as that of another cell of a notebook.
+        Python keeps the error that ended it in ``sys.last_value``; an ``error_before`` was there when the run began, as
+        after a failed notebook cell, and does not count.
         """
         error = getattr(sys, "last_value", None)
         self.end("finished" if error is None or error is error_before else "failed")
 
     def end(self, status: Status) -> None:
-        """Tell the trackers, once."""
-        if not self.is_over and os.getpid() == self.process:  # a process that the script forked ends for itself
+        """Tell the trackers once, and only from the process that made them."""
+        if not self.is_over and os.getpid() == self.process:  # a forked process does not end its parent's run
             self.is_over = True
             self.hide_line()
             self.trackers.finish(status, self.model)

@@ -1,4 +1,4 @@
-"""Seeds of all random number generators of a process: for the same weights on all ranks, and for noise of their own."""
+"""Seed all random number generators of a process: alike on all ranks for the weights, or differently for noise."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ _REPRODUCIBLE = (":4096:8", ":16:8")  # https://docs.nvidia.com/cuda/cublas/#res
 def seed_everything(seed: int, *, rank: int | None = None, deterministic: bool = False) -> None:
     """Seed Python, NumPy and PyTorch, on all devices.
 
-    Without ``rank`` the numbers are the same on all ranks, as the making of weights wants them, and what each generator
-    gives after its own ``seed(seed)``. With it each rank has others, as dropout and augmentation want them: derived by
-    NumPy's SeedSequence, so that the ranks of one seed share no numbers with those of the next::
+    Without ``rank``, all ranks draw the same numbers, as initial weights need, and each generator behaves as after its
+    own ``seed(seed)``. With ``rank``, each rank draws different numbers, as dropout and augmentation need. NumPy's
+    SeedSequence derives them, so that neighbouring seeds share no numbers on any rank::
 
         smddp.seed_everything(7)
         model = Network()
         trainer = smddp.Trainer(job, model, ...)
         smddp.seed_everything(7, rank=job.cluster.rank)
 
-    A resume overrides it: each rank goes on with the random numbers that its checkpoint holds.
+    A resume replaces the seeds: each rank continues with the random state in its checkpoint.
 
     Args:
         seed: From 0 to 2³² - 1.
-        rank: Of this process, or None.
-        deterministic: Lets PyTorch use deterministic algorithms only, or raise where there is none, and cuDNN choose
-            none by speed. ``CUBLAS_WORKSPACE_CONFIG`` is set to ``:4096:8`` if it is unset. Slower; for the process.
+        rank: This process's rank, or None.
+        deterministic: Allow only deterministic algorithms in PyTorch, which raises for an operation that has none, and
+            let cuDNN choose no algorithm by speed. Set ``CUBLAS_WORKSPACE_CONFIG`` to ``:4096:8`` if it is unset. This
+            is slower, and holds for the whole process.
 
     Raises:
-        ValueError: The seed or the rank is out of its range.
-        DistributedError: ``deterministic``, and CUDA was initialised before cuBLAS could be told.
+        ValueError: The seed or the rank is out of range.
+        DistributedError: ``deterministic`` is set, ``CUBLAS_WORKSPACE_CONFIG`` is not, and CUDA is initialised already.
     """
     if type(seed) is not int or not 0 <= seed < 2**32:
         raise ValueError(f"seed={seed!r}: give a whole number from 0 to {2**32 - 1}")

@@ -1,4 +1,4 @@
-"""What a trainer's checkpoint holds, by name: the model, its optimizers, and what the user keeps beside them."""
+"""The parts of a trainer's checkpoint, by name: the model, its optimizers, and the user's own state."""
 
 from __future__ import annotations
 
@@ -40,21 +40,9 @@ def state_parts(
 ) -> dict[str, Stateful]:
     """Return the parts by name.
 
-    Several optimizers are ``optimizer-0``, ``optimizer-1`` and so on, and several schedules likewise.
-
-    Args:
-        model: The model itself.
-        optimizers: Of its parameters.
-        schedulers: Of these optimizers.
-        scaler: The loss scaler, if there is one.
-        extra: The user's parts by name.
-        own: Further parts of the trainer's own, by name.
-        on_change: Whose options optimizers and schedules have after a resume.
-        speaks: Whether this rank tells of it in the log.
-
-    Raises:
-        ValueError: A name of ``extra`` is taken or not possible.
-        TypeError: A part of ``extra`` has no state.
+    Several optimizers are ``optimizer-0``, ``optimizer-1`` and so on, and schedules likewise. ``extra`` has the user's
+    parts, ``own`` further parts of the trainer. Raise ValueError for a name in ``extra`` that is taken or not allowed,
+    and TypeError for a part without a state.
     """
     named = [_named(each, model, on_change=on_change, speaks=speaks) for each in optimizers]
     trained: dict[str, Stateful] = {"model": model, **_numbered("optimizer", named)}
@@ -77,15 +65,9 @@ def with_parts_of_kept(
     kind: type[_Trainer],
     parts_of: Callable[[_Trainer], tuple[Mapping[str, Stateful], Mapping[str, Stateful]]],
 ) -> tuple[dict[str, Stateful | dict[str, Any]], dict[str, Stateful]]:
-    """Return the user's state with the parts of each trainer in it, such as ``generator-model``, in its place.
+    """Return the user's state and per-rank state, with each trainer replaced by its parts, such as ``generator-model``.
 
-    Args:
-        extra: The user's state by name.
-        kind: The trainers'.
-        parts_of: Gives a trainer's parts: those that are the same on all ranks, and those of each rank.
-
-    Returns:
-        The state, and what each rank has its own of.
+    ``parts_of`` returns a trainer's parts: those that are the same on all ranks, and those of each rank.
     """
     state: dict[str, Stateful | dict[str, Any]] = {}
     per_rank: dict[str, Stateful] = {}
@@ -100,13 +82,7 @@ def with_parts_of_kept(
 
 
 class DictState:
-    """The user's dict, such as the counter of an early stop: saved as it is, and restored in place.
-
-    Args:
-        name: The user's, for the log.
-        values: The dict.
-        speaks: Whether this rank tells in the log which of the script's keys a checkpoint lacks.
-    """
+    """The user's dict, such as the counter of an early stop: saved as it is, and restored in place."""
 
     def __init__(self, name: str, values: dict[str, Any], *, speaks: bool) -> None:
         self._name = name
@@ -114,11 +90,11 @@ class DictState:
         self._speaks = speaks
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy."""
+        """Return a deep copy."""
         return copy.deepcopy(self._values)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the dict's items."""
+        """Replace the dict's items, and warn of the script's keys that the checkpoint lacks."""
         if self._speaks and (missing := [repr(key) for key in self._values if key not in state]):
             logger.warning(
                 "the resume takes %s out of the dict %r in state=: the checkpoint was saved without. Read it with "
@@ -131,18 +107,12 @@ class DictState:
 
 
 class LoaderState:
-    """The place of a loader that keeps its own state: this rank's place, for the same number of ranks.
+    """The position of a loader that keeps its own state: one per rank, for the same number of ranks.
 
-    torchdata keeps the state that a sampler's generator had before it drew the epoch's order. What the loader drew from
-    it since, for the order and its workers' seeds, decides the order of later epochs: the state that each generator has
-    now is kept beside the place.
-
-    Args:
-        loader: It has ``state_dict`` and ``load_state_dict``.
-        world_size: How many ranks share the data.
-
-    Raises:
-        ValueError: Its sampler draws an order at random that is in no state.
+    torchdata saves the state that a sampler's generator had before it drew the epoch's order. The loader draws from it
+    afterwards, for the order and its workers' seeds, and this decides the order of later epochs. So the current state
+    of each generator is saved beside the position. Making it raises ValueError for a random order that no state
+    contains.
     """
 
     def __init__(self, loader: Stateful, world_size: int) -> None:
@@ -150,34 +120,30 @@ class LoaderState:
         self._loader = loader
         self._world_size = world_size
         self.is_over = False
-        """Whether the loader has given all batches of the epoch under way."""
+        """Whether the loader has yielded all batches of the epoch under way."""
         self._resumed_over = False
 
     def begin(self) -> bool:
-        """Return whether the loader is to be iterated: not in the rest of an epoch that a checkpoint has at its end.
+        """Return whether to iterate over the loader: False once after a resume at an epoch's end.
 
-        A loader at its end, as torchdata's, would give the next epoch's batches.
+        A loader at its end, such as torchdata's, would yield the next epoch's batches.
         """
         is_empty, self._resumed_over = self._resumed_over, False
         self.is_over = is_empty
         return not is_empty
 
     def start_epoch(self) -> None:
-        """Note that another epoch begins."""
+        """Begin another epoch."""
         self.is_over = self._resumed_over = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place, and of how many ranks it is one."""
-        place = self._loader.state_dict()  # it may begin the epoch, and draw
+        """Return the position, the number of ranks, and the generators' states."""
+        place = self._loader.state_dict()  # may begin the epoch, and draw
         drawn = {name: generator.get_state() for name, generator in _generators(self._loader).items()}
         return {"world_size": self._world_size, "state": place, "generators": drawn, "is_over": self.is_over}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See that the place is one of as many ranks.
-
-        Raises:
-            ValueError: It is of another number of ranks, or of a loader with other generators.
-        """
+        """Raise ValueError for a position of another number of ranks, or of a loader with other generators."""
         if state["world_size"] != self._world_size:
             raise ValueError(
                 f"the loader's place is that of one of {state['world_size']} ranks, here are {self._world_size}: "
@@ -192,20 +158,20 @@ class LoaderState:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the place."""
+        """Restore the position."""
         self._loader.load_state_dict(state["state"])
         self.is_over = self._resumed_over = state.get("is_over", False)
         if "generators" not in state:  # an older checkpoint
             return
-        # A StatefulDataLoader goes to its place only when it is iterated, or asked for its state. It draws from its
-        # generator, or torch's own, as the run that is resumed did not: before both get their states back.
+        # Order: a StatefulDataLoader restores its position only when it is iterated, or asked for its state, and draws
+        # from its generators meanwhile. So this happens first, and then the generators get their saved states.
         self._loader.state_dict()
         for name, generator in _generators(self._loader).items():
             generator.set_state(state["generators"][name])
 
 
 def _generators(loader: object) -> dict[str, torch.Generator]:
-    """Return what the loader and its samplers draw from, each once, by the attribute that holds it."""
+    """Return the generators of the loader and its samplers, each once, by the attribute that holds it."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     holders = {
         "generator": loader,
@@ -222,11 +188,7 @@ def _generators(loader: object) -> dict[str, torch.Generator]:
 
 
 def _check_order_is_kept(loader: object) -> None:
-    """See that an order drawn at random is in the loader's state, or can be drawn again from it.
-
-    Raises:
-        ValueError: It is not: a resume would draw another one, and go on in it.
-    """
+    """Raise ValueError for a random order that is not in the loader's state: a resume would draw another one."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     sampler = getattr(batch_sampler, "sampler", getattr(loader, "sampler", None))
     draws = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
@@ -245,7 +207,7 @@ def _check_order_is_kept(loader: object) -> None:
 
 
 def _iterates_with_state(sampler: Any, generator: object) -> bool:
-    """Return whether the sampler, or its iterator, has a state; leave its generator as it is."""
+    """Return whether the sampler, or its iterator, has a state; leave its generator unchanged."""
     if isinstance(sampler, Stateful):
         return True
     before = generator.get_state() if isinstance(generator, torch.Generator) else None
@@ -266,9 +228,9 @@ def _named(optimizer: Optimizer, model: nn.Module, *, on_change: OnChange, speak
 
 
 def _scheduled(part: Any, of_optimizers: Sequence[OptimizerSchedules]) -> Any:
-    """Return a schedule of one of the optimizers with its options; any other part as it is."""
+    """Return a schedule wrapped with the options of its optimizer; any other part unchanged."""
     if isinstance(part, LRScheduler):
-        # By its groups: an optimizer may wrap the one that the schedule knows.
+        # Compare parameter groups: an optimizer may wrap the one that the schedule knows.
         scheduled = {id(group) for group in part.optimizer.param_groups}
         for each in of_optimizers:
             if scheduled & {id(group) for group in each.optimizer.optimizer.param_groups}:

@@ -1,4 +1,4 @@
-"""The loss of one optimizer step over all ranks, and what it says of the model: whether training can go on."""
+"""The loss of one optimizer step over all ranks, and the check that the weights are still finite."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ _SHOWN = 3
 
 
 class StepLoss:
-    """Collects the losses of the micro-batches of a step where they are asked for, and looks at the weights.
-
-    Args:
-        membership: The ranks; all call ``mean`` at the same steps.
-        module: The model.
-    """
+    """Collect the losses of the micro-batches of a step, on request. All ranks call ``mean`` at the same steps."""
 
     def __init__(self, membership: Membership, module: nn.Module) -> None:
         self._membership = membership
@@ -31,16 +26,13 @@ class StepLoss:
         self._warned = False
 
     def restart(self) -> None:
-        """Forget micro-batches of a step that was never finished."""
+        """Forget the micro-batches of an unfinished step."""
         self._collected.clear()
 
     def add(self, loss: Tensor, weight: Tensor | float, *, collect: bool) -> None:
-        """Take the loss of a micro-batch.
+        """Add the loss of a micro-batch, a scalar, with its weight in `OptimizerStep.backward_and_step`.
 
-        Args:
-            loss: A scalar.
-            weight: As `OptimizerStep.backward_and_step` has it.
-            collect: Whether ``mean`` will be asked for after this step.
+        ``collect`` says that ``mean`` will be called after this step.
         """
         if collect:
             self._collected.append(loss.detach() * weight)
@@ -48,24 +40,15 @@ class StepLoss:
     def mean(self, factor: Tensor | None = None) -> float:
         """Return the mean over the step's samples on all ranks; collective.
 
-        Args:
-            factor: What the sum of this rank's weighted losses is to be multiplied by, so that the mean over the ranks
-                is that of the items; None where the weights have a mean of 1.
+        ``factor`` multiplies the sum of this rank's weighted losses, so that the mean over the ranks is the mean over
+        all items. It is None if the weights have a mean of 1.
         """
         losses = torch.stack([loss.double() for loss in self._collected])
         self._collected.clear()
         return self._over_ranks(losses.mean() if factor is None else losses.sum() * factor)
 
     def check_finite(self, step: int, loss: float) -> None:
-        """See, where the loss of a step is not finite, whether the model can still learn.
-
-        Args:
-            step: Optimizer steps taken.
-            loss: The mean over the ranks.
-
-        Raises:
-            TrainingDivergedError: Weights are not finite either.
-        """
+        """Raise TrainingDivergedError if neither the loss, a mean over the ranks, nor the weights are finite."""
         if math.isfinite(loss):
             return
         self.check_weights(step)
@@ -74,20 +57,13 @@ class StepLoss:
             logger.warning("the loss of step %d is %s; the weights are finite, and training goes on", step, loss)
 
     def check_weights(self, step: int) -> None:
-        """See that all weights are finite; they are the same on all ranks.
-
-        Args:
-            step: Optimizer steps taken.
-
-        Raises:
-            TrainingDivergedError: Some are not: no step can mend that.
-        """
+        """Raise TrainingDivergedError if some weights are not finite; they are the same on all ranks."""
         names, largest = [], []
         for name, weight in self._module.named_parameters():
             if weight.numel() and (weight.is_floating_point() or weight.is_complex()):
                 names.append(name)
                 largest.append(torch.linalg.vector_norm(weight.detach(), float("inf")).float())
-        # Stacked where the first one lies: the CPU waits for the GPU once, not once a weight.
+        # Stacked on the first weight's device: the CPU waits for the GPU once, not once a weight.
         together = [norm.to(largest[0].device) for norm in largest]
         finite = torch.isfinite(torch.stack(together)).tolist() if together else []
         broken = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]

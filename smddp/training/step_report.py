@@ -1,4 +1,4 @@
-"""What the metric line of a step has, and how far the loop will go: for those who watch."""
+"""The metric line of a step, and the step at which the loop will end, for the run's view."""
 
 from __future__ import annotations
 
@@ -16,16 +16,7 @@ from smddp.training.run_view import RunView
 
 
 class StepReport:
-    """Gathers the numbers of a step where a line is due; all ranks call ``show``.
-
-    Args:
-        view: Shows them, on rank 0.
-        model_step: Has loss, learning rate and the gradients' norm.
-        loaders: Know the order of the data.
-        progress: The run's.
-        device: Whose memory is told.
-        timer: Where the time went, or None.
-    """
+    """Gather the numbers of a step for its metric line, which the view shows on rank 0. All ranks call ``show``."""
 
     def __init__(
         self,
@@ -46,16 +37,13 @@ class StepReport:
         self._rate = StepRate()
 
     def restart(self) -> None:
-        """Measure the rate from this step on."""
+        """Measure the rate from the current step on."""
         self._rate.restart(self._progress.steps)
 
     def aim(self, *, epochs: int = 0, steps: int | None = None, most: float = math.inf) -> None:
-        """Tell the view at which step this loop will end, if that is known.
+        """Tell the view at which step this loop ends, if known.
 
-        Args:
-            epochs: Where the loop counts these.
-            steps: Where it counts these.
-            most: At how many steps it ends in any case.
+        Pass ``epochs`` for a loop over epochs, or ``steps`` for a loop over steps; ``most`` is an upper bound in steps.
         """
         order, progress = self._loaders.order, self._progress
         if steps is None and order is not None and order.steps_per_epoch is not None:
@@ -66,8 +54,7 @@ class StepReport:
     def show(self) -> None:
         """Show the line of the last step.
 
-        Raises:
-            TrainingDivergedError: Neither the loss nor the weights are finite.
+        Raise TrainingDivergedError if neither its loss nor the weights are finite.
         """
         step, loss = self._progress.steps, self._model_step.mean_loss()
         timing = {}

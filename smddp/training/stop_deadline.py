@@ -1,6 +1,6 @@
-"""The end of a process that was told to stop and does not come to it: it evaluates, or waits for a rank that hangs.
+"""End a process that was told to stop and does not, because it evaluates, or waits for a rank that hangs.
 
-A stop is heeded at a step's boundary. Where none is reached in time, SIGKILL would end the process without a reason.
+A stop takes effect between two steps. If none is reached in time, SIGKILL would end the process without a reason.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ _POLL_SECONDS = 0.5
 
 
 class StopDeadline:
-    """Watches, in a thread, that a stop is heeded, and over in time.
+    """Watch, in a thread, that a stop takes effect within so many seconds; else call ``late``, which ends the process.
 
-    Args:
-        stop_signal: What tells that, and when, a stop was asked for.
-        seconds: How long it may take.
-        late: Called in the thread once it takes longer; it ends the process.
+    ``late`` is called in the thread.
     """
 
     def __init__(self, stop_signal: StopSignal, seconds: float, late: Callable[[], None]) -> None:
         self._stop_signal = stop_signal
         self._seconds = seconds
         self._late = late
+        # `__exit__` sets it, and the watcher returns within half a second. The thread is never joined: it may be inside
+        # ``late``, which does not return.
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stop-deadline", daemon=True)
 
@@ -45,14 +44,14 @@ class StopDeadline:
         while not self._over.wait(_POLL_SECONDS):
             self._stop_signal.look()
             if self._stop_signal.is_unheeded:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # whose handler ends it there
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # its handler ends the script
             if self._stop_signal.age > self._seconds:
                 self._late()
                 return
 
 
 def main_thread_traceback() -> TracebackType | None:
-    """Return where the main thread is now, as the traceback of an error that was raised there."""
+    """Return the main thread's stack as a traceback, to report it with an error."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001, it is documented
     outermost = None
     while frame is not None:

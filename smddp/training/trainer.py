@@ -1,7 +1,7 @@
-"""The thin loop: what every training loop does around model and data, and nothing that a loop decides for itself.
+"""The thin loop: the parts of a training loop around model and data that every script repeats.
 
 The loop stays the user's. The trainer moves the model to its device, replicates it over the ranks, computes in mixed
-precision, accumulates and clips gradients, steps optimizer and schedule, keeps the place in the data, saves
+precision, accumulates and clips gradients, steps optimizer and schedule, keeps the position in the data, saves
 checkpoints, resumes from them, and stops when the job is told to::
 
     trainer = smddp.Trainer(job, model, optimizer, accumulate=2, clip_norm=1.0)
@@ -12,7 +12,8 @@ checkpoints, resumes from them, and stops when the job is told to::
             trainer.step(loss)
     trainer.save_model()
 
-All ranks must run the same loop: everything but ``log`` is for every rank, the making of the loaders included.
+All ranks must run the same loop: every rank makes the loaders and calls every method. Only ``log`` may be called by one
+rank alone.
 """
 
 from __future__ import annotations
@@ -95,24 +96,24 @@ _NOTHING_LEFT = "nothing is left to train; take another run directory or checkpo
 class Trainer:
     """Trains one model with one optimizer on all ranks of a job.
 
-    Nothing random is seeded here but the order of the data: `smddp.seed_everything` seeds the rest. With several ranks
-    all start from the weights of rank 0.
+    The trainer seeds only the order of the data: `smddp.seed_everything` seeds the rest. With several ranks, all start
+    from the weights of rank 0.
 
     Attributes:
-        model: What to call in the loop: the model in its precision, replicated over the ranks. Under
-            ``torch.no_grad`` it is the rank's own and waits for nobody.
-        module: The model as it was given, on its device.
-        device: Where the model is, and where ``batches`` puts the data.
-        ema: The moving average of the model, in its precision and in evaluation mode, or None: updated after each
-            optimizer step that was really taken, BatchNorm's statistics included; a part of each checkpoint.
+        model: The model to call in the loop, in its precision, replicated over the ranks. Under ``torch.no_grad`` it is
+            the rank's own copy, and waits for no other rank.
+        module: The original model, on its device.
+        device: The device of the model, to which ``batches`` moves the data.
+        ema: The moving average of the model, in its precision and in evaluation mode, or None. It is updated after each
+            optimizer step that was applied, BatchNorm's statistics included, and is part of each checkpoint.
 
     Examples:
-        The loop stays the script's::
+        A whole training::
 
             trainer = smddp.Trainer(job, model, optimizer, precision="auto", accumulate=2)
             loader = trainer.loader(train, batch_size=256)  # of all ranks together
-            for epoch in trainer.epochs(5):  # goes on where it stopped
-                for inputs, labels in trainer.batches(loader):  # in mid-epoch, too
+            for epoch in trainer.epochs(5):  # a resume continues with the interrupted epoch
+                for inputs, labels in trainer.batches(loader):  # and with its next batch
                     trainer.step(cross_entropy(trainer.model(inputs), labels))
                 trainer.log(accuracy=evaluate(trainer, test))
             trainer.save_model()
@@ -144,49 +145,49 @@ class Trainer:
         timing: bool = False,
         profile: Profile | None = None,
     ) -> None:
-        """Prepare the model; join the process group if that was not done yet.
+        """Prepare the model; join the process group unless the process has joined already.
 
         Args:
-            job: Where checkpoints and the model go, and who the ranks are.
+            job: The job, with its directories and ranks.
             model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device.
-            optimizer: The optimizer of its parameters, or several that step together.
-            scheduler: A schedule, or several, stepped once each optimizer step that was really taken.
-            schedule_each: ``"epoch"`` steps them at the end of each epoch of ``epochs`` or ``steps_to`` instead, before
-                its checkpoint.
-            precision: What the forward pass computes in; see `smddp.Precision`.
-            accumulate: Micro-batches an optimizer step; the loss of each is divided by it.
+            optimizer: The optimizer of the model's parameters, or several that step together.
+            scheduler: A schedule, or several, stepped after each optimizer step that was applied.
+            schedule_each: ``"epoch"`` steps the schedules at the end of each epoch of ``epochs`` or ``steps_to``
+                instead, before its checkpoint.
+            precision: The precision of the forward pass; see `smddp.Precision`.
+            accumulate: Micro-batches per optimizer step; the loss of each is divided by it.
             clip_norm: The largest norm of all gradients together, or None.
             clip_value: The largest absolute value of an element of a gradient, or None.
             ema: The decay of an exponential moving average of the weights, such as 0.999, kept as ``trainer.ema``; or
                 None for no average.
-            on_nonfinite: What becomes of a step whose gradients are NaN or inf: ``"skip"`` it, ``"raise"`` an error, or
-                ``"stop"``: raise it after a checkpoint of the state before the step. To look waits for the GPU once a
-                step. None looks at metric lines and saves only, whether the weights are finite.
-            checkpoints: When to save, and what becomes of it; see `smddp.CheckpointPolicy`.
-            seed: Decides the order of the data.
+            on_nonfinite: What to do with a step whose gradients are NaN or inf: ``"skip"`` the step, ``"raise"`` an
+                error, or ``"stop"``: raise it after a checkpoint of the state before the step. This check waits for the
+                GPU once a step. None checks only at metric lines and saves whether the weights are finite.
+            checkpoints: When to save, and which checkpoints to keep; see `smddp.CheckpointPolicy`.
+            seed: The seed of the order of the data.
             log_every: Optimizer steps from one metric line to the next.
-            state: By name, what else a checkpoint keeps and a resume brings back, the same on all ranks: an average of
-                the weights, another model or optimizer, a schedule by a metric; anything with ``state_dict`` and
-                ``load_state_dict``, or a dict of numbers and tensors. The trainer neither moves nor steps it. Another
-                Trainer that steps in this one's loop, such as a GAN's generator, has no checkpoints of its own then,
-                and ``timing`` and ``profile`` are this one's.
-            name: Of this trainer, where a job has several: its checkpoints and its model get a directory of that name.
+            state: Further parts of each checkpoint, by name, the same on all ranks: an average of the weights, another
+                model or optimizer, a schedule by a metric. Each part has ``state_dict`` and ``load_state_dict``, or is
+                a dict of numbers and tensors. The trainer neither moves nor steps it. A part may be another Trainer
+                that steps in this one's loop, such as a GAN's generator: it then has no checkpoints of its own, and
+                ``timing`` and ``profile`` belong to this one.
+            name: The name of this trainer in a job with several; its checkpoints and model get a directory of it.
             place: False leaves the model where it is, on one device or on several.
-            ddp: How several ranks average their gradients; see `smddp.DDPOptions`.
-            trackers: What is told of hyperparameters, metrics, checkpoints and model, on rank 0, such as
+            ddp: How the ranks average their gradients; see `smddp.DDPOptions`.
+            trackers: Objects on rank 0 that record hyperparameters, metrics, checkpoints and model, such as
                 ``smddp.metrics.TensorBoard()``; see `smddp.metrics.Tracker`. JSON lines are always written, to
                 ``metrics.jsonl`` in the job's output data directory.
-            progress: Whether rank 0 shows a live line where stderr is a terminal: how far, how fast, until when.
+            progress: Whether rank 0 shows a live line if stderr is a terminal: progress, speed and time left.
                 ``SMDDP_PROGRESS=0`` turns it off, too.
-            timing: Whether metric lines tell where the time went since the last one (``time_data``, ``time_forward``,
-                ``time_backward``, ``time_optimizer``, ``time_checkpoint``, ``time_other``: shares of rank 0's time),
-                the peak memory, and the operations a second; see `smddp.StepTimer`.
-            profile: Which steps to record by torch.profiler, for Perfetto; see `smddp.Profile`.
+            timing: Whether metric lines show the time spent since the last one, as shares of rank 0's time
+                (``time_data``, ``time_forward``, ``time_backward``, ``time_optimizer``, ``time_checkpoint``,
+                ``time_other``), the peak memory, and the operations a second; see `smddp.StepTimer`.
+            profile: The steps to record with torch.profiler, for Perfetto; see `smddp.Profile`.
 
         Raises:
-            ValueError: If a number is out of its range, the device cannot compute in the precision, model and optimizer
-                do not belong together, or a name is not possible.
-            TypeError: If an argument is of another kind.
+            ValueError: A number is out of range, the device can't compute in the precision, model and optimizer do not
+                fit each other, or a name is not allowed.
+            TypeError: An argument has the wrong type.
         """
         check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name, ddp=ddp)
         check_kinds(trackers=trackers, place=place, progress=progress, timing=timing, profile=profile)
@@ -195,7 +196,7 @@ class Trainer:
         check_clipping(clip_norm, clip_value)
         self._membership = current_membership() or join(job.cluster)
         self._cluster = self._membership.cluster
-        job = dataclasses.replace(job, cluster=self._cluster)  # a process group of the script's own may know more
+        job = dataclasses.replace(job, cluster=self._cluster)  # an adopted group may know more
         self._job = job if name is None else job.part(name)
 
         self.module = underlying_module(model)
@@ -268,7 +269,7 @@ class Trainer:
         )
         self._named_optimizers = [part for part in self._state.values() if isinstance(part, NamedOptimizer)]
         self._running_means = [part for part in (state or {}).values() if isinstance(part, RunningMean)]
-        if ddp.comm_hook == "powersgd":  # on one rank too, from whose checkpoint several can go on
+        if ddp.comm_hook == "powersgd":  # on one rank too, so that several can resume from its checkpoint
             self._per_rank["powersgd"] = self._model_step.powersgd or PowerSGD(ddp, self._membership)
         stall = nullcontext if self._timer is None else partial(self._timer.phase, "checkpoint")
         self._run_checkpoints = RunCheckpoints(
@@ -329,7 +330,7 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps taken, those before a resume included."""
+        """Optimizer steps taken, including those before a resume."""
         return self._progress.steps
 
     @property
@@ -349,34 +350,34 @@ class Trainer:
         on_host_change: OnChange = "refuse",
         **options: Any,
     ) -> DataLoader[Any]:
-        """Return the training data of this rank; its place in each epoch is a part of every checkpoint.
+        """Return a loader of this rank's share of the training data; its position is part of every checkpoint.
 
-        What ``num_workers`` draw at random for a sample depends on seed, epoch and sample alone.
+        A worker's random numbers for a sample depend on seed, epoch and sample alone.
 
-        A DataLoader of your own is taken over: a plain one (shuffled, in order, or by a DistributedSampler) lends its
-        dataset and its options, and each rank gets its share; its ``batch_size`` is that of one micro-batch of one
-        rank. One with ``state_dict``, such as torchdata's StatefulDataLoader, is used as it is, and resumed on as many
-        ranks.
+        ``dataset`` may be a DataLoader. From a plain one (shuffled, in order, or with a DistributedSampler) the trainer
+        takes the dataset and the options, and gives each rank its share; its ``batch_size`` is the size of one
+        micro-batch on one rank. One with ``state_dict``, such as torchdata's StatefulDataLoader, is used as it is, and
+        resumes on the same number of ranks.
 
         Args:
             dataset: All of the data, the same on all ranks: a dataset with a length, a `ShardedDataset`, or a
-                `PipeDataset`; or a DataLoader, which has all other arguments in itself.
-            batch_size: Samples an optimizer step, over all ranks and micro-batches; it must divide by both.
+                `PipeDataset`; or a DataLoader, which brings its own batch size, order and tail.
+            batch_size: Samples per optimizer step, over all ranks and micro-batches; divisible by both.
             shuffle: False keeps the dataset's order.
-            tail: What becomes of the samples beyond the last whole batch of an epoch: ``"drop"`` leaves them out,
-                ``"short"`` makes them a smaller batch whose losses ``step`` weighs, ``"wrap"`` fills that batch with
-                the first samples of the epoch.
-            fingerprint: Of the data, by `smddp.fingerprint`: to resume with other data is then an error.
-            sharded_by_host: Each host has a dataset of its own part (a channel that is ``ShardedByS3Key``). An epoch
-                takes as many samples of each as the smallest has, and can only be resumed on the same hosts.
-            on_host_change: What a resume on others does: ``"refuse"``, or ``"restart"`` the epoch.
+            tail: What to do with the samples beyond the last whole batch of an epoch: ``"drop"`` leaves them out,
+                ``"short"`` makes a smaller batch of them, whose losses ``step`` weighs, ``"wrap"`` fills that batch
+                with the first samples of the epoch.
+            fingerprint: The fingerprint of the data, by `smddp.fingerprint`; a resume with other data then fails.
+            sharded_by_host: Whether each host has only its own part of the data (a ``ShardedByS3Key`` channel). An
+                epoch takes as many samples from each host as the smallest part has, and resumes only on the same hosts.
+            on_host_change: What a resume on other hosts does: ``"refuse"``, or ``"restart"`` the epoch.
             **options: Further arguments of ``torch.utils.data.DataLoader``, such as ``num_workers``.
 
         Raises:
-            ValueError: If the batch size does not divide, the ranks have other data, there is a loader already, or
-                training has begun; or a DataLoader comes with a batch size, order or tail beside it, or draws an order
-                that its state does not keep.
-            PeerFailedError: If another rank's dataset has no length.
+            ValueError: The batch size does not divide, the ranks have different data, the trainer has a loader already,
+                or training has begun; or a DataLoader comes with a second batch size, order or tail, or draws an order
+                that its state does not contain.
+            PeerFailedError: Another rank's dataset has no length.
         """
         self._check_not_kept()
         if self._loaders.loader is not None or self._run_checkpoints.has_started:
@@ -415,31 +416,31 @@ class Trainer:
     def evaluation_loader(
         self, dataset: AnyDataset, batch_size: int, *, sharded_by_host: bool = False, **options: Any
     ) -> DataLoader[Any]:
-        """Return a share of the dataset for each rank: every sample once over all ranks, in order, none padded.
+        """Return a loader of this rank's share of the dataset: every sample once over all ranks, in order, no padding.
 
         Args:
-            dataset: All of the data, the same on all ranks: with a length, or a `ShardedDataset`.
-            batch_size: Samples a batch of each rank.
-            sharded_by_host: Each host has a dataset of its own part.
+            dataset: All of the data, the same on all ranks: a dataset with a length, or a `ShardedDataset`.
+            batch_size: Samples per batch on each rank.
+            sharded_by_host: Whether each host has only its own part of the data.
             **options: Further arguments of ``torch.utils.data.DataLoader``.
 
         Raises:
-            ValueError: If the ranks have other data, or it comes through pipes.
-            PeerFailedError: If another rank could not look at its data.
+            ValueError: The ranks have different data, or it comes through pipes.
+            PeerFailedError: Another rank could not read its data.
         """
         return self._loaders.evaluation(
             dataset, batch_size=batch_size, sharded_by_host=sharded_by_host, options=options
         )
 
     def resume(self) -> bool:
-        """Load the newest valid checkpoint; ``epochs`` does it where it was not done before.
+        """Load the newest valid checkpoint; ``epochs`` calls it unless the script has.
 
         Returns:
-            Whether training goes on from a checkpoint.
+            Whether a checkpoint was loaded.
 
         Raises:
-            CheckpointError: On every rank: checkpoints cannot be saved there, none of those there are is valid, or the
-                newest that is does not fit the model.
+            CheckpointError: On every rank: the location can't be written, it has checkpoints and none is valid, or the
+                newest valid one does not fit the model.
         """
         self._check_not_kept()
         is_resumed = self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
@@ -456,20 +457,20 @@ class Trainer:
         return is_resumed
 
     def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[int]:
-        """Yield the epochs up to ``count``, counted from 0, from where the newest checkpoint stopped.
+        """Yield the epochs up to ``count``, counted from 0, starting at the newest checkpoint.
 
-        An epoch that was interrupted comes again, and ``batches`` gives what is left of it. After each epoch a
-        checkpoint is saved, and the last one is waited for.
+        An interrupted epoch is yielded again, and ``batches`` yields its remaining batches. Each epoch ends with a
+        checkpoint, and the last one is durable when the loop ends.
 
         Args:
-            count: Epochs from the very first start, those before a resume included.
-            max_steps: Optimizer steps at which the batches end, in mid-epoch too, and this epoch is the last one. A
-                rerun that asks for more goes on in it.
+            count: Epochs from the very first start, including those before a resume.
+            max_steps: Optimizer steps after which training ends, in mid-epoch too. A rerun with a larger number
+                continues in that epoch.
 
         Raises:
             ValueError: ``max_steps`` is not positive.
-            Stopped: If the job was told to stop, after a checkpoint that is durable.
-            CheckpointError: If more saves in a row failed than the policy tolerates, or the one before a stop.
+            Stopped: The job was told to stop, and a checkpoint is durable.
+            CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
         """
         self._begin()
         progress = self._progress
@@ -502,20 +503,20 @@ class Trainer:
         self._run_checkpoints.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
-        """Yield the optimizer steps taken, up to ``count``, from where the newest checkpoint stopped.
+        """Yield the optimizer steps taken, up to ``count``, starting at the newest checkpoint.
 
-        For loops that count steps, not epochs. ``batches`` goes on with the next epoch of the data then, without end::
+        For loops that count steps, not epochs: ``batches`` continues with the next epoch of the data, without end::
 
             batches = trainer.batches(loader)
             for _ in trainer.steps_to(10_000):
                 images, labels = next(batches)
                 trainer.step(cross_entropy(trainer.model(images), labels))
 
-        With ``accumulate``, a number comes once for each micro-batch. A checkpoint is saved at the end, and waited for.
+        With ``accumulate``, each number is yielded once per micro-batch. A checkpoint is durable when the loop ends.
 
         Raises:
             ValueError: ``count`` is no whole number of 1 or more.
-            Stopped, CheckpointError: As ``epochs`` does.
+            Stopped, CheckpointError: As in ``epochs``.
         """
         check_counts(count=count)
         most = self._at_most(count)
@@ -542,9 +543,9 @@ class Trainer:
     def finish_if(self, condition: bool) -> bool:
         """End the training on all ranks if the condition holds on any of them; all must call it.
 
-        ``batches`` end with the optimizer step under way, ``epochs`` with the epoch, ``steps_to`` with the step. The
-        checkpoint that follows (in a loop of one's own: by ``save``) says that the training is finished, so that a
-        rerun has nothing left to train, and says so::
+        ``batches`` ends with the optimizer step under way, ``epochs`` with the epoch, ``steps_to`` with the step. The
+        next checkpoint records that the training is finished, so a rerun trains no further; a loop of your own must
+        call ``save``::
 
             stopping = smddp.EarlyStopping(patience=3)
             trainer = smddp.Trainer(job, model, optimizer, state={"early_stopping": stopping})
@@ -553,7 +554,7 @@ class Trainer:
                 trainer.finish_if(stopping.update(validation_loss))
 
         Returns:
-            Whether the training is finished; once True it stays so.
+            Whether the training is finished; it stays True from then on.
         """
         self._begin()
         anywhere = sum_over_ranks(torch.tensor(int(condition)), self._membership).item() > 0
@@ -562,10 +563,11 @@ class Trainer:
         return self._progress.finished
 
     def save(self, *, wait: bool = False) -> None:
-        """Save a checkpoint of this moment, between two steps, in place of one of the same step; all ranks call it.
+        """Save a checkpoint between two steps, replacing one of the same step; all ranks call it.
 
         Args:
-            wait: Return once it is durable. Else that is some time later; ``smddp.run`` waits for it at the end.
+            wait: Return only once the checkpoint is durable. Otherwise it becomes durable later; ``smddp.run`` waits
+                for it at the end.
 
         Raises:
             CheckpointError: More saves in a row failed than the policy tolerates.
@@ -578,39 +580,40 @@ class Trainer:
             self._run_checkpoints.finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches of a loader, on the device; each that is trained on wants its ``step``.
+        """Yield the batches of a loader, on the device; call ``step`` for each batch to train on.
 
-        The first training batch resumes, where that was not done before. A loader that was not made by ``loader`` is
-        told of in the log: its place is in no checkpoint. Where its batches end within an optimizer step, that step is
-        taken with what there is. Under ``torch.no_grad``, and from an ``evaluation_loader``, batches are only moved.
+        The first training batch calls ``resume`` unless the script has. A loader that ``loader`` did not make causes a
+        warning, because its position is in no checkpoint. If its batches end within an optimizer step, the step is
+        taken with those micro-batches. Under ``torch.no_grad``, and from an ``evaluation_loader``, batches are only
+        moved.
 
         Raises:
-            ValueError: A DataLoader would give every rank all of the data.
+            ValueError: A DataLoader would give all of the data to every rank.
         """
         return self._streams.of(loader)
 
     def step(self, loss: Tensor, *, weight: Tensor | float | None = None) -> bool:
-        """Take the loss of one micro-batch; with the last one of an optimizer step, take that step.
+        """Run the backward pass of one micro-batch; after the last one of an optimizer step, take that step.
 
-        That is: backward, then unscale, clip, optimizer, schedule, and what is due of metric line, checkpoint and stop.
+        A step unscales and clips the gradients, steps optimizer and schedule, and then logs, saves or stops if due.
 
         Args:
             loss: A scalar, the mean over this rank's micro-batch.
-            weight: How many items that is the mean of, where micro-batches have unequal numbers of them, such as
-                tokens: the gradient is that of the mean over all items of the step, on all ranks. Give it with each
-                micro-batch of a step; it costs a sum over the ranks each step. Where it is 0, the loss must be finite
-                all the same: PyTorch's mean over no target is NaN, ``outputs.sum() * 0`` is not.
+            weight: The number of items in that mean, if micro-batches have unequal numbers of items, such as tokens.
+                The gradient is then that of the mean over all items of the step, on all ranks. Pass it with each
+                micro-batch of a step; it costs a sum over the ranks each step. The loss must be finite even if the
+                weight is 0: PyTorch's mean over no target is NaN, ``outputs.sum() * 0`` is not.
 
         Returns:
-            Whether that was the last micro-batch of an optimizer step, and ``steps`` has gone up; one that fp16's loss
-            scaler skipped counts too.
+            Whether this was the last micro-batch of an optimizer step, so that ``steps`` has increased; a step that
+            fp16's loss scaler skipped counts too.
 
         Raises:
             ValueError: The loss does not come from ``trainer.model`` (with several ranks), batches and steps do not
-                pair up (with ``accumulate``), or a weight is not possible.
-            TrainingDivergedError: At a metric line or a save: neither the loss nor the weights are finite. At any step:
-                the gradients are not, and ``on_nonfinite`` is to stop or to raise.
-            Stopped, CheckpointError: As ``epochs`` does.
+                pair up (with ``accumulate``), or a weight is out of range.
+            TrainingDivergedError: The weights are not finite, at a save or at a metric line whose loss is not finite;
+                or the gradients of any step are not finite, and ``on_nonfinite`` is ``"stop"`` or ``"raise"``.
+            Stopped, CheckpointError: As in ``epochs``.
         """
         if self._timer is not None:
             self._timer.mark("forward")
@@ -637,7 +640,7 @@ class Trainer:
             self._profiler.after_step(progress.steps)
         if progress.steps % self._log_every == 0:
             self._report.show()
-        if not self._streams.in_step:  # else once the loop is done with the batch
+        if not self._streams.in_step:  # else `BatchStreams` calls it when the loop is done with the batch
             self._look()
             if not self._is_kept:
                 self._note_weights()
@@ -645,10 +648,10 @@ class Trainer:
     def sum(self, value: Tensor | float | list[float]) -> Tensor:
         """Return the sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
 
-        Whole numbers give whole ones, if all ranks have such.
+        The sum of whole numbers is whole, if all ranks pass whole numbers.
 
         Raises:
-            Stopped, CheckpointError: As ``epochs`` does, where no batch is under way.
+            Stopped, CheckpointError: As in ``epochs``, if no batch is under way.
         """
         if isinstance(value, Tensor):
             total = sum_over_ranks(value.detach().to(self.device), self._membership)
@@ -669,7 +672,7 @@ class Trainer:
 
         Raises:
             ValueError: On every rank, if other dimensions or the types differ.
-            Stopped, CheckpointError: As ``epochs`` does, where no batch is under way.
+            Stopped, CheckpointError: As in ``epochs``, if no batch is under way.
         """
         gathered = gather_over_ranks(tensor, self._membership)
         if not self._streams.in_step:
@@ -677,19 +680,19 @@ class Trainer:
         return gathered
 
     def log(self, *, reduce: Reduce | None = None, **metrics: float | Tensor) -> dict[str, float]:
-        """Report metrics in one line, on rank 0, and keep them for the manifest of a checkpoint of this very step.
+        """Log metrics in one line, on rank 0, and record them in the manifest of this step's checkpoint.
 
         Args:
-            reduce: None shows those of rank 0, and any rank may call it alone. ``"mean"``, ``"sum"`` and ``"max"`` show
-                each metric over all ranks, and all must call it.
+            reduce: None shows rank 0's metrics, and any rank may call it alone. ``"mean"``, ``"sum"`` and ``"max"``
+                reduce each metric over all ranks, and all must call it.
             **metrics: Numbers, or tensors of one element.
 
         Returns:
             The numbers; with ``reduce`` the same on all ranks.
 
         Raises:
-            ValueError: One is no number, or cannot have its name; the ranks log different metrics; there is no such
-                ``reduce``.
+            ValueError: A metric is no number or has a reserved name, the ranks log different metrics, or ``reduce`` is
+                unknown.
         """
         check_reduce(reduce)
         check_names(metrics)
@@ -705,7 +708,7 @@ class Trainer:
         """Write ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
 
         Args:
-            model: Another one than the trained: ``trainer.ema``.
+            model: The model to write instead of the trained one, such as ``trainer.ema``.
 
         Raises:
             TrainingDivergedError: The weights are not finite.
@@ -730,7 +733,7 @@ class Trainer:
             self.resume()
 
     def _leave_to_another(self) -> tuple[Mapping[str, Stateful], Mapping[str, Stateful]]:
-        """Leave checkpoints and stops to another trainer, which keeps what this returns: state and per-rank state."""
+        """Hand checkpoints and stops over to another trainer, which saves the returned state and per-rank state."""
         if self._is_kept or self._run_checkpoints.has_started:
             raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
         if self._why_not_kept is not None:
@@ -754,7 +757,10 @@ class Trainer:
             )
 
     def _begin_evaluation(self) -> Callable[[], None]:
-        """Let what the evaluation draws at random change nothing that comes after it, repeated or not."""
+        """Return a function that restores the random state at the evaluation's end.
+
+        So the evaluation's random numbers change nothing after it, and a resume may repeat it.
+        """
         before, steps, taken = rng.capture(), self.steps, self._model_step.step.micro_batch
         if not self._streams.in_step:
             self._run_checkpoints.begin_evaluation()
@@ -762,7 +768,7 @@ class Trainer:
 
         def end() -> None:
             self._run_checkpoints.end_evaluation()
-            if (self.steps, self._model_step.step.micro_batch) == (steps, taken):  # else training drew in between
+            if (self.steps, self._model_step.step.micro_batch) == (steps, taken):  # else training drew, too
                 rng.restore([before], rank=0)
 
         return end
@@ -804,7 +810,7 @@ class Trainer:
         if self._is_kept:
             return
         self._run_checkpoints.between_steps(evaluates=evaluates)
-        self._next_look = self._progress.steps + 1  # what was agreed may have moved
+        self._next_look = self._progress.steps + 1  # the agreement may have set another step
 
     @overload
     def _at_most(self, steps: int) -> int: ...
@@ -813,7 +819,7 @@ class Trainer:
     def _at_most(self, steps: int | None) -> int | None: ...
 
     def _at_most(self, steps: int | None) -> int | None:
-        """Return at how many steps a loop ends that asks for so many, or for all: SMDDP_MAX_STEPS may say fewer."""
+        """Return the step at which a loop ends: ``steps``, or SMDDP_MAX_STEPS if that is less; None for no limit."""
         most = self._job.max_steps
         if most is None or (steps is not None and steps <= most):
             return steps
@@ -856,7 +862,7 @@ class Trainer:
         self._model_step.loss.check_weights(self._progress.steps)
 
     def _look(self) -> None:
-        """See to what is due of checkpoint and stop, between two steps; set the next step after which it may be."""
+        """Save or stop if due, between two steps; set the step at which to look next."""
         if self._progress.steps < self._next_look or self._is_kept:
             return
         checkpoints = self._run_checkpoints

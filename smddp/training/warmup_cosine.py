@@ -1,4 +1,4 @@
-"""The schedule that most trainings want: the learning rate rises, then falls along a cosine, by optimizer steps."""
+"""A common schedule: the learning rate rises linearly, then falls along a cosine, by optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, final_ratio: float = 0.0) -> LambdaLR:
-    """Return a schedule with a linear warm-up and a cosine decay, for one step an optimizer step.
+    """Return a schedule with a linear warm-up and a cosine decay; step it once each optimizer step.
 
-    With w = ``warmup_steps``, step s (from 0) of the warm-up has (s + 1) / (w + 1) of the optimizer's learning rate,
-    step w all of it, and from there it falls along half a cosine to ``final_ratio`` of it at ``total_steps``, where it
-    stays. The rate depends on the step alone, so that a resume is exact. Where a resumed script has other numbers here,
-    or another learning rate, ``CheckpointPolicy.on_change`` says which ones hold.
+    With w = ``warmup_steps``, step s of the warm-up, counted from 0, uses (s + 1) / (w + 1) of the optimizer's learning
+    rate, and step w uses all of it. Then the rate falls along half a cosine to ``final_ratio`` at ``total_steps``, and
+    stays there. It depends on the step alone, so a resume is exact. If a resumed script passes other numbers, or
+    another learning rate, ``CheckpointPolicy.on_change`` decides which ones hold.
 
     Args:
-        optimizer: Each of its groups has its own learning rate to begin with.
-        warmup_steps: From 0, which is no warm-up.
-        total_steps: Optimizer steps of the whole training, more than those of the warm-up.
-        final_ratio: Of the learning rate, from 0 to 1.
+        optimizer: Each of its groups may have its own initial learning rate.
+        warmup_steps: From 0, for no warm-up.
+        total_steps: Optimizer steps of the whole training, more than ``warmup_steps``.
+        final_ratio: Fraction of the learning rate at the end, from 0 to 1.
 
     Raises:
-        ValueError: A number is out of its range.
+        ValueError: A number is out of range.
 
     Examples:
         >>> import torch
@@ -51,12 +51,9 @@ def warmup_cosine(optimizer: Optimizer, warmup_steps: int, total_steps: int, fin
 
 
 class WarmupCosine:
-    """The ratio of `warmup_cosine` at a step: an object, as a checkpoint has the attributes of one, and no function's.
+    """The ratio of `warmup_cosine` at a step.
 
-    Args:
-        warmup_steps: From 0.
-        total_steps: More than those.
-        final_ratio: From 0 to 1.
+    It is an object and no function, because LambdaLR saves only the attributes of objects.
     """
 
     def __init__(self, warmup_steps: int, total_steps: int, final_ratio: float) -> None:
@@ -65,7 +62,7 @@ class WarmupCosine:
         self.final_ratio = final_ratio
 
     def __call__(self, step: int) -> float:
-        """Return the part of the learning rate that a step has."""
+        """Return the ratio of the learning rate at a step."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         progress = min((step - self.warmup_steps) / (self.total_steps - self.warmup_steps), 1.0)

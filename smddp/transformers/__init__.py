@@ -1,7 +1,7 @@
-"""transformers' Trainer on smddp's ranks: who they are, its metrics in the job's lines, a stop that is a checkpoint.
+"""transformers' Trainer on smddp's ranks: its ranks, its metrics as metric lines, and a stop with a checkpoint.
 
-A script of transformers or Accelerate runs in any job as it is where the launcher is torchrun. With these it also finds
-its ranks under the others, and ends a stop with a checkpoint and exit code 75.
+A script of transformers or Accelerate runs in any job as it is, if the launcher is torchrun. With these it also finds
+its ranks under other launchers, and ends a stop with a checkpoint and exit code 75.
 """
 
 from smddp.transformers.metrics import MetricsCallback

@@ -1,4 +1,4 @@
-"""What transformers' Trainer logs, as the job's metric lines."""
+"""The logs of transformers' Trainer as the job's metric lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 _NAMES = {"learning_rate": "lr"}
 
 
-class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not looked at by mypy
-    """Prints ``step=20 epoch=0 loss=0.31 lr=0.0004 grad_norm=1.2`` for each of the Trainer's logs, on rank 0.
+class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not check transformers
+    """Log ``step=20 epoch=0 loss=0.31 lr=0.0004 grad_norm=1.2`` for each of the Trainer's logs, on rank 0.
 
-    These are the names that the Estimator's metric definitions look for. transformers' own, such as ``eval_loss``,
-    stay as they are: give the Estimator definitions of them to see them in SageMaker.
+    The Estimator's metric definitions match these names. transformers' other names, such as ``eval_loss``, are
+    unchanged: give the Estimator definitions of them to see them in SageMaker.
 
     Examples:
         >>> from transformers import TrainerState
@@ -27,9 +27,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
     """
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        """Print a line."""
+        """Log a metric line."""
         del args, control
         numbers = {_NAMES.get(name, name): value for name, value in logs.items() if isinstance(value, int | float)}
-        numbers.pop("epoch", None)  # a fraction there, and each line begins with its own
+        numbers.pop("epoch", None)  # a fraction; each line begins with the whole epoch
         if state.is_world_process_zero and numbers:
             report(state.global_step, int(state.epoch or 0), numbers)

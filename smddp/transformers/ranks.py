@@ -1,7 +1,7 @@
-"""What ``smddp.Cluster`` says of the ranks, as the variables in which Accelerate, and so transformers, looks for it.
+"""``smddp.Cluster`` as the environment variables that Accelerate, and so transformers, reads.
 
-Accelerate reads what torchrun sets. Under srun, SageMaker's MPI and others it finds nothing, and each process trains
-alone, on all of the data, without a word. It does the same on CPUs unless it is told to use them.
+Accelerate reads torchrun's variables. Under srun, SageMaker's MPI and others it finds none, and each process trains
+alone on all of the data, without a warning. It does the same on CPUs unless it is told to use them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 def export_ranks(cluster: Cluster | None = None, environ: MutableMapping[str, str] | None = None) -> None:
-    """Set torchrun's variables where they are missing, for libraries that read no others.
+    """Set torchrun's missing variables, for libraries that read no others.
 
-    Call it before ``TrainingArguments`` or ``Accelerator`` is made. One process alone needs none, and gets none. Where
-    PyTorch sees no GPU, ``ACCELERATE_USE_CPU`` is set, too.
+    Call it before you make ``TrainingArguments`` or ``Accelerator``. For one process it sets nothing. If PyTorch sees
+    no GPU, it sets ``ACCELERATE_USE_CPU``, too.
 
     Args:
         cluster: This rank; detected from the environment if None.
-        environ: Where to set them; None is this process's own environment.
+        environ: The environment to change; None is this process's own.
 
     Raises:
-        DistributedError: One is set already, and says something else.
+        DistributedError: A variable is set already, to another value.
 
     Examples:
         >>> found = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}

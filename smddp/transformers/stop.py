@@ -1,4 +1,4 @@
-"""A stop of a training by transformers' Trainer: all ranks at one step, with a checkpoint, and exit code 75."""
+"""Stop a training by transformers' Trainer: all ranks at the same step, with a checkpoint, and exit code 75."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
-class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not looked at by mypy
-    """Saves and ends when the job is told to stop; for scripts that run under ``smddp.run``.
+class StopCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not check transformers
+    """Save and end when the job is told to stop; for scripts that run under ``smddp.run``.
 
-    The ranks agree on a step; after it the Trainer saves, and the job ends with exit code 75. Let the Trainer save to
-    ``output_dir=job.checkpoint_dir``, and give the newest checkpoint to the next attempt:
+    The ranks agree on a step. After it the Trainer saves, and the job ends with exit code 75. Let the Trainer save to
+    ``output_dir=job.checkpoint_dir``, and resume from the newest checkpoint in the next attempt:
     ``trainer.train(resume_from_checkpoint=stop.resume_from)``.
 
     Args:
-        job: What ``smddp.run`` gave to main.
+        job: The job, from ``smddp.run``.
     """
 
     def __init__(self, job: Job) -> None:
@@ -40,10 +40,10 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers is no
 
     @property
     def resume_from(self) -> str | None:
-        """The newest checkpoint that was saved to its end, or None.
+        """The newest complete checkpoint, or None.
 
-        ``trainer_state.json`` is the last file that rank 0 writes: a directory without it was cut off, and is passed
-        over with a warning. No byte is verified: that is what a checkpoint of ``smddp.Checkpointer`` has.
+        ``trainer_state.json`` is the last file that rank 0 writes: a directory without it is incomplete, and skipped
+        with a warning. No byte is verified, unlike in a checkpoint of ``smddp.Checkpointer``.
         """
         found = [(int(name[1]), path) for path in _directories(self._job) if (name := _CHECKPOINT.fullmatch(path.name))]
         for _, path in sorted(found, reverse=True):
@@ -53,11 +53,11 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers is no
         return None
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """Look whether transformers knows all ranks, and take SIGTERM back from its own handler.
+        """Check that transformers knows all ranks, and take SIGTERM back from its own handler.
 
         Raises:
-            DistributedError: It does not: each rank would train alone, on all of the data.
-            ValueError: The checkpoint of a stop could not be resumed, or would not be found.
+            DistributedError: It knows fewer: each rank would train alone, on all of the data.
+            ValueError: A stop's checkpoint could not be resumed or found.
         """
         del state, control
         if args.world_size != self._job.cluster.world_size:
@@ -82,13 +82,13 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers is no
             control.should_save = True
             control.should_evaluate = False  # the grace is for the checkpoint
         elif self._resumed and state.global_step >= state.max_steps:
-            control.should_save = True  # else another run would go on from the stop, and train its rest again
+            control.should_save = True  # else another run would resume at the stop, and train the rest again
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End, if this was the save of a stop.
+        """End if this was the save of a stop.
 
         Raises:
-            Stopped: The checkpoint is there.
+            Stopped: The checkpoint is saved.
         """
         del args, state, control
         if self._stops:

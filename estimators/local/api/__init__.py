@@ -1,1 +1,1 @@
-"""SageMaker's API on HTTP: who may call (guard, signature), what is answered (training_jobs), and moto for the rest."""
+"""SageMaker's API over HTTP: access (guard, signature), the engine's answers (training_jobs), and moto for the rest."""

@@ -1,7 +1,7 @@
-"""A threading HTTP server that idle and slow clients can't stop: bounds on connections, request heads and waiting.
+"""A threading HTTP server that idle and slow clients can't block: bounded connections, request heads and waits.
 
-Mix `BoundedServer` into a `socketserver` server and `BoundedHandler` into its `http.server` request handler. How large
-a body may be is the application's business: it reads the body, or does not.
+Mix `BoundedServer` into a `socketserver` server and `BoundedHandler` into its `http.server` request handler. The
+application reads the body, and so bounds its size.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_CONNECTIONS = 192
-"""At once. What that takes of open files, with all servers of a platform, `estimators.local.serve` sees to."""
+"""Limit of open connections. `estimators.local.serve` provides the open files for all servers of a platform."""
 HEAD_SECONDS = 20.0
-"""From the connection, or the last answer, to the end of a request's headers: so long may a connection be idle."""
+"""Seconds from the connection, or from the last answer, to the end of a request's headers: the longest idle time."""
 MAX_HEAD_BYTES = 64 << 10
-"""The request line and all headers; AWS takes 16 KiB at most."""
+"""Limit of the request line and all headers; AWS takes 16 KiB at most."""
 SILENCE_SECONDS = 20.0
-"""How long a client may send nothing of a body it has announced."""
+"""Longest pause of a client in the body that it has announced."""
 SLOWEST_BYTES_PER_SECOND = 16 << 10
-"""What a client must send of a body on average, after its first `SILENCE_SECONDS`."""
+"""Least average rate of a body, after its first `SILENCE_SECONDS`."""
 STALL_SECONDS = 20.0
-"""After so long, a client that takes nothing of its answer gives way to new connections. Until then, and while there is
-room, it may take its time: a program may read an object over hours."""
+"""Time after which a client that reads nothing of its answer may be closed for a new connection. While there is room,
+it stays open: a program may read an object for hours."""
 _PIECE = 256 << 10
 
 
 class BoundedServer(ThreadingMixIn):
-    """Holds `MAX_CONNECTIONS` at most. If another one comes, the one that has waited longest for its client gives way.
+    """A server with `MAX_CONNECTIONS` at most. A new one closes the connection that has waited longest for its client.
 
-    A connection that the server works for never gives way: the next one waits until there is room. One whose body is
-    waited for may: clients on this machine send faster than it is read, and who sends drop by drop has waited longest.
+    A connection that the server works for is never closed: the new one waits until there is room. A connection whose
+    body still arrives may be closed: clients on this machine send faster than the server reads, so the longest wait is
+    that of a client that sends drop by drop.
     """
 
     daemon_threads = True
@@ -55,7 +56,7 @@ class BoundedServer(ThreadingMixIn):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection; socketserver calls it at the end of each, however that came."""
+        """Close a connection; socketserver calls this at the end of each, in every case."""
         super().shutdown_request(request)  # type: ignore[misc]  # of the server that this is mixed into
         self.connections.remove(request)
 
@@ -66,18 +67,20 @@ class BoundedServer(ThreadingMixIn):
 
 
 class Connections:
-    """The open connections, and which of them wait for their clients."""
+    """The open connections, and those of them that wait for their clients."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # One lock for all: `_waiting` is a part of `_open`, ordered by when the wait began.
+        # Guards `_open`, `_waiting` (a subset of `_open`, longest wait first) and `_closing`; no other lock is taken
+        # under it.
+        # Only `admit` waits on it, without a time limit: `remove`, `waits` and `open_the_gate` end the wait.
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
         self._waiting: dict[socket.socket, None] = {}
         self._closing = False
 
     def admit(self, connection: socket.socket) -> None:
-        """Count a connection in, as one that waits for its client. Blocks while there is no room."""
+        """Add a connection, as one that waits for its client; block while there is no room."""
         with self._changed:
             while len(self._open) >= self._most and not self._closing:
                 if self._waiting:
@@ -90,41 +93,41 @@ class Connections:
             self._waiting[connection] = None
 
     def waits(self, connection: socket.socket) -> None:
-        """Note that the connection waits for its client, and may be closed for another."""
+        """Mark a connection as waiting for its client: it may be closed for a new one."""
         with self._changed:
             if connection not in self._waiting:
                 self._waiting[connection] = None
                 self._changed.notify()
 
     def works(self, connection: socket.socket) -> None:
-        """Note that the server works for this connection, which therefore is not closed for another."""
+        """Mark a connection as served: it is not closed for a new one."""
         with self._changed:
             self._waiting.pop(connection, None)
 
     def remove(self, connection: socket.socket) -> None:
-        """Count a connection out; it is closed."""
+        """Remove a closed connection."""
         with self._changed:
             self._open.discard(connection)
             self._waiting.pop(connection, None)
             self._changed.notify()
 
     def open_the_gate(self) -> None:
-        """Let every connection through: the server closes."""
+        """Admit every connection from now on, because the server closes."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
-    """Reads within the bounds above, and tells the server when it waits for the client."""
+    """Reads requests within the bounds above, and tells the server when it waits for the client."""
 
     server: Any  # a BoundedServer
-    # What http.server refuses by itself, before any application sees it: in S3's form, where it has a page of HTML.
+    # The form of http.server's own refusals: S3's XML in place of an HTML page.
     error_content_type = "application/xml"
     error_message_format = "<Error><Code>%(code)d</Code><Message>%(message)s</Message></Error>"
 
     def setup(self) -> None:
-        """Put the bounds between the socket and whoever reads and writes."""
+        """Put the bounded reader and writer around the socket."""
         super().setup()
         self.rfile.close()
         self._reader = _Reader(self.connection, self.server.connections)
@@ -132,7 +135,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.wfile = self._writer = _Writer(self.connection, self.server.connections)
 
     def handle(self) -> None:
-        """Serve the connection; a client that leaves, or is made to, is no error."""
+        """Serve the connection; a client that leaves, or is closed, is no error."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             super().handle()
 
@@ -143,31 +146,31 @@ class BoundedHandler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def flush_headers(self) -> None:
-        """Keep the headers for the first bytes of the body.
+        """Keep the headers until the first bytes of the body.
 
-        The server may be killed between the two, and botocore takes headers without their body for an empty answer.
+        If the server is killed between the two, botocore takes headers without a body for an empty answer.
         """
         self._writer.keep_head(b"".join(self._headers_buffer))
         self._headers_buffer: list[bytes] = []
 
     def handle_expect_100(self) -> bool:
-        """Say at once that the body may come: the client waits for it."""
+        """Send "100 Continue" at once, because the client waits for it."""
         goes_on = super().handle_expect_100()
         self._writer.flush()
         return goes_on
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse a request. http.server does not flush after it, and to HEAD it sends no body."""
+        """Refuse a request and flush, because http.server does not; HEAD gets no body."""
         super().send_error(code, message, explain)
         self._writer.flush()
 
     def finish(self) -> None:
-        """Close the connection, without the headers of an answer that was given up."""
+        """Close the connection, without the headers of an abandoned answer."""
         self._writer.discard_head()
         super().finish()
 
     def parse_request(self) -> bool:
-        """Read the headers; the bounds are then the body's."""
+        """Read the headers, then switch to the bounds of a body."""
         try:
             parsed = super().parse_request()
         except _HeadTooLargeError:
@@ -180,13 +183,13 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
 
 class _HeadTooLargeError(ConnectionError):
-    """The headers don't end."""
+    """The headers exceed `MAX_HEAD_BYTES`."""
 
 
 class _Reader(io.RawIOBase):
-    """A socket's bytes, within the bounds of what is expected of it.
+    """The bytes of a socket, within the bounds of a head or a body.
 
-    A `TimeoutError` or `ConnectionError` ends the connection: nothing that was cut off is ever taken for a whole.
+    A `TimeoutError` or `ConnectionError` ends the connection, so that a truncated request never passes for a whole one.
     """
 
     def __init__(self, connection: socket.socket, connections: Connections) -> None:
@@ -195,12 +198,12 @@ class _Reader(io.RawIOBase):
         self.expect_head()
 
     def expect_head(self) -> None:
-        """Begin a request line and headers: all of it has one deadline."""
+        """Expect a request line and headers, with one deadline for all of it."""
         self._deadline: float | None = time.monotonic() + HEAD_SECONDS
         self._received = 0
 
     def expect_body(self) -> None:
-        """Begin a body: only the time spent waiting for it counts, not what its reader does meanwhile."""
+        """Expect a body: only the time spent waiting for the client counts, not the work of its reader."""
         self._deadline = None
         self._received, self._waited = 0, 0.0
 
@@ -226,14 +229,15 @@ class _Reader(io.RawIOBase):
         return count
 
     def _receive(self, buffer: Buffer, patience: float) -> int:
-        if self._deadline is not None:  # during all of a head, the connection counts as one that waits
+        if self._deadline is not None:  # during the whole head, the connection counts as waiting
             self._connection.settimeout(patience)
             return self._connection.recv_into(buffer)
         self._connection.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             return self._connection.recv_into(buffer)
-        # It may give way from the first moment on: after any grace, a byte in time would begin it anew. If `admit`
-        # has closed it meanwhile, what had come is still read, and then an end: never less than a body as a whole one.
+        # The connection may be closed from the first moment of the wait: a grace time would start again with each late
+        # byte. If `admit` closes it, the bytes that have arrived are read, then the end: a truncated body never passes
+        # for a whole one.
         self._connections.waits(self._connection)
         self._connection.settimeout(patience)
         count = self._connection.recv_into(buffer)
@@ -242,7 +246,7 @@ class _Reader(io.RawIOBase):
 
 
 class _Writer(io.BufferedIOBase):
-    """Writes an answer at its reader's pace, its head together with the first bytes that follow."""
+    """Writes an answer at its client's pace, and its head together with the first bytes of its body."""
 
     def __init__(self, connection: socket.socket, connections: Connections) -> None:
         self._connection = connection
@@ -253,11 +257,11 @@ class _Writer(io.BufferedIOBase):
         return True
 
     def keep_head(self, head: bytes) -> None:
-        """Send the head of an answer by the next `write` or `flush`."""
+        """Keep the head of an answer for the next `write` or `flush`."""
         self._head = head
 
     def discard_head(self) -> None:
-        """Never send the head that is kept."""
+        """Drop the kept head without sending it."""
         self._head = b""
 
     def write(self, data: Buffer, /) -> int:
@@ -265,7 +269,7 @@ class _Writer(io.BufferedIOBase):
         length = rest.nbytes
         if self._head:
             room = max(0, _PIECE - len(self._head))
-            # It is forgotten before it is sent: `flush` must not say again what a failed send may have said.
+            # Forget the head before sending it: after a failed send, `flush` must not send it again.
             first, self._head = self._head + bytes(rest[:room]), b""
             self._send_all(memoryview(first))
             rest = rest[room:]

@@ -1,4 +1,4 @@
-"""Where requests to the API meet the faults that are set: after the guard, before anything of them is done."""
+"""Apply the faults that are set to requests to the API, behind the guard and before any work is done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FaultyRequests:
-    """A WSGI application behind an `OfferedOperations`, which refuses with what is raised here."""
+    """A WSGI application behind an `OfferedOperations`, which turns the errors raised here into refusals."""
 
     def __init__(self, inner: WSGIApplication, chaos: Chaos) -> None:
         self._inner = inner

@@ -1,7 +1,7 @@
-"""What stands before moto: only what is offered gets to it, and only answers in AWS's form come back.
+"""The applications in front of moto: only offered operations reach it, and only answers in AWS's form come back.
 
-moto's server answers what it does not know, and its own bugs, with pages of HTML, which clients can't read, and with
-statuses that they take for a reason to try again.
+moto's server answers unknown requests and its own bugs with HTML pages, which clients can't read, and with statuses
+that make clients try again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPERATION = "smddp.operation"
-"""Where an `OfferedOperations` puts the `ApiOperation`. What is behind it decides by that, never by a header again."""
+"""Environment key under which `OfferedOperations` puts the `ApiOperation`. Later applications use it, never a header
+again."""
 DOCUMENT = "smddp.document"
-"""Where it puts the request's JSON document, if it has one."""
+"""Environment key of the request's JSON document; absent if the request has none."""
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 class OfferedOperations:
-    """A WSGI application that refuses what the platform does not answer, and requests that say nothing."""
+    """A WSGI application that refuses malformed requests and operations that the platform does not answer."""
 
     def __init__(self, inner: WSGIApplication) -> None:
         self._inner = inner
@@ -55,13 +56,14 @@ def _examine(environ: WSGIEnvironment) -> None:
     if not path.startswith("/"):
         raise ApiError("InvalidURI", f"{path[:80]!r} is no path: it does not begin with a slash.")
     if service == S3:
-        # moto takes such a path for another service's, where the request is signed in its query.
+        # In a presigned request, moto takes such a path for another service's.
         if "_" in path.split("/")[1]:
             raise ApiError("InvalidBucketName", "A bucket's name has no underscore.")
         if path.startswith("/v20180820/"):
             require_offered("s3-control", "An operation")
         if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() in _FORMS:
-            # curl and urllib say so of any body. moto's server would take it for a form, and keep an empty object.
+            # curl and urllib send these types with any body. moto's server would parse it as a form, and store an empty
+            # object.
             environ["CONTENT_TYPE"] = "binary/octet-stream"
     try:
         operation: ApiOperation = requested_operation(environ, service)
@@ -77,7 +79,7 @@ def _examine(environ: WSGIEnvironment) -> None:
 
 
 class AwsErrors:
-    """A WSGI application that refuses in AWS's form what `inner` can't answer; no client tries that again."""
+    """A WSGI application that turns failures of `inner` into refusals in AWS's form, which no client retries."""
 
     def __init__(self, inner: WSGIApplication) -> None:
         self._inner = inner
@@ -88,7 +90,7 @@ class AwsErrors:
 
         def keep(*status_and_headers: Any) -> Any:
             answered[:] = [status_and_headers]
-            return io.BytesIO().write  # nobody writes in this way any more
+            return io.BytesIO().write  # WSGI's old write(), which nobody calls
 
         try:
             answer = self._inner(environ, keep)
@@ -108,7 +110,7 @@ class AwsErrors:
 
 
 class RequiredMembers:
-    """A WSGI application that gives SageMaker's answers of `inner` the structures that botocore's model requires."""
+    """A WSGI application that adds the structures required by botocore's model to SageMaker's answers from `inner`."""
 
     def __init__(self, inner: WSGIApplication) -> None:
         self._inner = inner
@@ -129,7 +131,7 @@ class RequiredMembers:
 
 
 def _complete(shape: Any, value: Any) -> Any:
-    """Return a value with required structures that may be empty, and without empty ones that may not be."""
+    """Return a value with its missing required structures, and without empty structures that must not be empty."""
     if shape.type_name == "list" and isinstance(value, list):
         return [_complete(shape.member, item) for item in value]
     if shape.type_name != "structure" or not isinstance(value, dict):
@@ -149,19 +151,19 @@ def _complete(shape: Any, value: Any) -> Any:
 
 
 def ask(inner: WSGIApplication, environ: WSGIEnvironment) -> tuple[str, list[tuple[str, str]], bytes]:
-    """Return the status, the headers and the whole body that an application answers a request with."""
+    """Return the status, the headers and the whole body of an application's answer."""
     head: list[Any] = []
 
     def keep(*status_and_headers: Any) -> Any:
         head[:] = status_and_headers
-        return io.BytesIO().write  # nobody writes in this way any more
+        return io.BytesIO().write  # WSGI's old write(), which nobody calls
 
     content = _read(inner(environ, keep))
     return head[0], head[1], content
 
 
 def _read(answer: Iterable[bytes]) -> bytes:
-    """Return all of an application's answer, and close it, as WSGI demands of a caller that does not hand it on."""
+    """Return an application's whole answer and close it, as WSGI demands of its consumer."""
     try:
         return b"".join(answer)
     finally:
@@ -170,4 +172,4 @@ def _read(answer: Iterable[bytes]) -> bytes:
 
 
 class _UnansweredError(Exception):
-    """moto answered with a page for people."""
+    """moto answered with an HTML page or a server error."""

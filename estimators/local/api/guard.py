@@ -1,8 +1,7 @@
-"""The gate in front of the whole server: who may talk to it at all.
+"""The gate in front of the whole server: it decides who may send requests at all.
 
-A server that runs what it is sent must obey nobody but the programs that were given its keys: no web page (a
-foreign Origin, a rebound Host), no other user of the machine. A request that is refused has touched nothing behind
-the gate.
+The server runs the code that it is sent, so it must obey only programs that have its keys: no web page (a foreign
+Origin, a rebound Host), no other user of the machine. A refused request has no effect behind the gate.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RAW_HEADERS = "smddp.headers"
-"""Where in a WSGI environment the server puts the headers as they came: WSGI itself folds their names."""
+"""Environment key of the headers as they came; WSGI itself folds their names."""
 
 REGION = "smddp.region"
-"""Where the guard puts the region that a request was signed for."""
+"""Environment key of the region that a request is signed for."""
 
 _CLOSED_PATHS = ("/moto-api", "/latest/meta-data", "/latest/api", "/favicon.ico")
-"""moto's own doors: they reset the server's state, or hand out credentials."""
+"""moto's own paths: they reset the server's state, or hand out credentials."""
 
 
 class Guard:
-    """A WSGI application that lets only signed requests for this very server through to `inner`."""
+    """A WSGI application that passes only requests signed for this very server on to `inner`."""
 
     def __init__(
         self, inner: WSGIApplication, *, keys: KeyPair, address: tuple[str, int], body_directory: Path
@@ -58,7 +57,8 @@ class Guard:
         body = RequestBody(environ, limit=limit, directory=self._body_directory)
         try:
             self._check_address(head, environ["PATH_INFO"])
-            # Nothing of the body is read before the access key is right; a large one stays on disk until it is good.
+            # The body is read only after the access key is checked; a large one stays on disk until the signature is
+            # checked.
             environ[REGION] = verify(replace(head, body_sha256=body.sha256), self._keys).region
             environ["wsgi.input"] = body.read()
             environ["CONTENT_LENGTH"] = str(body.size)

@@ -1,7 +1,7 @@
-"""FilterLogEvents by a pattern and by the prefix of a stream's name, neither of which moto knows well enough.
+"""FilterLogEvents by a pattern or by a prefix of stream names, neither of which moto implements well enough.
 
-For most patterns, and for any prefix, moto would answer every event. A prefix is replaced by the names of the streams
-that begin with it, which moto knows; events are matched with the pattern here.
+For most patterns, and for any prefix, moto would return every event. Here a prefix is replaced by the names of the
+matching streams, which moto supports, and the pattern is matched here.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TARGET = "Logs_20140328."
 _PREFIX = "logStreamNamePrefix"
 _PATTERN = "filterPattern"
 _MOST_EVENTS = 10_000
-"""Of an answer, as on AWS."""
+"""Limit of events in one answer, as on AWS."""
 
 
 class _RefusedError(Exception):
-    """What `inner` answered when it refused."""
+    """The refusal that `inner` answered."""
 
     def __init__(self, status: str, headers: list[tuple[str, str]], content: bytes) -> None:
         super().__init__(status)
@@ -37,7 +37,7 @@ class _RefusedError(Exception):
 
 
 class LogFilter:
-    """A WSGI application: FilterLogEvents with a prefix or a pattern here, from what `inner` answers."""
+    """A WSGI application that answers FilterLogEvents with a prefix or a pattern, from the answers of `inner`."""
 
     def __init__(self, inner: WSGIApplication) -> None:
         self._inner = inner
@@ -64,13 +64,13 @@ class LogFilter:
         asked = {name: value for name, value in document.items() if name not in (_PREFIX, _PATTERN)}
         if _PREFIX in document:
             asked["logStreamNames"] = self._stream_names(environ, document)
-            if not asked["logStreamNames"]:  # none at all would mean every stream
+            if not asked["logStreamNames"]:  # an empty list would mean every stream
                 return {"events": [], "searchedLogStreams": []}
         most = asked.get("limit", _MOST_EVENTS)
         if type(most) is not int or not 1 <= most <= _MOST_EVENTS:
             raise ApiError("InvalidParameterException", f"limit={most!r} must be a number from 1 to {_MOST_EVENTS:,}.")
         events: list[dict[str, Any]] = []
-        # `inner` counts the events that it answers, not those that match: so ask it for full pages, and cut here.
+        # The limit of `inner` counts all events, not the matching ones: ask for full pages, and cut here.
         asked["limit"] = _MOST_EVENTS
         while True:
             answer = self._ask(environ, "FilterLogEvents", asked)
@@ -97,7 +97,7 @@ class LogFilter:
             page["nextToken"] = answer["nextToken"]
 
     def _ask(self, environ: WSGIEnvironment, operation: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Send `inner` another request of the same client; its answer."""
+        """Send `inner` another request of the same client, and return its answer."""
         content = json.dumps(document).encode()
         asked = {
             **environ,

@@ -1,7 +1,7 @@
-"""CloudWatch Logs' filter patterns, of plain terms: words and quoted phrases that must occur, or must not.
+"""CloudWatch Logs' filter patterns of plain terms: words and quoted phrases that must occur, or must not.
 
-Not here: patterns of JSON (``{ $.a = 1 }``), columns (``[a, b]``) and regular expressions (``%a%``). They are refused:
-moto takes what it does not understand for "everything".
+Patterns of JSON (``{ $.a = 1 }``), columns (``[a, b]``) and regular expressions (``%a%``) are refused, because moto
+would let them match everything.
 
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
 """
@@ -14,27 +14,26 @@ from dataclasses import dataclass
 from estimators.local.engine import ApiError
 
 _TERM = re.compile(r'\s*(?P<sign>[?-]?)(?:"(?P<phrase>(?:[^"\\]|\\.)*)"|(?P<word>\w+))(?=\s|$)\s*', re.DOTALL)
-"""A word has letters, digits and underscores; anything else stands in quotes, as AWS wants it."""
+"""A word consists of letters, digits and underscores; AWS wants any other text in quotes."""
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LogPattern:
-    """Which messages a FilterLogEvents is for. Upper and lower case differ."""
+    """The messages that a FilterLogEvents asks for. Case matters."""
 
     required: tuple[str, ...] = ()
-    """All of these occur."""
+    """All of these terms must occur."""
     alternatives: tuple[str, ...] = ()
-    """One of these occurs, if there are any."""
+    """One of these terms must occur, if there are any."""
     excluded: tuple[str, ...] = ()
-    """None of these occurs."""
+    """None of these terms may occur."""
 
     @classmethod
     def parse(cls, text: object) -> LogPattern:
-        """Read a request's ``filterPattern``; what is left empty matches everything.
+        """Parse a request's ``filterPattern``; an empty one matches all.
 
-        Raises:
-            ApiError: It is no pattern, or of a kind that the local platform does not know.
+        Raise ApiError if it is malformed or of an unsupported kind.
         """
         if not isinstance(text, str):
             raise ApiError("InvalidParameterException", f"filterPattern={text!r} must be a text.")
@@ -52,7 +51,7 @@ class LogPattern:
         return cls(required=tuple(terms[""]), alternatives=tuple(terms["?"]), excluded=tuple(terms["-"]))
 
     def matches(self, message: str) -> bool:
-        """Return whether a message is wanted."""
+        """Return whether a message matches."""
         return (
             all(term in message for term in self.required)
             and (not self.alternatives or any(term in message for term in self.alternatives))

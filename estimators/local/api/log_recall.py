@@ -1,4 +1,4 @@
-"""Log streams of jobs that an earlier platform ran: brought back before a request about them goes on, and deleted."""
+"""Restore the log streams of an earlier platform's jobs before a request about them, and forget deleted ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ABOUT_STREAMS = frozenset({"DescribeLogStreams", "GetLogEvents", "FilterLogEven
 
 
 class LogRecall:
-    """A WSGI application: requests go on to ``inner`` once it has the streams that they are about."""
+    """A WSGI application that restores the log streams of a request, then passes it on to ``inner``."""
 
     def __init__(self, engine: TrainingJobs, inner: WSGIApplication) -> None:
         self._engine = engine
@@ -38,11 +38,11 @@ class LogRecall:
 
 
 def _streams(document: Mapping[str, Any]) -> Iterable[str]:
-    """Return what the names of the streams begin with that a request is about; ``""`` if it may be about any."""
+    """Return the name prefixes of the streams that a request is about; ``""`` if it may be about any."""
     names = document.get("logStreamNames") or [document.get("logStreamName") or document.get("logStreamNamePrefix")]
     return [name if isinstance(name, str) else "" for name in names] if isinstance(names, list) else [""]
 
 
 def _text(name: object) -> str:
-    """Return a stream's name, or of what can be none a text that is no stream's."""
+    """Return a stream's name; an empty text, the name of no stream, for an invalid one."""
     return name if isinstance(name, str) and name.isprintable() else ""

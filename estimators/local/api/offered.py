@@ -1,9 +1,9 @@
-"""What of AWS the platform answers, operation by operation; the rest is refused by name, with what to do instead.
+"""The AWS operations that the platform answers; every other one is refused by name, with an alternative.
 
-An allow-list, because moto behind it plays far more: a transform job that is Completed though nothing ran, an
-endpoint that answers `b'body'`. What is offered either is done (training, tuning and processing jobs, objects, logs) or
-is a record by its nature. To add an operation, see that its answer is true, add it here, and to the table in
-docs/reference/local-platform.md.
+This is an allow-list, because moto behind it imitates far more: a transform job that is Completed though nothing ran,
+an endpoint that answers `b'body'`. An offered operation either does its work (training, tuning and processing jobs,
+objects, logs) or is a record by its nature. To add an operation, check that its answer is true, and add it here and to
+the table in docs/reference/local-platform.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SAGEMAKER = "sagemaker"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Offer:
-    """Operations of one service that belong together."""
+    """Related operations of one service."""
 
     service: str
-    """By AWS's name for signatures."""
+    """AWS's signing name of the service."""
     subject: str
-    """What they are about, as docs/reference/local-platform.md says it."""
+    """Topic of the operations, as docs/reference/local-platform.md words it."""
     operations: tuple[str, ...]
 
 
@@ -169,18 +169,13 @@ _INSTEAD = (
     ("Feature", "put the features into S3, and read them as a channel"),
     ("Notebook", "use an editor or Jupyter on this machine"),
 )
-"""What to do where the operation's name has a word; the first that fits."""
+"""The alternative for an operation whose name contains a word; the first match counts."""
 
 
 def require_offered(service: str, operation: str) -> None:
-    """Let pass what the platform answers.
+    """Raise ApiError unless the platform answers an operation.
 
-    Args:
-        service: By AWS's name for signatures.
-        operation: AWS's name of it; for S3, which has its operations in its paths, anything.
-
-    Raises:
-        ApiError: It does not.
+    ``service`` is AWS's signing name. All of S3 passes, because its operations are in its paths.
     """
     if service == S3 or (service, operation) in _OFFERED:
         return
@@ -197,16 +192,12 @@ def require_offered(service: str, operation: str) -> None:
 
 
 def require_target(target: str) -> None:
-    """Let pass what a fault of requests may be set for: a service, an operation, or a method of S3.
-
-    Raises:
-        ApiError: It is none that is answered here.
-    """
+    """Raise ApiError unless a fault of requests may target this service, operation or method of S3."""
     targets = {*_SERVICES, *(operation for _, operation in _OFFERED), *(f"{S3}:{method}" for method in _S3_METHODS)}
     if target not in targets:
         raise invalid(f"No request to {target[:80]!r} is answered here. {nearest(target, targets)}")
 
 
 def _unsupported(message: str) -> ApiError:
-    """Return a refusal that no client tries again."""
+    """Return a refusal that no client retries."""
     return ApiError("UnsupportedOperation", message)

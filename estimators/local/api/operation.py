@@ -1,4 +1,4 @@
-"""Which operation a request asks for, in each of AWS's protocols, and its JSON document."""
+"""Find the operation and the JSON document of a request, in each of AWS's protocols."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIEnvironment
 
 OWN_SERVICE = "SmddpLocal"
-"""The prefix of our own operations, beside AWS's."""
+"""Prefix of our own operations, which AWS does not have."""
 MAX_DEPTH = 100
-"""How deep a JSON document may be nested. SageMaker's deepest, a search's expression, needs a tenth of it."""
+"""Limit of a JSON document's nesting. SageMaker's deepest, a search expression, needs a tenth of it."""
 
 _TARGETS = {
     "sagemaker": ("SageMaker", OWN_SERVICE),
@@ -27,48 +27,40 @@ _TARGETS = {
     "monitoring": ("GraniteServiceVersion20100801",),
     S3: (),
 }
-"""What X-Amz-Target begins with, for each service here that has a JSON protocol, and S3, which surely has none."""
+"""Prefixes of X-Amz-Target for each service here with a JSON protocol, and none for S3."""
 _CBOR_PATH = re.compile(r"/service/\w+/operation/(\w+)")
 _REST_PATHS = (
     (re.compile(r"/BatchPutMetrics"), PUT_METRICS),
     (re.compile(r"/endpoints/[^/]+/(async-)?invocations"), "InvokeEndpoint"),
     (re.compile(r"/FeatureGroup.*"), "FeatureStore"),
 )
-"""SageMaker's satellites, which speak REST."""
+"""Operations of SageMaker's companion services, which speak REST."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ApiOperation:
-    """What a request asks for."""
+    """The operation that a request asks for."""
 
     service: str
-    """Whose operation it is, by AWS's name for signatures, or `OWN_SERVICE`."""
+    """AWS's signing name of the operation's service, or `OWN_SERVICE`."""
     name: str
-    """AWS's name of it; the request's method and path, where no name can be told, as for S3."""
+    """AWS's name of the operation; the request's method and path if it names none, as for S3."""
 
     @property
     def is_own(self) -> bool:
-        """Whether AWS has no such operation."""
+        """Whether the operation is our own, unknown to AWS."""
         return self.service == OWN_SERVICE
 
     @property
     def is_sagemakers(self) -> bool:
-        """Whether it is in botocore's model of SageMaker or its metrics, whichever protocol it was asked for in."""
+        """Whether botocore's model of SageMaker or its metrics has the operation, whatever the request's protocol."""
         if self.service != "sagemaker":
             return False
         return self.name == PUT_METRICS or self.name in service_model().operation_names
 
 
 def requested_operation(environ: WSGIEnvironment, service: str) -> ApiOperation:
-    """Tell what a request asks for.
-
-    Args:
-        environ: The request.
-        service: What it is signed for.
-
-    Raises:
-        ApiError: It asks one service for another one's operation.
-    """
+    """Return the operation of a request signed for a service; raise ApiError if it is another service's."""
     target: str = environ.get("HTTP_X_AMZ_TARGET", "")
     if not target:
         return ApiOperation(service=service, name=_name_without_target(environ, service))
@@ -82,7 +74,7 @@ def requested_operation(environ: WSGIEnvironment, service: str) -> ApiOperation:
 
 def _name_without_target(environ: WSGIEnvironment, service: str) -> str:
     path: str = environ["PATH_INFO"]
-    if service == S3:  # whose body may be large, and never names an operation
+    if service == S3:  # S3's body may be large, and never names an operation
         return _method_and_path(environ)
     if cbor := _CBOR_PATH.fullmatch(path):
         return cbor[1]
@@ -102,15 +94,14 @@ def _method_and_path(environ: WSGIEnvironment) -> str:
 
 
 def read_document(environ: WSGIEnvironment) -> dict[str, Any]:
-    """Return the JSON object in a request's body; no body is an empty one.
+    """Return the JSON object in a request's body, empty without a body.
 
-    Raises:
-        ApiError: SerializationException, if it is none, or too deep.
+    Raise ApiError (SerializationException) if the body is no JSON object, or too deep.
     """
     content = environ["wsgi.input"].read()
     try:
         document = json.loads(content or b"{}", parse_constant=_refuse_constant)
-        json.dumps(document, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+        json.dumps(document, ensure_ascii=False).encode()  # an unpaired surrogate is no text
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or _is_deeper(document, MAX_DEPTH):

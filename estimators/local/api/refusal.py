@@ -1,4 +1,4 @@
-"""A refusal in the language of the caller: AWS's form of an error in each of its protocols."""
+"""A refusal in AWS's form of an error, in the caller's protocol."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
 SERVICE = "smddp.service"
-"""Where the guard puts the service that a request says it is signed for, by AWS's name for signatures."""
+"""Environment key under which the guard puts AWS's signing name of the service that a request claims."""
 
 _XML_SERVICES = frozenset({"", "s3", "cloudfront", "route53"})
-"""The REST services that speak XML. Who signs for none at all gets S3's form."""
+"""REST services that speak XML. A request signed for no service gets S3's form."""
 
 
 def refuse(error: ApiError, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -65,7 +65,7 @@ def _document(error: ApiError, environ: WSGIEnvironment, identifier: str) -> tup
 
 
 def _cbor(fields: dict[str, str]) -> bytes:
-    """Return a map of texts, as RFC 8949 writes it."""
+    """Return a map of texts in CBOR (RFC 8949)."""
     parts = [_cbor_head(5, len(fields))]
     for text in (text.encode() for pair in fields.items() for text in pair):
         parts += [_cbor_head(3, len(text)), text]

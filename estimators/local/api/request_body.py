@@ -1,6 +1,6 @@
 """A request's body: bounded, hashed while it is read, and kept on disk if it is large.
 
-So a client that proves nothing costs at most `MEMORY_BYTES`, whatever it sends.
+So a client without keys costs at most `MEMORY_BYTES` of memory, whatever it sends.
 """
 
 from __future__ import annotations
@@ -18,25 +18,20 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIEnvironment
 
 MAX_OBJECT_BYTES = 5 << 30
-"""What S3 takes in one request, an object or a part; AWS's own limit, without what chunked encoding adds."""
+"""Limit of one request to S3, an object or a part: AWS's own limit, without the overhead of chunked encoding."""
 MAX_DOCUMENT_BYTES = 8 << 20
-"""What any other service takes. The largest are CloudWatch Logs' batches: 1 MiB, up to 6 when JSON escapes them."""
+"""Limit of a request to any other service. The largest are CloudWatch Logs' batches: 1 MiB, up to 6 MiB escaped as
+JSON."""
 MEMORY_BYTES = 1 << 20
-"""What of a body is held in memory; a larger one goes to disk until it is known to be good."""
+"""Bytes of a body held in memory; a larger body stays on disk until its signature is checked."""
 _PIECE = 256 << 10
 
 
 class RequestBody:
-    """The body of one request. It is read on the first demand, and once."""
+    """The body of one request, read once, on first use."""
 
     def __init__(self, environ: WSGIEnvironment, *, limit: int, directory: Path) -> None:
-        """Note where it comes from.
-
-        Args:
-            environ: The request.
-            limit: The most that is taken, in bytes.
-            directory: Where a large one is kept.
-        """
+        """Prepare to read ``limit`` bytes at most; a large body is kept in ``directory``."""
         self._environ = environ
         self._limit = limit
         self._directory = directory
@@ -46,19 +41,14 @@ class RequestBody:
         """Bytes read."""
 
     def sha256(self) -> str:
-        """Return the body's SHA-256, in hex.
-
-        Raises:
-            ApiError: The body is too large, malformed, too slow, or not all there.
-        """
+        """Return the body's SHA-256 in hex; raise ApiError as `read` does."""
         self.read()
         return self._hash.hexdigest()
 
     def read(self) -> IO[bytes]:
-        """Return the body, as a file at its beginning.
+        """Return the body as a file at its beginning.
 
-        Raises:
-            ApiError: The body is too large, malformed, too slow, or not all there.
+        Raise ApiError if the body is too large, malformed, too slow or incomplete.
         """
         if self._file is None:
             self._file = io.BytesIO()
@@ -66,13 +56,13 @@ class RequestBody:
                 self._read_all()
             except TimeoutError:
                 raise ApiError("RequestTimeout", "The request's body came too slowly, or not at all.", 400) from None
-            except OSError as error:  # the client left, or what it sent is not in chunks
+            except OSError as error:  # the client left, or its chunks are malformed
                 raise ApiError("IncompleteBody", f"The request's body is not complete: {error}.", 400) from None
         self._file.seek(0)
         return self._file
 
     def close(self) -> None:
-        """Forget the body."""
+        """Close and forget the body."""
         if self._file is not None:
             self._file.close()
 

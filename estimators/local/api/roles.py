@@ -1,6 +1,6 @@
-"""IAM's roles by name: there is a role of any name that somebody asks for, as there is one of any ARN.
+"""IAM's roles by name: GetRole finds a role of any name, as a job takes any RoleArn.
 
-Nothing here checks what a role may do, so that a job takes any RoleArn; the SDK makes that of a name by GetRole.
+Nothing here checks the permissions of a role. The SDK turns the name of a role into its ARN by GetRole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRUST = {
 
 
 class RolesByName:
-    """A WSGI application that makes a role in `inner` when it is first asked for, unless somebody has deleted it."""
+    """A WSGI application that creates a role in `inner` at its first GetRole, unless it has been deleted."""
 
     def __init__(self, inner: WSGIApplication) -> None:
         self._inner = inner
@@ -62,7 +62,7 @@ class RolesByName:
 
 
 def _is_name(text: str) -> bool:
-    """Return whether a role may have this name."""
+    """Return whether IAM allows this name of a role."""
     shape = service_model("iam").operation_model("CreateRole").input_shape
     assert shape is not None
     return not any(violations(shape.members["RoleName"], text))

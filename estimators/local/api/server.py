@@ -1,6 +1,6 @@
-"""The HTTP server: the training-job API in front of moto, which plays every other AWS service, behind the guard.
+"""The HTTP server: the guard, behind it the training-job API, and behind that moto for every other AWS service.
 
-The only file that imports moto. It leans on nothing of moto but its server's WSGI application.
+Only this file imports moto, and it uses only the WSGI application of moto's server.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class _Server(BoundedServer, ThreadedWSGIServer):
 
 
 class _RequestHandler(BoundedHandler, MotoRequestHandler):  # type: ignore[misc]
-    """Hands the headers on as they came, for the signature, and logs requests only when asked to."""
+    """Keeps the raw headers for the signature, and logs requests at debug level only."""
 
     def parse_request(self) -> bool:
-        """Read the headers; what is no URL, werkzeug could not read later."""
+        """Read the headers; refuse a target that is no URL, because werkzeug could not parse it later."""
         if not super().parse_request():
             return False
         try:
@@ -72,9 +72,9 @@ class _RequestHandler(BoundedHandler, MotoRequestHandler):  # type: ignore[misc]
 
 
 class _Rest(io.BufferedIOBase):
-    """What a client goes on sending when it has been answered: read so that it sees the answer, and thrown away.
+    """Bytes that a client sends after it has been answered: read, so that the client sees the answer, and dropped.
 
-    werkzeug asks a thousand times, for 10 MB each; it gets small pieces, so a refused body never fills the memory.
+    werkzeug reads a thousand times 10 MB; small pieces keep a refused body from filling the memory.
     """
 
     def __init__(self, stream: io.BufferedIOBase) -> None:
@@ -91,20 +91,12 @@ class _Rest(io.BufferedIOBase):
 
 
 class HttpServer:
-    """Serves on a socket that is bound already, in threads of its own, until it is closed."""
+    """An HTTP server on a socket that is already bound, in its own threads, until it is closed."""
 
     def __init__(
         self, listener: socket.socket, *, engine: TrainingJobs, keys: KeyPair, body_directory: Path, chaos: Chaos
     ) -> None:
-        """Prepare a server.
-
-        Args:
-            listener: Where it listens.
-            engine: What answers for training jobs.
-            keys: Whose requests it answers.
-            body_directory: Where large bodies of requests lie until they are known to be good.
-            chaos: The faults that requests meet.
-        """
+        """Prepare a server; large bodies stay in ``body_directory`` until their signature is checked."""
         host, port = listener.getsockname()
         moto: Any = DomainDispatcherApplication(create_backend_app)
         jobs = TrainingJobApi(
@@ -118,11 +110,11 @@ class HttpServer:
         )
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start answering."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering; requests in progress are abandoned."""
+        """Stop answering; abandon requests in progress."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -1,9 +1,9 @@
-"""AWS Signature Version 4, the server's side: is this request signed with the one key pair that we gave out?
+"""AWS Signature Version 4, server side: check that a request is signed with the one key pair that we gave out.
 
-Only the check: what is done with a request that passes, or fails, is the guard's business. Written from the
-specification ("Signature Version 4 signing process", AWS General Reference); the tests hold it against botocore's
-signers. Those can't check what others sent: they parse a URL anew, which drops what follows a "#" and takes a path
-without a slash for a part of the host; they write the method in capitals, and hash text where other bytes came.
+The guard decides what happens to a request that passes or fails. Written from the specification ("Signature Version 4
+signing process", AWS General Reference), and tested against botocore's signers. Those signers can't check received
+requests: they parse a URL anew, which drops everything after a "#" and takes a path without a slash for a part of the
+host; they write the method in capitals, and hash text in place of other bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNHASHED_PAYLOADS = ("UNSIGNED-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER")
 
 
 class SignatureError(Exception):
-    """The request is not signed as it must be; `code` is AWS's name for what is wrong."""
+    """The request is not signed correctly; `code` is AWS's name of the error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -36,20 +36,20 @@ class SignatureError(Exception):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class KeyPair:
-    """An access key and its secret, which is never printed."""
+    """An access key and its secret; the secret is never printed."""
 
     access_key: str
     secret_key: str = field(repr=False)
 
     @classmethod
     def random(cls) -> KeyPair:
-        """Return a pair that nobody else holds, in the shape of an AWS one."""
+        """Return a new pair that nobody else has, in the shape of an AWS one."""
         return cls(access_key="SMDDP" + secrets.token_hex(8).upper()[:15], secret_key=secrets.token_urlsafe(30))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Request:
-    """A request as it came over the wire: nothing unquoted, nothing normalised, a character a byte."""
+    """A request as it came over the wire: nothing unquoted or normalised, one character per byte."""
 
     method: str
     path: str
@@ -59,18 +59,18 @@ class Request:
     headers: Mapping[str, str]
     """Lower-case names; several values of one name joined by commas."""
     body_sha256: Callable[[], str]
-    """Reads the body, and gives its SHA-256 in hex. Called only once everything that can be checked without is right:
-    the whole signature, if the headers state the hash, as they do for S3; else all of it but the signature itself."""
+    """Reads the body and returns its SHA-256 in hex. Called only after every other check passes: the whole signature if
+    the headers state the hash, as for S3; else everything but the signature itself."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Scope:
-    """What a signature is good for."""
+    """The date, region and service that a signature is valid for."""
 
     date: str
     region: str
     service: str
-    """By AWS's name for signatures: CloudWatch's is ``monitoring``."""
+    """AWS's signing name of the service; CloudWatch's is ``monitoring``."""
 
     def __str__(self) -> str:
         return f"{self.date}/{self.region}/{self.service}/aws4_request"
@@ -78,7 +78,7 @@ class Scope:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Claim:
-    """What a request says about its own signature."""
+    """The statements of a request about its own signature."""
 
     access_key: str
     scope: Scope
@@ -90,7 +90,7 @@ class _Claim:
 
 
 def claimed_service(request: Request) -> str:
-    """Return the service that a request says it is signed for, by AWS's name for signatures; "" if it says none."""
+    """Return AWS's signing name of the service that a request claims to be signed for; "" if it claims none."""
     try:
         return _claim(request).scope.service
     except SignatureError:
@@ -98,13 +98,9 @@ def claimed_service(request: Request) -> str:
 
 
 def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> Scope:
-    """Check that `request` is signed with `keys`, and neither stale nor altered.
+    """Return the scope of a request's signature.
 
-    Returns:
-        What it was signed for.
-
-    Raises:
-        SignatureError: It is not.
+    Raise SignatureError if the request is not signed with `keys`, stale or altered.
     """
     claim = _claim(request)
     if not hmac.compare_digest(claim.access_key.encode(), keys.access_key.encode()):
@@ -122,12 +118,9 @@ def verify(request: Request, keys: KeyPair, *, now: datetime | None = None) -> S
 
 
 def sign_without(request: Request, keys: KeyPair, dropped: Collection[str]) -> str:
-    """Return the Authorization header of a request that is right, once some of its headers are gone.
+    """Return the Authorization header of a request after the ``dropped`` headers (in lower case) are removed.
 
-    Args:
-        request: One that `verify` let through, with its signature in a header.
-        keys: What it is signed with.
-        dropped: The lower-case names of the headers that will not be sent on.
+    The request must have passed `verify` with the same keys, and have its signature in a header.
     """
     claim = _claim(request)
     signed = tuple(name for name in claim.signed_headers if name not in dropped)
@@ -205,7 +198,7 @@ def _check_time(claim: _Claim, now: datetime) -> None:
 
 
 def _check_signed_headers(claim: _Claim, request: Request) -> None:
-    """Refuse a request if a header that decides what it does is not under the signature."""
+    """Refuse a request if a header that decides its effect is not under the signature."""
     must = {name for name in request.headers if name.startswith("x-amz-")} | {"host"}
     if unsigned := must - set(claim.signed_headers):
         raise SignatureError("SignatureDoesNotMatch", f"Not covered by the signature: {', '.join(sorted(unsigned))}.")
@@ -214,7 +207,7 @@ def _check_signed_headers(claim: _Claim, request: Request) -> None:
 
 
 def _stated_payload(claim: _Claim, request: Request) -> str | None:
-    """Return what the headers say stands for the body in the signature; None: they don't say, it is the body's hash.
+    """Return the payload text that the headers state for the signature; None if the body's own hash counts.
 
     Only S3 may leave the body unsigned, as on AWS.
     """
@@ -230,7 +223,7 @@ def _stated_payload(claim: _Claim, request: Request) -> str | None:
 
 
 def _canonical_path(path: str, *, service: str) -> str:
-    """Return the path as it is signed: S3's as it is sent; every other service encodes it a second time."""
+    """Return the path as it is signed: S3's unchanged, another service's encoded a second time."""
     return path if service == "s3" else quote(path, safe="/~")
 
 

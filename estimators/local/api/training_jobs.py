@@ -1,6 +1,6 @@
-"""SageMaker's JSON protocol over HTTP, as a thin skin on the engine: a document in, a document out, nothing decided.
+"""SageMaker's JSON protocol over HTTP, as a thin layer on the engine: documents in, documents out, no decisions.
 
-What is about other records, or other services, goes on to the next application.
+Requests about other records, or to other services, go on to the next application.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 INTERRUPT = "InterruptTrainingJob"
-"""Our own operation, beside AWS's: a spot instance of the job is reclaimed."""
+"""Our own operation, beside AWS's: reclaim a spot instance of a job."""
 SET_CHAOS = "SetChaos"
-"""Likewise: the faults of a text are set, in place of all that were."""
+"""Our own operation: replace all faults that are set by those of a text."""
 DESCRIBE_CHAOS = "DescribeChaos"
-"""Likewise: which faults are set, and how often each has been met."""
+"""Our own operation: list the faults that are set, and how often each has been met."""
 
 _KINDS = (":training-job/", ":hyper-parameter-tuning-job/", ":processing-job/", ":experiment")
-"""What is in the ARNs of the engine's jobs, and of experiments, their trials and trial components."""
+"""Parts of the ARNs of the engine's jobs, and of experiments, their trials and trial components."""
 _TAGGING = frozenset({"AddTags", "ListTags", "DeleteTags"})
 
 
 class TrainingJobs(Protocol):
-    """What the API needs of the engine."""
+    """The API's view of the engine."""
 
     @property
     def operations(self) -> frozenset[str]:
@@ -49,14 +49,14 @@ class TrainingJobs(Protocol):
         """Reclaim the job's spot instances."""
 
     def bring_logs(self, group: str, streams: str) -> None:
-        """Return once the earlier streams of a log group whose names begin so are there."""
+        """Return once the earlier streams of a log group with this name prefix are restored."""
 
     def forget_logs(self, group: str, stream: str | None) -> None:
-        """Forget an earlier stream of a log group; None: all of them."""
+        """Forget an earlier stream of a log group, or all of them if ``stream`` is None."""
 
 
 class TrainingJobApi:
-    """A WSGI application: the engine's operations here, everything else to `otherwise`."""
+    """A WSGI application that answers the engine's operations, and passes everything else on to `otherwise`."""
 
     def __init__(self, engine: TrainingJobs, otherwise: WSGIApplication, chaos: Chaos) -> None:
         self._engine = engine
@@ -69,7 +69,7 @@ class TrainingJobApi:
         }
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request that `OfferedOperations` let through, which refuses with what is raised here."""
+        """Answer one request that `OfferedOperations` let through; it turns the errors raised here into refusals."""
         operation: ApiOperation = environ[OPERATION]
         request = environ.get(DOCUMENT, {})
         if operation.is_own:
@@ -111,7 +111,7 @@ class TrainingJobApi:
 
 
 def _is_about_engine_job(operation: str, request: Mapping[str, Any]) -> bool:
-    """Return whether a request is about a job of the engine; one about tags may be about any kind of resource."""
+    """Return whether a request is about a job of the engine; a request about tags may be about any resource."""
     arn = str(request.get("ResourceArn"))
     return operation not in _TAGGING or any(kind in arn for kind in _KINDS)
 
@@ -128,7 +128,7 @@ def _answer(start_response: StartResponse, document: dict[str, Any]) -> Iterable
 
 
 def _epoch_seconds(value: object) -> float:
-    """Return the JSON protocol's form of a time: seconds since 1970, to the millisecond."""
+    """Return a time in the JSON protocol's form: seconds since 1970, rounded to the millisecond."""
     if isinstance(value, datetime):
         return round(value.timestamp(), 3)
     raise TypeError(f"{type(value).__name__} has no form in the JSON protocol")

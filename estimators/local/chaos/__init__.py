@@ -1,4 +1,4 @@
-"""Faults on demand: requests that are throttled, fail or are slow, and jobs that lack capacity or lose their hosts."""
+"""Faults on demand: throttled, failing or slow requests, and jobs that lack capacity or lose their hosts."""
 
 from __future__ import annotations
 

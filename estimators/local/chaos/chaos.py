@@ -1,4 +1,4 @@
-"""The faults that are set, and how often each has been met. Nothing of it is kept: the next platform has none."""
+"""The faults that are set, and how often each has been met. Nothing is stored: the next platform has no faults."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ F = TypeVar("F", bound=Fault)
 
 
 class Chaos:
-    """Faults that are set together, and what asks whether it meets one: requests and jobs, from any thread."""
+    """Faults that are set together; requests and jobs ask from any thread whether they meet one."""
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
-        # Guards both: whose turn a fault is, and that it is met no more often than it says, are decided under it.
+        # Guards `_faults`, and the count and random sequence of each: a fault is met no more often than it says. Held
+        # for one pass over the faults; a slow request sleeps only after `meet` has returned.
         self._lock = threading.Lock()
         self._faults = [_Counted(fault) for fault in faults]
 
     def set(self, faults: Iterable[Fault]) -> None:
-        """Set these faults in place of all that were set; none clears them."""
+        """Replace all faults that are set; without faults, clear them."""
         counted = [_Counted(fault) for fault in faults]
         with self._lock:
             self._faults = counted
@@ -41,12 +42,9 @@ class Chaos:
             return [(str(each.fault), each.met) for each in self._faults]
 
     def meet(self, kind: type[F], who: str, fits: Callable[[F], bool] = lambda _: True) -> F | None:
-        """Return the first fault of a kind that `who` meets now, and count that; None if it meets none.
+        """Return and count the first fault of a kind that ``fits`` and is due now; None if no fault is due.
 
-        Args:
-            kind: Which faults.
-            who: What asks, for the log.
-            fits: Whether a fault is for it at all.
+        ``who`` names the asker in the log.
         """
         with self._lock:
             for each in self._faults:

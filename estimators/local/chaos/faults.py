@@ -1,7 +1,7 @@
-"""The faults that there are, as values and as text: ``throttle on=DescribeTrainingJob count=3 reclaim step=20``.
+"""The kinds of faults, as values and as text: ``throttle on=DescribeTrainingJob count=3 reclaim step=20``.
 
-The text is what a job's tag, the platform's own operation and the command line take: a fault is its word, followed by
-its fields. It has no character that a tag's value may not have.
+A job's tag, the platform's own operation and the command line take the text: each fault is its word, followed by its
+fields. The text has only characters that a tag's value may have.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from estimators.problem import nearest
 
 TAG = "smddp:chaos"
-"""The key of a job's tag whose value is the text of the faults that it is to meet."""
+"""Key of the job tag whose value is the text of the job's faults."""
 MOST_FAULTS = 100
-"""So many may be set at once."""
+"""Limit of faults that are set at once."""
 LONGEST_SECONDS = 3600.0
 _MOST_TAG_CHARACTERS = 256
 _WHOLE = re.compile(r"[0-9]{1,10}")
@@ -28,16 +28,16 @@ _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Fault:
-    """What goes wrong, and how often: once, unless `count` or `probability` says otherwise."""
+    """A fault and its frequency: once, unless `count` or `probability` says otherwise."""
 
     word: ClassVar[str]
-    """How its text begins."""
+    """First word of the fault's text."""
     count: int | None = None
-    """It is met so many times, and then no more."""
+    """Number of times that the fault is met."""
     probability: float | None = None
-    """Each time that it could be met, it is with this probability, in (0, 1]; without a `count`, without an end."""
+    """Probability of the fault at each occasion, in (0, 1]. Without a `count`, it never ends."""
     seed: int = 0
-    """Of `probability`: the same seed gives the same sequence of hits and misses."""
+    """Seed of `probability`: the same seed gives the same sequence of hits and misses."""
 
     def __post_init__(self) -> None:
         _require(self, "count", whole=True, least=1)
@@ -48,7 +48,7 @@ class Fault:
 
     @property
     def most(self) -> float:
-        """How often it is met at most."""
+        """Limit of how often the fault is met."""
         if self.count is None:
             return 1 if self.probability is None else math.inf
         return self.count
@@ -67,7 +67,7 @@ class RequestFault(Fault):
     """A fault of requests."""
 
     on: str
-    """Which requests meet it: an operation (``DescribeTrainingJob``), all of a service (``sagemaker``, ``logs``,
+    """Requests that meet the fault: an operation (``DescribeTrainingJob``), all of a service (``sagemaker``, ``logs``,
     ``s3``, …), or those to S3 with one method (``s3:GET``)."""
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class RequestFault(Fault):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Throttle(RequestFault):
-    """The request is refused as one too many: ThrottlingException with 400, of S3 SlowDown with 503.
+    """The request is refused for its rate: ThrottlingException with status 400, for S3 SlowDown with status 503.
 
     Examples:
         >>> str(Throttle(on="DescribeTrainingJob", count=3))
@@ -93,7 +93,7 @@ class Throttle(RequestFault):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ServerError(RequestFault):
-    """The request is answered with 500: InternalFailure, of S3 InternalError. Nothing of it is done.
+    """The request fails with status 500, and has no effect: InternalFailure, for S3 InternalError.
 
     Examples:
         >>> str(ServerError(on="s3:PUT", probability=0.1, seed=7))
@@ -105,7 +105,7 @@ class ServerError(RequestFault):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Slow(RequestFault):
-    """The request is begun some seconds late.
+    """The request starts some seconds late.
 
     Examples:
         >>> str(Slow(on="s3", seconds=0.5, probability=1))
@@ -114,7 +114,7 @@ class Slow(RequestFault):
 
     word: ClassVar[str] = "slow"
     seconds: float
-    """How late."""
+    """Delay in seconds."""
 
     def __post_init__(self) -> None:
         RequestFault.__post_init__(self)
@@ -123,14 +123,14 @@ class Slow(RequestFault):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class JobFault(Fault):
-    """A fault of training jobs. An attempt of a job meets one of each kind at most."""
+    """A fault of training jobs. Each attempt of a job meets at most one of each kind."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class NoCapacity(JobFault):
-    """There are no instances when an attempt of a job is to start: it waits in Starting, or fails with CapacityError.
+    """An attempt of a job finds no instances: it waits in Starting, or fails with CapacityError.
 
-    A job with instance preferences takes the next of them instead, as long as there is one.
+    A job with instance preferences takes the next one instead, as long as there is one.
 
     Examples:
         >>> str(NoCapacity(seconds=30))
@@ -141,9 +141,9 @@ class NoCapacity(JobFault):
 
     word: ClassVar[str] = "no-capacity"
     seconds: float | None = None
-    """So long the job waits in Starting, and goes on; None: it fails at once."""
+    """Seconds that the job waits in Starting before it goes on; None: it fails at once."""
     instance_type: str | None = None
-    """Of which there are none; None: of no type."""
+    """The type without capacity; None: all types."""
 
     def __post_init__(self) -> None:
         Fault.__post_init__(self)
@@ -155,12 +155,12 @@ class NoCapacity(JobFault):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _InTraining(JobFault):
-    """A fault that comes while a job trains."""
+    """A fault during a job's training."""
 
     seconds: float | None = None
-    """It comes so long after the attempt has begun to train."""
+    """Seconds from the beginning of the attempt's training to the fault."""
     step: int | None = None
-    """It comes at the first line of the job's log that says ``step=``, and this step or a later one."""
+    """The fault comes at the first log line of the job with a ``step=`` of this step or a later one."""
 
     def __post_init__(self) -> None:
         Fault.__post_init__(self)
@@ -172,7 +172,7 @@ class _InTraining(JobFault):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LoseHost(_InTraining):
-    """A host of the job is gone without notice, as by SIGKILL.
+    """A host of the job disappears without notice, as by SIGKILL.
 
     Examples:
         >>> str(LoseHost(step=100, host="algo-2"))
@@ -181,7 +181,7 @@ class LoseHost(_InTraining):
 
     word: ClassVar[str] = "lose-host"
     host: str = "algo-1"
-    """Which one; a job that has no such host does not meet the fault."""
+    """Name of the host; a job without such a host does not meet the fault."""
 
     def __post_init__(self) -> None:
         _InTraining.__post_init__(self)
@@ -191,7 +191,7 @@ class LoseHost(_InTraining):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Reclaim(_InTraining):
-    """The instances of a spot job are taken away: SIGTERM, the grace time, and it starts again. Only spot jobs meet it.
+    """The instances of a spot job are reclaimed: SIGTERM, the grace time, a new start. Only spot jobs meet it.
 
     Examples:
         >>> str(Reclaim(seconds=30))
@@ -207,11 +207,7 @@ _KINDS: dict[str, type[Fault]] = {
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Read faults from their text; the text of several is their texts, one after the other.
-
-    Raises:
-        ValueError: It is no such text, with the word that is wrong.
-    """
+    """Return the faults of a text, as ``str`` writes them one after the other; raise ValueError with the wrong word."""
     written: list[tuple[type[Fault], dict[str, Any]]] = []
     for word in text.split():
         name, is_field, value = word.partition("=")
@@ -230,10 +226,10 @@ def parse(text: str) -> tuple[Fault, ...]:
 
 
 def tag(*faults: JobFault) -> dict[str, str]:
-    """Return the tag of a job that is to meet these faults: an entry of the Estimator's ``tags``.
+    """Return the tag that makes a job meet these faults: an entry of the Estimator's ``tags``.
 
     Raises:
-        ValueError: One is no fault of jobs; or their text is longer than a tag's value may be.
+        ValueError: One is no fault of jobs, or their text is longer than a tag's value may be.
 
     Examples:
         >>> tag(Reclaim(step=20), NoCapacity(seconds=30))
@@ -246,11 +242,7 @@ def tag(*faults: JobFault) -> dict[str, str]:
 
 
 def require_job_faults(faults: tuple[Fault, ...]) -> tuple[JobFault, ...]:
-    """Return the same faults.
-
-    Raises:
-        ValueError: One is no fault of jobs.
-    """
+    """Return the same faults; raise ValueError if one is no fault of jobs."""
     for fault in faults:
         if not isinstance(fault, JobFault):
             raise ValueError(f"{fault} is no fault of a job: set it for the platform")
@@ -278,7 +270,7 @@ def _make(kind: type[Fault], given: dict[str, Any]) -> Fault:
 
 
 def _require(fault: Fault, name: str, *, whole: bool = False, least: float = 0, most: float = 10**9) -> None:
-    """Refuse a field's value that is no number, or out of bounds; None stands for none given."""
+    """Refuse a value of a field that is no number or out of bounds; None passes."""
     value = getattr(fault, name)
     kinds = int if whole else (int, float)
     if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most):

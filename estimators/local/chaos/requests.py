@@ -1,4 +1,4 @@
-"""How a request meets faults: it waits, or is refused, in the words of the service that it was sent to."""
+"""How a request meets faults: it waits, or is refused in the form of its service."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from estimators.local.chaos.chaos import Chaos
 from estimators.local.chaos.faults import RequestFault, ServerError, Slow, Throttle
 
 PLATFORM_AGENT = "smddp-local-platform"
-"""What the User-Agent of the platform's own requests has in it. They meet no fault: faults are for users' programs."""
+"""Part of the User-Agent of the platform's own requests. They meet no fault: faults are for users' programs."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ErrorResponse:
-    """How AWS would refuse the request."""
+    """AWS's refusal of a request."""
 
     code: str
     message: str
     status: int
-    """Of HTTP."""
+    """HTTP status."""
 
 
 _THROTTLED = ErrorResponse(code="ThrottlingException", message="Rate exceeded", status=400)
@@ -40,16 +40,9 @@ _FAILED_BY = {
 
 
 def meet(chaos: Chaos, service: str, name: str, agent: str) -> ErrorResponse | None:
-    """Let a request meet the faults that are set for it: wait for as long as one says.
+    """Delay a request as the faults that are set say, and return its refusal; None if it goes on.
 
-    Args:
-        chaos: What is set.
-        service: Which one it is for, by AWS's name for signatures.
-        name: The operation's name; for S3, the method.
-        agent: Its User-Agent.
-
-    Returns:
-        How it is refused; None if it goes on.
+    ``service`` is AWS's signing name; ``name`` is the operation, for S3 the method.
     """
     if PLATFORM_AGENT in agent:
         return None

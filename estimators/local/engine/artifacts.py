@@ -1,6 +1,6 @@
-"""What a job leaves in S3: the model and the output data of all its hosts, as archives or as single objects.
+"""Uploads the model and the output data of a job's hosts to S3, as archives or as single objects.
 
-Files of the same name on several hosts are one file in the result: the first host's, as a warning says.
+A file name that several hosts have is uploaded once, from the first host; a warning names the files left out.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FASTEST = 1
-"""gzip's level: weights hardly shrink, and the job waits."""
+"""gzip level: weights hardly compress, and the job waits for it."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _File:
-    """A file, or a link, of one host."""
+    """A file or a symbolic link on one host."""
 
     tree: HostTree
     path: PurePath
@@ -38,7 +38,7 @@ class _File:
 
 
 def model_uri(output: S3Uri | FileUri, *, compressed: bool) -> str:
-    """Return where a job's model goes: an archive, or a prefix of single objects."""
+    """Return the URI of a job's model: an archive, or a prefix of single objects."""
     return str(output.below("model.tar.gz")) if compressed else f"{output.below('model')}/"
 
 
@@ -60,7 +60,7 @@ def upload_model(
 def upload_output(
     s3: S3Client, trees: Iterable[HostTree], output: S3Uri | FileUri, scratch: Path, *, compressed: bool
 ) -> None:
-    """Upload /opt/ml/output/data of all hosts, if there is anything in it."""
+    """Upload /opt/ml/output/data of all hosts, unless all are empty."""
     what = "Output upload failed"
     files = _merge(trees, PurePath("output", "data"), what, output)
     if not files:
@@ -74,11 +74,9 @@ def upload_output(
 
 
 def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri | FileUri) -> dict[str, _File]:
-    """Return the files and links of all hosts by their path in the folder; links to directories are links.
+    """Return the files and links of all hosts by path in the folder; a folder that a program removed is empty.
 
-    Raises:
-        FailedJobError: Something stands in the folder's place, or a directory can't be read. That a program has
-            removed the folder is no failure: then it left nothing.
+    Raise FailedJobError if the path is no directory, or a directory can't be read.
     """
     merged: dict[str, _File] = {}
     for tree in trees:
@@ -119,7 +117,7 @@ def _upload_archive(s3: S3Client, files: dict[str, _File], uri: S3Uri | FileUri,
                 _add(bundle, name, file)
         upload(s3, archive, uri)
     finally:
-        archive.unlink(missing_ok=True)  # of a full disk it is the fullest part
+        archive.unlink(missing_ok=True)  # it may be what filled the disk
 
 
 def _add(bundle: tarfile.TarFile, name: str, file: _File) -> None:

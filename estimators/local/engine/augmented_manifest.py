@@ -1,7 +1,8 @@
-"""Reads an augmented manifest: JSON Lines, whose attributes are data or, called ``…-ref``, name the objects that are.
+"""Reads an augmented manifest: JSON Lines, one sample a line.
 
-The form is in https://docs.aws.amazon.com/sagemaker/latest/dg/augmented-manifest.html. It does not say how a text is
-sent: here as it is, without quotes. All else is sent as JSON.
+An attribute whose name ends in ``-ref`` names an S3 object; any other attribute is the data itself. The format is in
+https://docs.aws.amazon.com/sagemaker/latest/dg/augmented-manifest.html. It does not say how text is sent: here as it
+is, without quotes. Every other value is sent as JSON.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ if TYPE_CHECKING:
 _REFERENCE = "-ref"
 
 Line = tuple[S3Uri | bytes, ...]
-"""What is sent of one line, attribute by attribute: objects, and values."""
+"""The parts to send for one line, one for each attribute: an object, or a value as bytes."""
 
 
 def read_manifest(s3: S3Client, channel: InputChannel) -> list[Line]:
-    """Return the lines of a channel's augmented manifest; empty ones are none.
+    """Return the lines of a channel's augmented manifest, without empty ones.
 
-    Raises:
-        FailedJobError: If there is no line, or one does not have each attribute of the channel.
+    Raise FailedJobError if no line is left, or a line lacks an attribute of the channel.
     """
     with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
         _, pieces = read_object(s3, channel.uri)

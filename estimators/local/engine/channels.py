@@ -1,6 +1,6 @@
-"""Brings the input channels from S3 to the hosts: which object goes where, and then the transfers.
+"""Brings the input channels from S3 to the hosts: plans which object becomes which files, then transfers them.
 
-Every object is fetched once and copied to the other hosts that get it: they are on one machine.
+Every object is fetched once, and copied to the other hosts that get it: all hosts are on one machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Name = TypeVar("_Name", str, int)
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Fetch:
-    """One object, and the files that it is to become."""
+    """One object, and the files that it becomes."""
 
     uri: S3Uri
     paths: tuple[Path, ...]
@@ -40,16 +40,9 @@ def receivers(channel: InputChannel, hosts: Sequence[Host]) -> list[Host]:
 
 
 def plan_channel(s3: S3Client, channel: InputChannel, hosts: Sequence[Host], roots: Mapping[str, Path]) -> list[Fetch]:
-    """Return which objects of a channel go to which files.
+    """Return the objects of a channel and their files on the hosts; ``roots`` has every host's /opt/ml.
 
-    Args:
-        s3: A client.
-        channel: The channel.
-        hosts: All hosts of the job.
-        roots: Every host's /opt/ml.
-
-    Raises:
-        FailedJobError: If there is no object, or one can't be a file of the channel.
+    Raise FailedJobError if there is no object, or one can't be a file of the channel.
     """
     directories = [roots[host.name] / channel.path for host in receivers(channel, hosts)]
     files = channel_files(s3, channel)
@@ -63,8 +56,7 @@ def plan_channel(s3: S3Client, channel: InputChannel, hosts: Sequence[Host], roo
 def channel_files(s3: S3Client, channel: InputChannel) -> dict[str, S3Uri]:
     """Return the objects of a channel by their path in it.
 
-    Raises:
-        FailedJobError: If there is no object, or one can't be a file of the channel.
+    Raise FailedJobError if there is no object, or one can't be a file of the channel.
     """
     with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
         if channel.manifest:
@@ -76,7 +68,7 @@ def channel_files(s3: S3Client, channel: InputChannel) -> dict[str, S3Uri]:
 
 
 def share_out(channel: InputChannel, names: Iterable[_Name], hosts: int, *, epoch: int = 0) -> list[list[_Name]]:
-    """Return the names, or lines' numbers, that each host gets, in order; a channel's seed shuffles each epoch anew."""
+    """Return each host's share of the names or line numbers, in order; a seed shuffles each epoch differently."""
     ordered = sorted(names)
     if channel.seed is not None:
         seed = f"{channel.seed} {epoch}" if epoch else channel.seed
@@ -85,11 +77,9 @@ def share_out(channel: InputChannel, names: Iterable[_Name], hosts: int, *, epoc
 
 
 def fetch_all(s3: S3Client, fetches: Iterable[Fetch], what: str, *, cancelled: Callable[[], bool]) -> None:
-    """Bring all objects.
+    """Fetch all objects.
 
-    Raises:
-        FailedJobError: If one can't be brought, with ``what`` before the reason.
-        CancelledError: If ``cancelled`` said so.
+    Raise CancelledError once ``cancelled`` returns True, or FailedJobError with ``what`` before the reason.
     """
 
     def bring(fetch: Fetch) -> None:
@@ -100,6 +90,7 @@ def fetch_all(s3: S3Client, fetches: Iterable[Fetch], what: str, *, cancelled: C
                 shutil.copyfile(fetch.paths[0], copy)
 
     with ThreadPoolExecutor(_TRANSFERS_AT_ONCE) as pool:
+        # The first error cancels the transfers that have not begun; leaving the block waits for the others.
         try:
             for _ in pool.map(bring, fetches):
                 pass
@@ -109,19 +100,19 @@ def fetch_all(s3: S3Client, fetches: Iterable[Fetch], what: str, *, cancelled: C
 
 
 def prefix_objects(s3: S3Client, uri: S3Uri) -> dict[str, S3Uri]:
-    """Return the objects below a prefix that is a folder, by their path in it."""
+    """Return the objects in a prefix, taken as a folder, by their path in it."""
     folder = S3Uri(bucket=uri.bucket, key=f"{uri.key.rstrip('/')}/" if uri.key else "")
     return {_below(folder.key, found.key): found for found in list_objects(s3, folder)}
 
 
 def relative_path(name: str) -> PurePosixPath | None:
-    """Return ``name`` as a path that stays in its directory, or None if it would leave it."""
+    """Return ``name`` as a relative path, or None if it is empty or leaves its directory."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if not parts or ".." in parts or "\0" in name else PurePosixPath(*parts)
 
 
 def _below(prefix: str, key: str) -> str:
-    """Return a key's path in the channel: below the prefix if that is a folder, else below the folder it begins in."""
+    """Return a key's path in the channel: relative to the prefix if it is a folder, else to the prefix's folder."""
     if prefix.endswith("/") or key[len(prefix) :].startswith("/"):
         return key[len(prefix) :]
     return key[prefix.rfind("/") + 1 :]
@@ -142,7 +133,7 @@ def _manifest(s3: S3Client, channel: InputChannel) -> dict[str, S3Uri]:
 
 
 def _check_files(channel: InputChannel, objects: Mapping[str, S3Uri]) -> None:
-    """Check that each object is one file in the channel, alone at its path, and no other file's folder."""
+    """Check that each object has a path of its own in the channel, and none is another one's folder."""
     if not objects:
         raise _failure(channel, f'no S3 objects found under "{channel.uri}"; upload them, or correct the S3Uri')
     files: dict[str, S3Uri] = {}

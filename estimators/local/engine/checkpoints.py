@@ -1,7 +1,7 @@
-"""Keeps the hosts' checkpoint directories and one S3 prefix in step, as the platform does.
+"""Keeps the hosts' checkpoint directories and one S3 prefix in step, as SageMaker does.
 
-At the start every host gets all of the prefix. Then, again and again, what is new or changed on any host goes up, and
-what a host has deleted is deleted in S3. What comes to S3 meanwhile is not brought down.
+At the start every host gets the whole prefix. Then new and changed files of any host are uploaded, and files that a
+host deletes are deleted in S3. Objects that others add to S3 meanwhile are not downloaded.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from smddp.process.shown_text import shown_name
 logger = logging.getLogger(__name__)
 
 _OWNER_SUFFIX = ".smddp-owner"
-"""How the file is called that says which run saves there: it is no checkpoint."""
+"""Suffix of the owner file, which names the run that saves in a directory: it is no checkpoint."""
 
 
 class CheckpointSync(FolderSync):
     """The checkpoints of one attempt of a job; the arguments are `FolderSync`'s."""
 
     def download(self, *, cancelled: Callable[[], bool]) -> None:
-        """Bring all of the prefix to every host.
+        """Download the whole prefix to every host, before `start`.
 
-        Raises:
-            FailedJobError: If S3 refuses.
-            CancelledError: If ``cancelled`` said so.
+        Raise FailedJobError if S3 refuses, CancelledError once ``cancelled`` returns True.
         """
         with explaining(f"{self._what} download failed", self._uri):
             objects = prefix_objects(self._s3, self._uri)
@@ -50,11 +48,11 @@ class CheckpointSync(FolderSync):
 
     @property
     def progressed(self) -> bool:
-        """Whether a host has written anything that was brought to S3, and may be a checkpoint."""
+        """Whether a file that may be a checkpoint was uploaded in this attempt."""
         return any(not name.endswith(_OWNER_SUFFIX) for name in self._writer)
 
     def _delete_what_is_gone(self, found: Mapping[str, Mapping[str, Signature]]) -> None:
-        """Delete in S3 what the hosts have deleted."""
+        """Delete in S3 the files that a host deleted, unless another host was the last to write the name."""
         for host, files in found.items():
             for name in self._known[host].keys() - files.keys():
                 if self._writer.get(name, host) == host:
@@ -64,5 +62,5 @@ class CheckpointSync(FolderSync):
                 del self._known[host][name]
 
     def _target(self, tree: HostTree, link: PurePath) -> os.stat_result | None:
-        """Return what a link leads to: a link to a file is one."""
+        """Return the status of the link's target: a link to a file is uploaded as a file."""
         return tree.status(link)

@@ -1,4 +1,4 @@
-"""How DescribeTrainingJob shows a job: what was asked for, with what AWS adds to it, and how far the job has come."""
+"""The output of DescribeTrainingJob: the request with AWS's defaults, and the job's progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from estimators.service_model import service_model
 
 
 def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a request that are shown, with AWS's defaults, and what was changed since."""
+    """Return the members of a request that are shown, with AWS's defaults and later updates."""
     shape = service_model().operation_model("DescribeTrainingJob").output_shape
     assert shape is not None
     asked = copy.deepcopy({name: value for name, value in members.items() if name in shape.members})
@@ -33,7 +33,7 @@ def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> 
 
 
 def describe_progress(progress: JobProgress) -> dict[str, Any]:
-    """Return how far a job has come; what is not known yet is left out."""
+    """Return a job's progress as members of the description, without those not known yet."""
     seconds = max(1, round(progress.training_seconds)) if progress.training_seconds else None
     optional = {
         "TrainingStartTime": progress.training_start,
@@ -54,5 +54,5 @@ def describe_progress(progress: JobProgress) -> dict[str, Any]:
 
 
 def merged(old: Any, new: Any) -> Any:
-    """Return a member after a change: of a structure, only what the change names is replaced."""
+    """Return a member after a change, which replaces single members of a structure."""
     return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new

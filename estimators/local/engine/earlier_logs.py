@@ -1,6 +1,6 @@
-"""The logs of jobs that an earlier platform ran: they come back to CloudWatch Logs when somebody first asks for them.
+"""The logs of an earlier platform's jobs: sent to CloudWatch Logs when a client first asks for them.
 
-Not when the platform starts: most are never looked at again, and moto keeps what it has in memory.
+Not at the platform's start: most logs are never read again, and moto keeps all its data in memory.
 """
 
 from __future__ import annotations
@@ -18,36 +18,27 @@ if TYPE_CHECKING:
 
 
 class EarlierLogs:
-    """What there was of one log group in a store when the platform started.
-
-    Args:
-        group: The log group.
-        store: Where the lines are.
-        client: CloudWatch Logs, which gets them.
-    """
+    """The lines of one log group that were in the store when the platform started."""
 
     def __init__(self, group: str, store: JobStore, client: CloudWatchLogsClient) -> None:
         self._group = group
         self._store = store
         self._client = client
-        # Guards the names, and is held while a job's lines are brought: who asks for them meanwhile waits.
+        # Guards `_jobs`. Held while a job's lines are sent, so a second request waits until they are there. Taken
+        # before the store's lock.
         self._lock = threading.Lock()
         self._jobs = set(store.jobs_with_lines(group))
-        self._until = store.place()  # what a job that goes on says from now on, CloudWatch has been sent
+        self._until = store.place()  # later lines, of jobs that go on, are sent as they come
 
     def bring(self, streams: str) -> None:
-        """Return once all streams whose names begin so are there.
-
-        Args:
-            streams: The beginning of names, which are ``JOB/HOST-TIME``.
-        """
+        """Return once all streams whose names, ``JOB/HOST-TIME``, begin with ``streams`` are in CloudWatch."""
         with self._lock:
             for job in [job for job in self._jobs if f"{job}/".startswith(streams) or streams.startswith(f"{job}/")]:
                 self._bring(job)
                 self._jobs.remove(job)
 
     def forget(self, stream: str | None) -> None:
-        """Let go of a stream, or with None of all: somebody deletes it."""
+        """Forget the lines of a deleted stream, or of the whole group if None."""
         with self._lock:
             self._store.delete_lines(self._group, stream)
             self._jobs.intersection_update(self._store.jobs_with_lines(self._group))

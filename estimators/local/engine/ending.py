@@ -1,4 +1,4 @@
-"""How an attempt of a job may end."""
+"""The ways in which an attempt of a job ends."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ class Ending(enum.Enum):
     """Why an attempt of a job ends."""
 
     DONE = enum.auto()
-    """Every host ended with 0."""
+    """Every host exited with code 0."""
     FAILED = enum.auto()
-    """A host ended with another code, or its data could not be sent; or the platform failed, for good."""
+    """A host exited with another code, its data could not be sent, or the platform failed for good."""
     INTERRUPT = enum.auto()
-    """The spot instances are taken away; another life follows."""
+    """The spot instances are reclaimed; another attempt follows."""
     LOST = enum.auto()
-    """A host is gone without notice, or the platform failed, and another life follows: spot, or RetryStrategy."""
+    """A host vanished or the platform failed, and another attempt follows: of a spot job, or by RetryStrategy."""
     STOP = enum.auto()
-    """Somebody asked for it, or a time limit is reached."""
+    """A client stopped the job, or a time limit was reached."""
     CLOSE = enum.auto()
     """The engine ends."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether another life follows."""
+        """Whether another attempt follows."""
         return self in (Ending.INTERRUPT, Ending.LOST)
 
 
 class StoppedError(Exception):
-    """Raised in the job's thread, at the next step, when the job was stopped before its program ran."""
+    """Raised in the job's thread at its next step if the job must end: a stop, a time limit, or the engine's end."""

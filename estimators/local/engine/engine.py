@@ -1,4 +1,4 @@
-"""The engine: the operations on training jobs, and beside them tuning jobs, processing jobs, experiments and tags."""
+"""The engine: the operations on training, tuning and processing jobs, experiments and tags."""
 
 from __future__ import annotations
 
@@ -37,45 +37,30 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 _READING = ("Describe", "List", "Search")
-"""How the names of operations begin that change nothing."""
+"""Prefixes of the names of read-only operations."""
 
 
 class Engine:
-    """Runs jobs on this machine, as SageMaker runs them on AWS.
-
-    Args:
-        directory: Where jobs live while they run; it is made if it is not there.
-        s3: The client for all data.
-        logs: The client for the jobs' logs; its region is the engine's.
-        cloudwatch: The client for the values of the jobs' metrics.
-        executor: What runs the hosts.
-        container_environment: Variables for every host, such as the endpoint and the keys of the platform.
-        account_id: The AWS account in the jobs' ARNs.
-        grace_seconds: Between SIGTERM and SIGKILL when a job is stopped or interrupted.
-        sync_seconds: The pause between two looks at what hosts write that goes to S3 meanwhile.
-        rescue: Where the files of a job are left that can't be saved; None: beside ``directory``.
-        store: Remembers the jobs, and knows those of earlier engines.
-        chaos: The faults that jobs meet; None: those of their tags alone.
-    """
+    """Runs jobs on this machine, as SageMaker runs them on AWS."""
 
     def __init__(
         self,
         *,
-        directory: Path,
+        directory: Path,  # of running jobs; made if absent
         s3: S3Client,
-        logs: CloudWatchLogsClient,
+        logs: CloudWatchLogsClient,  # its region is the engine's
         cloudwatch: CloudWatchClient,
         executor: Executor,
-        container_environment: Mapping[str, str],
+        container_environment: Mapping[str, str],  # variables for every host, such as the platform's endpoint and keys
         account_id: str,
-        grace_seconds: float = 120,
-        sync_seconds: float = 1.0,
-        rescue: Path | None = None,
+        grace_seconds: float = 120,  # between SIGTERM and SIGKILL
+        sync_seconds: float = 1.0,  # between two scans of directories that are copied to S3 while hosts run
+        rescue: Path | None = None,  # where a job's files go if they can't be uploaded; None: beside `directory`
         store: JobStore = NOTHING_KEPT,
-        chaos: Chaos | None = None,
+        chaos: Chaos | None = None,  # faults for all jobs; None: only those of a job's tag
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        service_model()  # it takes 0.1 s to read: now, and not in the first request
+        service_model()  # takes 0.1 s to read: now, not in the first request
         self._arn_prefix = f"arn:aws:sagemaker:{logs.meta.region_name}:{account_id}"
         self._platform = Platform(
             directory=directory,
@@ -122,22 +107,13 @@ class Engine:
 
     @property
     def operations(self) -> frozenset[str]:
-        """The names that `call` answers."""
+        """The names of the operations that `call` answers."""
         return frozenset(self._operations)
 
     def call(self, operation: str, request: dict[str, Any], *, region: str) -> dict[str, Any]:
-        """Answer one request.
+        """Answer one request, input and output in boto3's form, with times as datetimes.
 
-        Args:
-            operation: One of `operations`.
-            request: Its input, as boto3 would take it.
-            region: The AWS region that the caller means.
-
-        Returns:
-            The output, as boto3 would give it, with times as datetimes.
-
-        Raises:
-            ApiError: As AWS would refuse it.
+        Raise ApiError if AWS would refuse the request.
         """
         answer = self._operations.get(operation)
         if answer is None:
@@ -155,34 +131,36 @@ class Engine:
         return answered
 
     def go_on(self) -> None:
-        """Go on with the jobs that an earlier engine ran until it was killed: the spot jobs; the others are Failed."""
+        """Resume the jobs of a killed engine that may begin again, by spot or RetryStrategy, and end the others."""
         self._jobs.go_on()
         self._processing.jobs.go_on()
 
     def bring_logs(self, group: str, streams: str) -> None:
-        """Return once those streams of a log group that earlier engines' jobs left, and that begin so, are there."""
+        """Return once the streams of earlier engines' jobs whose names begin with ``streams`` are in CloudWatch."""
         self._earlier_logs[group].bring(streams)
 
     def forget_logs(self, group: str, stream: str | None) -> None:
-        """Forget a stream of a log group, or with None all of them: somebody deletes it."""
+        """Forget the lines of a deleted stream of a log group, or of all its streams if None."""
         self._earlier_logs[group].forget(stream)
 
     def interrupt(self, job_name: str) -> None:
-        """Reclaim the spot instances of a job that trains: it begins anew from its checkpoints.
+        """Reclaim the spot instances of a training job, which begins again from its checkpoints.
 
-        Raises:
-            ApiError: If there is no such job, or it is not a managed spot job in Training.
+        Raise ApiError unless the job is a managed spot job in Training.
         """
         self._jobs.get(job_name).interrupt()
 
     def fail(self, reason: str) -> None:
-        """End all jobs that run as Failed, and start no other: what they need of the platform is gone."""
+        """End all running jobs as Failed, and start no more: the platform has lost a part that jobs need."""
         self._tuning.close(f"InternalServerError: {reason}")
         self._jobs.fail(reason)
         self._processing.jobs.fail(reason)
 
     def close(self) -> None:
         """End all jobs at once, saving nothing, and remove their directories."""
+        # 1. The tuning jobs first: their threads start no more training jobs.
+        # 2. All jobs are told to end before the first one is waited for.
+        # 3. Bound: CLOSE_SECONDS for each job; a directory is removed even if its job's thread still runs.
         self._tuning.close("The platform was closed.")
         for jobs in (self._jobs, self._processing.jobs):
             jobs.close()
@@ -235,13 +213,13 @@ class Engine:
         return {}
 
     def _find(self, arn: str) -> Tagged | None:
-        """Return what has an ARN: a job of any kind, or what there is of experiments; or None."""
+        """Return the job, experiment, trial or trial component of an ARN, or None."""
         tuning = self._tuning.find(arn.rpartition("/")[2])
         is_tuning = tuning is not None and tuning.arn == arn
         return self._find_job(arn) or (tuning if is_tuning else self._experiments.find(arn))
 
     def _find_job(self, arn: str) -> JobRecord | ProcessingRecord | None:
-        """Return the job on hosts that has an ARN, or None."""
+        """Return the training or processing job of an ARN, or None."""
         name = arn.rpartition("/")[2]
         found = (self._jobs.find(name), self._processing.jobs.find(name))
         return next((job for job in found if job is not None and job.arn == arn), None)

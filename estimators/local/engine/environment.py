@@ -1,11 +1,11 @@
-"""What a host's program finds in its environment, besides what the executor has to tell it.
+"""The environment of a host's program, besides the executor's own variables.
 
 Later lines win:
 
-1. what an image sets;
-2. the platform's: the job's region, and the variables that the engine was given (endpoint, keys);
+1. defaults that an image would set;
+2. the platform's: the job's region, and the engine's ``container_environment`` (endpoint, keys);
 3. the request's Environment;
-4. what names the job, which the platform owns.
+4. variables that name the job, which the platform owns.
 """
 
 from __future__ import annotations
@@ -24,14 +24,7 @@ _IMAGE = {
 def host_environment(
     *, names: Mapping[str, str], region: str, platform: Mapping[str, str], requested: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment of every host of a job.
-
-    Args:
-        names: What names the job.
-        region: The job's AWS region.
-        platform: The engine's ``container_environment``.
-        requested: The request's Environment.
-    """
+    """Return the environment of every host of a job, merged in the order above."""
     return {
         **_IMAGE,
         "AWS_REGION": region,

@@ -1,7 +1,7 @@
-"""How often in a row a spot job may lose a host with nothing to show for it.
+"""Limits how often in a row a spot job may lose a host without a new checkpoint.
 
-A machine that is lost takes the program along by no fault of its own, and the job begins again. A program that ends
-itself in a way that looks the same would begin again for ever.
+A lost machine is no fault of the program, so the job begins again. Without a limit, a program that kills itself in a
+way that looks like a loss would begin again for ever.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ class HostLossLimit:
         self._in_a_row = 0
 
     def too_many(self, ending: Ending, *, progressed: bool) -> bool:
-        """Count the end of an attempt; whether the job is to fail now.
+        """Count the end of an attempt; return whether the job must fail now.
 
-        Args:
-            ending: How the attempt ended.
-            progressed: Whether it has brought a checkpoint to S3.
+        ``progressed`` says whether the attempt brought a checkpoint to S3.
         """
         self._in_a_row = self._in_a_row + 1 if ending is Ending.LOST and not progressed else 0
         return self._in_a_row >= MOST_LOSSES

@@ -21,17 +21,11 @@ from estimators.local.engine.platform import Platform
 from estimators.local.executors import HostCluster, HostProcess, HostSpec
 
 AFTER_A_FAILURE_SECONDS = 5.0
-"""How long the other hosts get between SIGTERM and SIGKILL once one has failed, or is lost."""
+"""Between SIGTERM and SIGKILL of the other hosts once one has failed or is lost."""
 
 
 class HostRun(Generic[Request_co]):
-    """Runs a job's hosts to their end.
-
-    Args:
-        job: The job, which decides when they are to end.
-        platform: What it stands on.
-        faults: What it meets on purpose.
-    """
+    """Runs a job's hosts to their end, which the job decides."""
 
     def __init__(self, job: HostedJob[Request_co], platform: Platform, faults: JobFaults) -> None:
         self._job = job
@@ -46,14 +40,13 @@ class HostRun(Generic[Request_co]):
         cluster: HostCluster,
         syncs: Sequence[FolderSync],
     ) -> tuple[Ending, dict[str, Exit]]:
-        """Run the hosts to their end; how it ended, and how each of them did.
-
-        Args:
-            trees: Every host's /opt/ml.
-            logs: Every host's log.
-            cluster: What the hosts share.
-            syncs: What is brought to S3 while they run.
-        """
+        """Run the hosts to their end; return the attempt's ending, and the hosts' exits in the order they ended."""
+        # 1. All hosts start at once. Leaving the pool waits for every start, so the end below kills also a host that
+        #    started while another one could not.
+        # 2. One watcher a host follows its output, and reports its exit to the job.
+        # 3. The job decides the ending; then SIGTERM, and SIGKILL after the grace period.
+        # 4. At the end: no more faults, every host killed, every line read, every metric sent, no transfer in progress.
+        #    Only then the ending is read, for a host's last exit may still change it.
         specs = self._specify(trees)
         self._job.begin_training(len(specs))
         running: dict[str, HostProcess] = {}
@@ -106,14 +99,14 @@ class HostRun(Generic[Request_co]):
         ]
 
     def _watch(self, name: str, tree: HostTree, process: HostProcess, log: HostLog) -> None:
-        """Follow a host to its end."""
+        """Follow a host's output to its end, then report its exit to the job."""
         try:
             with process.output as output:
                 log.follow(output)
         finally:
             end = process.wait()
             assert end is not None
-            if end.lost and tells_outcome(tree):
+            if end.lost and tells_outcome(tree):  # a program that wrote its outcome ended by itself
                 end = Exit(code=end.code)
             if end.lost:
                 log.say(f"[platform] {name} was lost: {end.lost}")
@@ -121,7 +114,7 @@ class HostRun(Generic[Request_co]):
             log.close()
 
     def _end_hosts(self, running: Collection[HostProcess], ending: Ending) -> None:
-        """Send SIGTERM to every program, and SIGKILL to those that do not end within the grace."""
+        """Send SIGTERM to every program, and SIGKILL to those that do not end within the grace period."""
         if ending in (Ending.DONE, Ending.CLOSE):
             return
         for process in running:

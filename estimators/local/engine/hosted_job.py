@@ -1,10 +1,14 @@
-"""One job on hosts, of any kind, as others see it: the decision of how it ends.
+"""One job on hosts, of any kind, as other threads see it; it decides how the job ends.
 
-Requests come from any thread while the job's own thread (`JobRunner`) goes its way. Whatever is decided between them is
-decided here, under one lock, when it happens, and the first decision stands: a stop that comes before the program has
-ended by itself ends the job as Stopped, whatever the exit code; one that comes after changes nothing. Only a stop
-overrules an interruption, and only the engine's end overrules a stop. The loss of a spot job's host overrules the
-failure of others, which fail of it and may be seen to end first.
+Requests come from any thread while the job's own thread (`JobRunner`) works. Each attempt's ending is decided here,
+under one lock:
+
+1. The first decision stands. A stop before the program has ended by itself ends the job as Stopped, whatever the exit
+   code; a later stop changes nothing.
+2. A stop overrules an interruption or a loss, after which the job would begin again.
+3. The engine's end overrules everything.
+4. The loss of a host, if another attempt may follow, overrules the failure of other hosts: they fail because of the
+   loss, but may be seen to end first.
 """
 
 from __future__ import annotations
@@ -38,27 +42,21 @@ class HostedJob(abc.ABC, Generic[Request_co]):
     """A job on hosts from its creation on."""
 
     kind: ClassVar[str]
-    """What it is, as messages say it: ``training job``."""
+    """Its name in messages: ``training job``."""
     default_command: ClassVar[tuple[str, ...]]
-    """What the image's own program is given before the arguments."""
+    """Arguments of the image's own program, before the request's."""
     working_directory: ClassVar[str]
-    """Where a program runs that has no image's directory, relative to /opt/ml."""
+    """The working directory of a program that runs without an image, relative to /opt/ml."""
 
     def __init__(self, request: Request_co, arn: str, saver: RecordSaver = NO_SAVER) -> None:
-        """Begin a job.
-
-        Args:
-            request: What was asked for.
-            arn: Its ARN.
-            saver: Saves it, at each change, in the order of the changes.
-        """
+        """Begin a job; ``saver`` saves it at each change, in the order of the changes."""
         self.request = request
         self.arn = arn
         self.metrics = Metrics(request.metrics, changed=lambda: self._saver.save_soon(self.note))
         self.tags = dict(request.tags)
         self._saver = saver
-        # Guards all below, and what other kinds of jobs add to it. The first reason to end stays; only a stop takes the
-        # place of one after which the job would begin again.
+        # Guards all below, and the fields of subclasses. Reentrant. Taken after the locks of `HostedJobs`,
+        # `Experiments` and `Tags`, before the store's. Bound: each wait ends at the next time limit.
         self._changed = threading.Condition()
         self._progress = JobProgress.begin(_now())
         self._limits = TimeLimits(request)
@@ -71,14 +69,9 @@ class HostedJob(abc.ABC, Generic[Request_co]):
 
     @classmethod
     def from_json(cls: type[AnyJob], document: Mapping[str, Any], saver: RecordSaver) -> AnyJob:
-        """Return a job that an earlier platform has kept.
+        """Return a job of an earlier platform from its `to_json` document, with times as text.
 
-        Args:
-            document: What `to_json` has returned.
-            saver: As for a new one.
-
-        Raises:
-            ApiError: The platform would not take its request now.
+        Raise ApiError if this platform would refuse its request.
         """
         job = cls(cls._parse(document["request"]), document["arn"], saver)
         job._restore(document)
@@ -90,7 +83,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         """Read a request of this kind of job."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that another platform needs to go on with it; times as datetimes."""
+        """Return the record to save, from which another platform can resume; times as datetimes."""
         with self._changed:
             return {
                 "request": self.request.members,
@@ -102,7 +95,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             }
 
     def _restore(self, document: Mapping[str, Any]) -> None:
-        """Become the job that an earlier platform has kept; ``document`` is what `to_json` has returned."""
+        """Restore the state of a job of an earlier platform from its `to_json` document."""
         self.tags = dict(document["tags"])
         self.metrics.restore(document["metrics"])
         self._stopped_as = document["stopped_as"]
@@ -116,17 +109,17 @@ class HostedJob(abc.ABC, Generic[Request_co]):
 
     @property
     def directory_name(self) -> str:
-        """How the job's directory is called; no two jobs have the same, of whichever kinds they are."""
+        """The name of the job's directory, unique over all kinds of jobs."""
         return self.name
 
     @property
     def platform_failure(self) -> str | None:
-        """What the platform could not do for the job any more, such as send its data, if that is how it ends."""
+        """The reason if the platform failed this attempt, for example could not send its data; else None."""
         return self._platform_failure
 
     @property
     def retries(self) -> int:
-        """How often it began again because the platform had failed it."""
+        """How often the job began again after a failure of the platform."""
         return self._progress.retries
 
     @property
@@ -136,17 +129,17 @@ class HostedJob(abc.ABC, Generic[Request_co]):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the job has ended and will not change."""
         return self._progress.ended
 
     @property
     @abc.abstractmethod
     def names_for_programs(self) -> Mapping[str, str]:
-        """Variables that tell a program which job it belongs to."""
+        """Environment variables that tell a program its job."""
 
     @property
     def _may_begin_again(self) -> bool:
-        """Whether another life follows when an earlier platform has ended without seeing it come."""
+        """Whether another attempt follows if the platform is killed."""
         return self.request.spot or self._has_retry()
 
     # For requests, from any thread.
@@ -157,24 +150,16 @@ class HostedJob(abc.ABC, Generic[Request_co]):
 
     @abc.abstractmethod
     def summary(self) -> dict[str, Any]:
-        """Return the part of the description that does not repeat the request: what lists show, and are ordered by."""
+        """Return the description without the request's members: those that lists show and sort by."""
 
     def stop(self) -> None:
-        """Stop the job; nothing if it is stopping, or if its program has ended already.
-
-        Raises:
-            ApiError: ValidationException, if the job has ended.
-        """
+        """Stop the job, unless it is stopping or its program has ended; raise ApiError if the job has ended."""
         with self._changed:
             self._refuse_if_ended()
             self._stop_as(states.STOPPED)
 
     def interrupt(self) -> None:
-        """Take the job's spot instances away.
-
-        Raises:
-            ApiError: ValidationException, if the job is not a managed spot job that trains now.
-        """
+        """Reclaim the job's spot instances; raise ApiError unless it is a managed spot job in Training."""
         if not self.request.spot:
             raise invalid(f"{self.name} has no EnableManagedSpotTraining: only managed spot jobs are interrupted.")
         with self._changed:
@@ -184,26 +169,22 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             self._decide(Ending.INTERRUPT)
 
     def note(self) -> None:
-        """Have the job kept as it is now; after each change that is not made here."""
+        """Save the job as it is now. Called after each change made outside this class, too."""
         with self._changed:
-            # Not how it ends: to whoever keeps it, a job that the engine's end breaks off was killed.
+            # Not after the engine's end: the stored job still runs, so the next platform treats it as killed.
             if self._ending is not Ending.CLOSE:
                 self._saver.save(self.to_json)
 
     def forget(self) -> None:
-        """Have the job kept no more: it is deleted."""
+        """Delete the job from the store, and stop saving it."""
         with self._changed:
             self._saver.delete()
             self._saver = NO_SAVER
 
     def outlive(self, seen: datetime) -> bool:
-        """Come to terms with an earlier platform's end, which it did not see coming.
+        """Resume or end a job whose platform was killed; return whether another attempt follows.
 
-        Args:
-            seen: When the job gave its last sign of life.
-
-        Returns:
-            Whether another life follows, as after an interruption. If not, the job has ended.
+        ``seen`` is the time of the job's last sign of life. If no attempt follows, the job has ended.
         """
         with self._changed:
             self._progress = self._progress.broken_off(seen)
@@ -219,19 +200,15 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             return not self.ended
 
     def close(self) -> None:
-        """End at once, with nothing saved."""
+        """End the job at once, and save nothing."""
         with self._changed:
             self._ending = Ending.CLOSE
             self._changed.notify_all()
 
-    # For the job's own thread and its hosts'.
+    # For the job's own thread and the threads of its hosts.
 
     def enter(self, status: str) -> None:
-        """Go on to a state.
-
-        Raises:
-            StoppedError: If the job is to end instead.
-        """
+        """Enter a secondary status; raise StoppedError if the job must end instead."""
         with self._changed:
             if self.must_end():
                 raise StoppedError
@@ -244,33 +221,29 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             return self._ending in (Ending.STOP, Ending.CLOSE)
 
     def allocated(self, groups: Sequence[InstanceGroup]) -> None:
-        """Note of which groups the hosts of the next attempt are."""
+        """Note the instance groups of the next attempt's hosts."""
 
     def await_capacity(self, seconds: float) -> None:
-        """Return after so many seconds, or when the job is to end, be it for the platform's sake."""
+        """Wait ``seconds``; return earlier if the job must end or the platform fails the attempt."""
         until = time.monotonic() + seconds
         with self._changed:
             while not self.must_end() and self._ending is None and (left := until - time.monotonic()) > 0:
                 self._changed.wait(min(left, self._limits.seconds_left(self._progress)))
 
     def begin_training(self, hosts: int) -> None:
-        """Enter Training; the time that counts for MaxRuntime begins.
-
-        Raises:
-            StoppedError: If the job is to end instead.
-        """
+        """Enter Training, and start the time for MaxRuntime; raise StoppedError if the job must end instead."""
         with self._changed:
             self.enter(states.TRAINING)
             self._hosts = hosts
             self._limits.begin_training()
 
     def host_ended(self, host: str, end: Exit) -> None:
-        """Note that a host's program ended."""
+        """Note a host's exit, and decide the attempt's ending if this exit does."""
         with self._changed:
             self._exits[host] = end
             if end.lost and (self.request.spot or self._has_retry()):
                 if self._ending is Ending.FAILED and self._platform_failure is None:
-                    self._ending = None
+                    self._ending = None  # rule 4: other hosts failed because of this loss
                 self._decide(Ending.LOST)
             elif end.code:
                 self._decide(Ending.FAILED)
@@ -279,11 +252,9 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             self._changed.notify_all()
 
     def platform_failed(self, reason: str, *, for_good: bool = False) -> None:
-        """Fail the attempt for the platform's sake: its data can't be sent, or its storage is gone.
+        """Fail the attempt because of the platform: its data can't be sent, or its storage is gone.
 
-        Args:
-            reason: In AWS's form: only after an InternalServerError may another attempt follow.
-            for_good: Whether another attempt would fail, too.
+        Only a ``reason`` that begins with InternalServerError may be retried, and none if ``for_good``.
         """
         with self._changed:
             self._given_up = self._given_up or for_good
@@ -293,17 +264,17 @@ class HostedJob(abc.ABC, Generic[Request_co]):
                 self._decide(Ending.LOST if internal and self._has_retry() else Ending.FAILED)
 
     def retries_after(self, reason: str) -> bool:
-        """Return whether an attempt that the platform could not run is followed by another one."""
+        """Return whether another attempt follows one that the platform could not run."""
         with self._changed:
             if self._count_training() and self._ending in (Ending.FAILED, Ending.LOST):
-                self._ending = None  # what hosts did that were ended because another one could not be started
+                self._ending = None  # from hosts that were killed because another one could not start
             if self._ending is not None:
                 return False
             self.platform_failed(reason)
             return self._ending is Ending.LOST
 
     def await_ending(self) -> Ending:
-        """Wait until it is decided how this attempt ends."""
+        """Wait until this attempt's ending is decided, and return it."""
         with self._changed:
             while self._ending is None:
                 self._heed_limits()
@@ -312,23 +283,22 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             return self._ending
 
     def await_exits(self, timeout: float) -> bool:
-        """Wait until all hosts have ended, at most ``timeout`` seconds and not once the engine ends."""
+        """Wait for all hosts, at most ``timeout`` seconds and not after the engine's end; return whether all ended."""
         with self._changed:
             self._changed.wait_for(self._all_ended_or_closed, timeout)
             return len(self._exits) == self._hosts
 
     def end_training(self) -> tuple[Ending, dict[str, Exit]]:
-        """Stop counting the time; how this attempt ends in the end, and the hosts in the order they did."""
+        """Stop the training time; return the attempt's final ending, and the exits in the order the hosts ended."""
         with self._changed:
             self._count_training()
             assert self._ending is not None
             return self._ending, dict(self._exits)
 
     def begin_again(self) -> None:
-        """Go back to Starting: through Interrupted after an interruption, at once where RetryStrategy has it.
+        """Return to Starting: directly for a retry, through Interrupted for a spot job.
 
-        Raises:
-            StoppedError: If the job is to end instead.
+        Raise StoppedError if the job must end instead.
         """
         with self._changed:
             if self.must_end():
@@ -343,14 +313,14 @@ class HostedJob(abc.ABC, Generic[Request_co]):
             self._move(self._progress.retried(now) if retried else self._progress.enter(states.STARTING, now))
 
     def upload(self) -> None:
-        """Go on to Uploading, however the job ends."""
+        """Enter Uploading, whatever the ending."""
         with self._changed:
             if self._ending is Ending.LOST:
-                self._ending = Ending.FAILED  # no other life follows
+                self._ending = Ending.FAILED  # no other attempt follows
             self._move(self._progress.enter(states.UPLOADING, _now()))
 
     def finish(self, *, failure_reason: str | None = None, model_artifacts: str | None = None) -> None:
-        """Come to the end: Failed if there is a reason, else what was decided."""
+        """End the job: Failed if there is a reason, else Completed or as the stop decided."""
         with self._changed:
             if failure_reason is not None:
                 status = states.FAILED
@@ -364,7 +334,7 @@ class HostedJob(abc.ABC, Generic[Request_co]):
         return not self._given_up and self._progress.retries < self.request.max_retries
 
     def _count_training(self) -> bool:
-        """Stop counting the time; whether it was counted."""
+        """Stop the training time; return whether it was running."""
         if (trained := self._limits.end_training()) is None:
             return False
         self._move(self._progress.trained(trained))

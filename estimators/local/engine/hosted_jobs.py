@@ -1,4 +1,4 @@
-"""The jobs of one kind that run on hosts: which there are, how they begin and end; and those of an earlier platform."""
+"""The jobs of one kind that run on hosts: their creation, deletion and end, and the jobs of an earlier platform."""
 
 from __future__ import annotations
 
@@ -19,35 +19,24 @@ Job = TypeVar("Job", bound="HostedJob[JobRequest]")
 
 
 class HostedJobs(Generic[Job]):
-    """Jobs by their names.
-
-    Args:
-        key: The kind, as ARNs and the store say it: ``training-job``.
-        kind: The same in words: ``training job``.
-        log_group: Where their logs are.
-        store: Remembers the jobs, and knows those of earlier engines.
-        restore: Makes a job of its record.
-        runner: Makes what runs a job.
-
-    ``runner`` raises ApiError if the job can't be run here.
-    """
+    """The jobs of one kind by name, also those of earlier engines in the store."""
 
     def __init__(
         self,
-        key: str,
-        kind: str,
+        key: str,  # the kind in ARNs and in the store: training-job
+        kind: str,  # the kind in messages: training job
         log_group: str,
         store: JobStore,
         restore: Make[Job],
-        runner: Callable[[Job], JobRunner[JobRequest]],
+        runner: Callable[[Job], JobRunner[JobRequest]],  # raises ApiError if the job can't run here
     ) -> None:
         self._key = key
         self._kind = kind
         self._log_group = log_group
         self._store = store
         self._runner = runner
-        # Guards the three below. Order: a job is created under it, and none once there is a refusal: `fail` and `close`
-        # set one, and end all jobs that there are then.
+        # Guards the three below. Taken before a job's lock and the store's. A job is created under it, and none once
+        # there is a refusal: `fail` and `close` set the refusal under it, then end every job that exists.
         self._lock = threading.Lock()
         self._jobs = store.load(key, restore)
         self._runners: dict[str, JobRunner[JobRequest]] = {}
@@ -55,14 +44,9 @@ class HostedJobs(Generic[Job]):
         self._broken_off = [job for job in self._jobs.values() if not job.ended]
 
     def start(self, name: str, make: Callable[[RecordSaver], Job]) -> Job:
-        """Begin a job.
+        """Start the job that ``make`` returns for its saver.
 
-        Args:
-            name: Its name.
-            make: Makes it, of what saves it.
-
-        Raises:
-            ApiError: There is a job of that name, or none can start any more, or be remembered.
+        Raise ApiError if the name is taken, the job can't be saved, or no job may start any more.
         """
         job = make(self._store.saver(self._key, name))
         runner = self._runner(job)
@@ -90,26 +74,18 @@ class HostedJobs(Generic[Job]):
         return self._jobs.get(name)
 
     def get(self, name: str) -> Job:
-        """Return the job of a name.
-
-        Raises:
-            ApiError: There is none.
-        """
+        """Return the job of a name; raise ApiError if it is absent."""
         job = self._jobs.get(name)
         if job is None:
             raise not_found(name, self._kind)
         return job
 
     def delete(self, name: str) -> None:
-        """Forget a job that has ended.
-
-        Raises:
-            ApiError: There is none, or it has not ended.
-        """
+        """Delete a job that has ended; raise ApiError if it is absent or has not ended."""
         job = self.get(name)
         if not job.ended:
             raise ApiError("ResourceInUse", f"{name} has not ended; stop it before it is deleted.")
-        if name in self._runners:  # an earlier engine's has none
+        if name in self._runners:  # an earlier engine's job has no runner
             self._runners[name].join()
         with self._lock:
             self._jobs.pop(name, None)
@@ -117,7 +93,7 @@ class HostedJobs(Generic[Job]):
             job.forget()
 
     def go_on(self) -> None:
-        """Go on with the jobs that an earlier engine ran until it was killed: the spot jobs; the others are Failed."""
+        """Resume the jobs of a killed engine that may begin again, by spot or RetryStrategy, and end the others."""
         for job in self._broken_off:
             last = self._store.last_line_time(self._log_group, job.name)
             said = datetime.fromtimestamp((last or 0) / 1000, timezone.utc)
@@ -133,7 +109,7 @@ class HostedJobs(Generic[Job]):
                 runner.start()
 
     def fail(self, reason: str) -> None:
-        """End all jobs that run as Failed, and start no other: what they need of the platform is gone."""
+        """End all running jobs as Failed, and start no more: the platform has lost a part that jobs need."""
         with self._lock:
             self._refusal = f"No job can start any more: {reason}"
             jobs = list(self._jobs.values())
@@ -141,7 +117,7 @@ class HostedJobs(Generic[Job]):
             job.platform_failed(f"InternalServerError: {reason}", for_good=True)
 
     def close(self) -> None:
-        """Tell all jobs to end at once, saving nothing, and start no other; `join` waits for that."""
+        """Tell all jobs to end at once, saving nothing, and start no more; `join` waits for their ends."""
         with self._lock:
             self._refusal = "The platform is being closed."
             jobs = list(self._jobs.values())
@@ -149,7 +125,7 @@ class HostedJobs(Generic[Job]):
             job.close()
 
     def join(self, timeout: float) -> None:
-        """Wait up to so many seconds for each job, once closed, and remove its directory."""
+        """Wait at most ``timeout`` seconds for each closed job, then remove its directory."""
         runners = list(self._runners.values())
         for runner in runners:
             runner.join(timeout)

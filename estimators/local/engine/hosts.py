@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 HOMOGENEOUS = "homogeneousCluster"
-"""The name that the platform gives to the only group of a job without instance groups."""
+"""The name of the only group of a job without instance groups."""
 MAX_HOSTS = 254
-"""As many addresses as a job's network has."""
+"""The number of addresses in a job's network."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

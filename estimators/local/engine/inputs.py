@@ -1,4 +1,4 @@
-"""The input of a job's attempt, each channel in its mode: copied before the program runs, or sent while it does."""
+"""The input channels of an attempt, each in its mode: copied before the program runs, or sent while it runs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,7 @@ _COPIED = "[platform] Channel {name} is in FastFile mode: here it is copied befo
 
 
 class HostInputs:
-    """All channels; leaving the ``with`` block ends what is still sent, and comes when no program runs any more.
-
-    Args:
-        s3: A client.
-        channels: The channels.
-        hosts: All hosts of the job.
-        trees: Every host's /opt/ml.
-        cannot_pipe: Why channels in Pipe mode can't be had; None if they can.
-        failed: Is told why data can't be sent to a program that runs.
-        say: Writes a line into the log of a host.
-    """
+    """All channels. Leave the ``with`` block, which ends the pipes, only when no program runs any more."""
 
     def __init__(
         self,
@@ -39,9 +29,9 @@ class HostInputs:
         hosts: Sequence[Host],
         trees: Mapping[str, HostTree],
         *,
-        cannot_pipe: str | None = None,
-        failed: Callable[[str], None],
-        say: Callable[[str, str], None],
+        cannot_pipe: str | None = None,  # why Pipe mode is not available; None: it is
+        failed: Callable[[str], None],  # called with the reason if data can't be sent to a running program
+        say: Callable[[str, str], None],  # writes a line to a host's log
     ) -> None:
         self._s3 = s3
         self._channels = channels
@@ -53,11 +43,9 @@ class HostInputs:
         self._pipes: list[Pipes] = []
 
     def bring(self, *, cancelled: Callable[[], bool]) -> None:
-        """Copy what is to be there when the program starts, and make the pipes.
+        """Copy the channels in File and FastFile mode, and open the pipes of those in Pipe mode.
 
-        Raises:
-            FailedJobError: If there is nothing in a channel, or S3 refuses.
-            CancelledError: If ``cancelled`` said so.
+        Raise FailedJobError if a channel is empty or S3 refuses, CancelledError once ``cancelled`` returns True.
         """
         for channel in self._channels:
             if channel.mode == "Pipe":

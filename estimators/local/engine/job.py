@@ -1,4 +1,4 @@
-"""One training job as others see it: what every job on hosts is, and its updates, interruptions and description."""
+"""One training job as other threads see it: a job on hosts, with updates and a description."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ class JobRecord(HostedJob[TrainingRequest]):
         self._updates = dict(document["updates"])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that another platform needs to go on with it; times as datetimes."""
+        """Return the record to save, from which another platform can resume; times as datetimes."""
         with self._changed:
             return {**super().to_json(), "updates": self._updates}
 
     @property
     def names_for_programs(self) -> dict[str, str]:
-        """Variables that tell a program which job it belongs to."""
+        """Environment variables that tell a program its job."""
         return {"TRAINING_JOB_NAME": self.name, "TRAINING_JOB_ARN": self.arn}
 
     def describe(self) -> dict[str, Any]:
         """Return the description as DescribeTrainingJob shows it."""
         with self._changed:
             progress, updates = self._progress, copy.deepcopy(self._updates)
-        # As on AWS the place that is configured, whether or not there is a model in it (yet).
+        # As on AWS: the configured location, whether or not a model is there yet.
         model = model_uri(self.request.output, compressed=self.request.compressed)
         return {
             "ModelArtifacts": {"S3ModelArtifacts": model},
@@ -58,15 +58,11 @@ class JobRecord(HostedJob[TrainingRequest]):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the part of the description that does not repeat the request: what lists show, and are ordered by."""
+        """Return the description without the request's members: those that lists show and sort by."""
         return {"TrainingJobName": self.name, "TrainingJobArn": self.arn, **describe_progress(self._progress)}
 
     def update(self, members: Mapping[str, Any]) -> None:
-        """Change members of the description; of a structure, those that are given.
-
-        Raises:
-            ApiError: ValidationException, if the job has ended.
-        """
+        """Change members of the description, structures member by member; raise ApiError if the job has ended."""
         with self._changed:
             self._refuse_if_ended()
             for name, value in members.items():
@@ -74,7 +70,7 @@ class JobRecord(HostedJob[TrainingRequest]):
             self.note()
 
     def allocated(self, groups: Sequence[InstanceGroup]) -> None:
-        """Show which of the types that the job prefers its hosts are of."""
+        """Show the instance type selected from the job's InstancePreferences."""
         if "InstancePreferences" in self.request.members["ResourceConfig"] and not self.ended:
             (group,) = groups
             selected = {"SelectedInstanceType": group.instance_type, "SelectedInstanceCount": group.count}

@@ -1,7 +1,7 @@
-"""The faults that one job meets: no capacity at an attempt's start, and while it trains a lost host or a reclaim.
+"""The faults that one job meets: no capacity at an attempt's start; a lost host or a reclaim while it trains.
 
-Those of its own tag come first, then those that are set for the platform. Which ones an attempt meets is decided when
-it begins, and said in the job's log; a fault that is set later waits for the next attempt.
+Faults of the job's own tag come before the platform's. An attempt's faults are fixed when it begins, and logged; a
+fault that is set later waits for the next attempt.
 """
 
 from __future__ import annotations
@@ -21,19 +21,14 @@ from estimators.metric_definition import MetricDefinition, pieces, regex_of_line
 CAPACITY_ERROR = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 )
-"""In AWS's words."""
+"""AWS's words."""
 _STEP = MetricDefinition.parse("step", regex_of_line("step"))
 
 F = TypeVar("F", bound=JobFault)
 
 
 class JobFaults:
-    """Tells the attempts of a job which faults they meet.
-
-    Args:
-        job: The job.
-        chaos: What is set for the platform.
-    """
+    """Decides which faults the attempts of a job meet, from the job's tag and the platform's ``chaos``."""
 
     def __init__(self, job: HostedJob[Any], chaos: Chaos) -> None:
         self._job = job
@@ -42,11 +37,9 @@ class JobFaults:
         self._lacking: NoCapacity | None = None
 
     def allocate(self, ways: Ways, say: Callable[[str], None]) -> tuple[InstanceGroup, ...]:
-        """Return the groups that the hosts of an attempt are of: the first of which there are instances, else the last.
+        """Return the first of the alternative instance groups that has capacity, else the last one.
 
-        Args:
-            ways: The groups that the job may have, the preferred ones first.
-            say: Is told of those that are passed over.
+        ``say`` logs each alternative passed over.
         """
         *preferred, last = ways
         for groups in preferred:
@@ -59,10 +52,9 @@ class JobFaults:
         return last
 
     def await_capacity(self, say: Callable[[str], None]) -> None:
-        """Return when there are instances for the attempt that was allocated last, or the job is to end.
+        """Wait until the groups allocated last have capacity, or the job must end.
 
-        Raises:
-            FailedJobError: There are none.
+        Raise FailedJobError if the lack of capacity has no end.
         """
         fault = self._lacking
         if fault is None:
@@ -80,7 +72,7 @@ class JobFaults:
         return self._attempt
 
     def read(self, line: str) -> None:
-        """Take in a line that a host of the attempt prints."""
+        """Look for a step in a line that a host printed."""
         if self._attempt is not None:
             self._attempt.read(line)
 
@@ -94,20 +86,14 @@ class JobFaults:
 
 
 class AttemptFaults:
-    """Brings about the faults of one attempt while it trains.
-
-    Args:
-        job: The job.
-        faults: What it meets.
-        say: Writes into its log.
-    """
+    """Triggers the faults of one attempt while it trains; ``say`` writes to the job's log."""
 
     def __init__(self, job: HostedJob[Any], faults: list[LoseHost | Reclaim], say: Callable[[str], None]) -> None:
         self._job = job
         self._say = say
         self._lose: Callable[[str], None] = lambda _: None
-        # Guards all below. Nothing is called under it: an interruption takes the job's own lock, and whoever reads a
-        # line waits for no fault.
+        # Guards all below. Released before a fault is triggered: an interruption takes the job's lock, and `read` must
+        # not wait for a fault.
         self._changed = threading.Condition()
         self._ahead = faults
         self._began = 0.0
@@ -118,7 +104,7 @@ class AttemptFaults:
             say(f"[platform] chaos: {fault} is set for this attempt")
 
     def read(self, line: str) -> None:
-        """Take in a line that a host prints."""
+        """Look for a step in a line that a host printed."""
         if not self._ahead:
             return
         steps = [step for step in map(_STEP.value, pieces(line)) if step is not None]
@@ -128,18 +114,14 @@ class AttemptFaults:
                 self._changed.notify()
 
     def start(self, lose: Callable[[str], None]) -> None:
-        """Begin to count the seconds: all hosts run.
-
-        Args:
-            lose: Ends a host without notice.
-        """
+        """Begin to count the seconds, once all hosts run; ``lose`` kills a host without notice."""
         if self._ahead:
             self._lose = lose
             self._began = time.monotonic()
             self._thread.start()
 
     def end(self) -> None:
-        """Bring about no more: the hosts have ended."""
+        """Trigger no more faults, and wait for the one in progress."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -158,7 +140,7 @@ class AttemptFaults:
                 self._say(f"[platform] chaos: {fault} comes too late: {error.message}")
 
     def _next(self) -> LoseHost | Reclaim | None:
-        """Return the next fault, when it is due; None when there will be no other."""
+        """Wait until the next fault is due, and return it; None if no other follows."""
         with self._changed:
             while self._ahead and not self._ended:
                 due = [fault for fault in self._ahead if self._seconds_to(fault) <= 0]

@@ -1,4 +1,4 @@
-"""What the requests for all kinds of jobs on hosts have in common, and how each of them is read and refused."""
+"""The common part of the requests for all jobs on hosts, and how their members are read and refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from estimators.request_rules import BrokenRule, broken_by_tags
 ML_ROOT = PurePosixPath("/opt/ml")
 
 _MOST_NAME_BYTES = 255
-"""Linux gives no file a longer name."""
+"""Linux's limit on a file name."""
 _MOST_PATH_BYTES = 1024
-"""Far from Linux's 4096: the directory lies in another one on this machine, and files lie in it."""
+"""Well below Linux's 4096: the directory is inside another one on this machine, and has files in it."""
 
 Ways = tuple[tuple[InstanceGroup, ...], ...]
 InputMode = Literal["File", "FastFile", "Pipe"]
@@ -36,21 +36,21 @@ class InputChannel:
     path: PurePosixPath
     """Its directory, relative to /opt/ml."""
     manifest: bool
-    """Whether ``uri`` is a manifest's, and not a prefix."""
+    """Whether ``uri`` is a manifest, not a prefix."""
     sharded: bool
-    """Whether each host gets its share of the objects, and not all of them."""
+    """Whether each host gets a share of the objects, not all of them."""
     groups: tuple[str, ...] = ()
     """The instance groups that get it; empty: all."""
     attributes: tuple[str, ...] = ()
-    """What is sent of each line, in order, if ``uri`` is an augmented manifest's; empty: it is none."""
+    """Attributes to send for each line, in order, of an augmented manifest. Empty for other inputs."""
     seed: int | None = None
-    """Shuffles the objects before they are shared out; in Pipe mode anew for each epoch."""
+    """Shuffles the objects before the hosts share them; in Pipe mode differently for each epoch."""
     recordio: bool = False
     """Whether each object, or attribute, is sent as a RecordIO record; only in Pipe mode."""
     gzip: bool = False
     """Whether objects are decompressed as they are sent; only in Pipe mode."""
     config: Mapping[str, str] = field(default_factory=dict)
-    """A training job's: its entry in inputdataconfig.json."""
+    """The entry of a training job's channel in inputdataconfig.json."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -58,7 +58,7 @@ class SyncedFolder:
     """A directory of every host that is copied to S3."""
 
     what: str
-    """What it is for, as a FailureReason says it."""
+    """Its name in a FailureReason."""
     uri: S3Uri
     path: PurePosixPath
     """The directory, relative to /opt/ml."""
@@ -66,63 +66,50 @@ class SyncedFolder:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class JobRequest:
-    """What shapes a job on hosts, of whichever kind."""
+    """The part of a request that all kinds of jobs on hosts share."""
 
     name: str
     image: str
     members: Mapping[str, Any]
-    """The request itself, for those who asked for it."""
+    """The request itself, for descriptions."""
     ways: Ways
-    """The groups that the job's hosts may be of, the preferred ones first: one way, unless it prefers some types."""
+    """Alternative instance groups in order of preference: only one, unless the job has InstancePreferences."""
     channels: tuple[InputChannel, ...]
     network_isolation: bool
     max_runtime: int
-    """Seconds that its programs may run, over all attempts."""
+    """Seconds that programs may run, over all attempts."""
     entrypoint: tuple[str, ...]
-    """The program to run instead of the image's; empty: the image's."""
+    """The program; empty: the image's own."""
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     tags: Mapping[str, str]
     faults: tuple[JobFault, ...]
-    """What its attempts are to meet."""
+    """The faults of its tag, for its attempts."""
     spot: bool = False
     max_wait: int | None = None
     """Seconds since the job's creation; None without spot."""
     max_pending: int | None = None
-    """Seconds that an attempt may wait for its hosts; None: as long as it takes."""
+    """Seconds that an attempt may wait for its hosts; None: no limit."""
     max_retries: int = 0
-    """How often the job begins again when the platform has failed it."""
+    """How often the job may begin again after a failure of the platform."""
     metrics: tuple[MetricDefinition, ...] = ()
     files: LocalFiles | None = None
-    """What of the job lies on this machine, and not in S3. No request over the API can say so."""
+    """The job's files on this machine instead of S3. An API request can't set it."""
 
     @property
     def groups(self) -> tuple[InstanceGroup, ...]:
-        """The groups that its hosts are of; of one that prefers some types, the first of them."""
+        """The instance groups of its hosts: the most preferred ones."""
         return self.ways[0]
 
 
 def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
-    """Return a request's tags by their keys.
-
-    Raises:
-        ApiError: ValidationException, for a key that comes twice or is AWS's own.
-    """
+    """Return tags by key; raise ApiError for a duplicate key, or a key reserved by AWS."""
     refuse(broken_by_tags(tags))
     return {tag["Key"]: tag["Value"] for tag in tags}
 
 
 def read_faults(tags: Mapping[str, str], ways: Ways, *, spot: bool = False) -> tuple[JobFault, ...]:
-    """Return the faults of a job's tag, each of which its attempts can meet.
-
-    Args:
-        tags: The job's.
-        ways: The groups of hosts that it may have.
-        spot: Whether it is a spot job.
-
-    Raises:
-        ApiError: ValidationException, for one that they can't.
-    """
+    """Return the faults of a job's tag; raise ApiError for a fault that the job's attempts can't meet."""
     try:
         faults = require_job_faults(parse(tags.get(TAG, "")))
     except ValueError as error:
@@ -141,11 +128,7 @@ def read_faults(tags: Mapping[str, str], ways: Ways, *, spot: bool = False) -> t
 
 
 def parse_uri(text: str, member: str) -> S3Uri:
-    """Read a member that is an ``s3://bucket/key``.
-
-    Raises:
-        ApiError: ValidationException, if it is none.
-    """
+    """Read a member of the form ``s3://bucket/key``; raise ApiError for any other text."""
     try:
         return S3Uri.parse(text)
     except ValueError as error:
@@ -153,11 +136,7 @@ def parse_uri(text: str, member: str) -> S3Uri:
 
 
 def require_path(path: PurePosixPath, member: str) -> None:
-    """Return if there can be such a directory on every host.
-
-    Raises:
-        ApiError: ValidationException, if there can't.
-    """
+    """Raise ApiError if a host can't have a directory of this path."""
     try:
         sizes = [len(part.encode()) for part in path.parts]
     except UnicodeEncodeError:
@@ -170,10 +149,6 @@ def require_path(path: PurePosixPath, member: str) -> None:
 
 
 def refuse(broken: Iterable[BrokenRule]) -> None:
-    """Return if no rule is broken.
-
-    Raises:
-        ApiError: ValidationException, with all that are.
-    """
+    """Raise one ApiError with all broken rules, if any."""
     if said := " ".join(map(str, broken)):
         raise invalid(said)

@@ -1,7 +1,7 @@
-"""The way of one job on hosts, in a thread of its own, from Starting to its end, and over again after an interruption.
+"""Runs one job on hosts in a thread of its own, from Starting to its end, and again after an interruption.
 
-What is decided on the way is `HostedJob`'s; here things are done: directories and transfers. `HostRun` runs the hosts.
-What a kind of job brings to its hosts, and takes from them, is its own runner's.
+`HostedJob` decides how the job ends; the runner makes directories and transfers, and `HostRun` runs the hosts.
+Subclasses do what is specific to a kind of job: its inputs and its outputs.
 """
 
 from __future__ import annotations
@@ -49,19 +49,13 @@ Sync = TypeVar("Sync", bound=FolderSync)
 
 
 class JobRunner(abc.ABC, Generic[Request_co]):
-    """Runs a job from its creation to its end.
-
-    Args:
-        job: The job.
-        image: What its hosts run, in the executor's terms.
-        platform: What it stands on.
-    """
+    """Runs a job from its creation to its end; ``image`` is the executor's name of the image."""
 
     _log_group: ClassVar[str]
     _rules: ClassVar[Mapping[str, Rule]]
-    """What becomes of the members of its request."""
+    """The rules for the members of this kind's request."""
     _failure: ClassVar[PurePath]
-    """The file in which a program says why it failed, relative to /opt/ml."""
+    """The file in which a program writes why it failed, relative to /opt/ml."""
 
     def __init__(self, job: HostedJob[Request_co], image: str, platform: Platform) -> None:
         self._job = job
@@ -71,14 +65,14 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         self._directory = platform.directory / job.directory_name
         self._faults = JobFaults(job, platform.chaos)
         self._syncs: list[FolderSync] = []
-        # A new runner of a job that has begun again is a new platform's; a spot job was only interrupted by that.
+        # A new runner for a job with retries means that its platform was killed; a spot job was only interrupted then.
         self._retried_for = KILLED if job.retries and not job.request.spot else ""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)
 
     @property
     def directory(self) -> Path:
-        """Where the job lives while it runs."""
+        """The job's directory while it runs."""
         return self._directory
 
     def start(self) -> None:
@@ -86,8 +80,8 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         self._thread.start()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the job has ended and its directory is gone. Broken off by Ctrl-C, it can be asked again."""
-        # Not for the thread: until Python 3.12, one whose join() was broken off counts as ended from then on.
+        """Wait until the job has ended and its directory is gone. After Ctrl-C it can be called again."""
+        # Not Thread.join(): before Python 3.12, a thread counts as ended once its join() was interrupted.
         self._done.wait(timeout)
 
     def _run(self) -> None:
@@ -109,7 +103,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
             self._done.set()
 
     def _attempt_or_retry(self) -> bool:
-        """Run one attempt. Return whether the job is finished; not if the platform failed, and may try once more."""
+        """Run one attempt; return whether the job is finished, False if another attempt follows."""
         try:
             return self._attempt()
         except StoppedError:
@@ -124,7 +118,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
             raise FailedJobError(within_limit(reason, self._rescue())) from error
 
     def _attempt(self) -> bool:
-        """Run one attempt, from new hosts to their end. Return whether the job is finished."""
+        """Run one attempt, from new hosts to their end; return whether the job is finished."""
         remove_tree(self._directory)
         passed_over: list[str] = []
         groups = self._faults.allocate(self._request.ways, passed_over.append)
@@ -171,7 +165,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
                 self._job.enter(states.DOWNLOADING)
                 for host in hosts:
                     self._lay_out(hosts, host, trees[host.name].root, cluster)
-                self._require_places()  # now, and not when the program is done
+                self._require_places()  # fail before the program runs, not after
                 inputs.bring(cancelled=self._job.must_end)
                 self._syncs = list(self._make_syncs(trees))
                 for log in logs.values():
@@ -189,7 +183,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         if ending is Ending.CLOSE:
             raise StoppedError
         problems: list[str] = []
-        # Order: what this attempt saved is in S3 before the next one fetches it.
+        # Order: this attempt's checkpoints are in S3 before the next attempt downloads them.
         if ending.goes_on:
             self._finish_syncs(problems)
             if problems:
@@ -206,47 +200,37 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         self._save(trees, problems)
         return True
 
-    # What is its kind's.
+    # Specific to a kind of job.
 
     @abc.abstractmethod
     def _lay_out(self, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
-        """Make one host's /opt/ml, but for what comes from S3."""
+        """Make one host's /opt/ml, without its input from S3."""
 
     @abc.abstractmethod
     def _require_places(self) -> None:
-        """Return if there is a place for all that the job will leave.
-
-        Raises:
-            FailedJobError: If there is none.
-        """
+        """Raise FailedJobError if one of the job's output locations can't be written to."""
 
     @abc.abstractmethod
     def _make_syncs(self, trees: Mapping[str, HostTree]) -> Iterator[FolderSync]:
-        """Yield what is brought to S3 while the hosts run."""
+        """Yield the folders that are copied to S3 while the hosts run."""
 
     @abc.abstractmethod
     def _upload(self, trees: Sequence[HostTree], problems: list[str], *, failed: bool) -> str | None:
-        """Bring what the hosts leave to S3, as much of it as can be, once they have ended.
+        """Upload as much as possible of the ended hosts' output; return the model's URI, or None without a model.
 
-        Args:
-            trees: Every host's /opt/ml.
-            problems: What went wrong; what goes wrong here is added.
-            failed: Whether the job has, by its programs.
-
-        Returns:
-            Where the model is, if there is one.
+        Errors are added to ``problems``; ``failed`` says whether the job had failed before the uploads.
         """
 
     def _gives_up(self, ending: Ending) -> bool:  # noqa: ARG002  # a kind of jobs that begins again looks at it
-        """Return whether a job that may begin again has lost its hosts too often."""
+        """Return whether a job that may begin again has lost hosts too often."""
         return True
 
     def _remarks(self) -> Iterator[str]:
-        """Yield what the log is to say before the program's own lines."""
+        """Yield the remarks that precede the program's lines in the log."""
         if recorded := only_recorded(self._request.members, self._rules):
             yield f"Recorded alone, and not done here: {', '.join(recorded)}"
 
-    # What is the same for all.
+    # Common to all kinds.
 
     def _sync(self, kind: type[Sync], folder: SyncedFolder, trees: Mapping[str, HostTree]) -> Sync:
         return kind(
@@ -258,9 +242,9 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         )
 
     def _rescue(self) -> str:
-        """Move the job's directory to where it stays; the end of a reason, which says where.
+        """Move the job's directory to a place where it stays; return the end of a FailureReason that names the place.
 
-        The engine's end saves nothing.
+        Return an empty text if the engine ends, which saves nothing, or the directory is absent.
         """
         if self._job.closed or not self._directory.exists():
             return ""
@@ -274,7 +258,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
 
     @contextlib.contextmanager
     def _noting(self, problems: list[str]) -> Iterator[None]:
-        """Note what goes wrong in the block, whatever it is: what comes after it must be done, too."""
+        """Add any error of the block to ``problems``: the steps after the block must run, too."""
         try:
             yield
         except FailedJobError as error:
@@ -313,16 +297,14 @@ class JobRunner(abc.ABC, Generic[Request_co]):
         )
 
     def _read(self, line: str) -> None:
-        """Take in a line that a host prints."""
+        """Pass a line that a host printed to the metrics and the faults."""
         self._job.metrics.read(line)
         self._faults.read(line)
 
     def _save(self, trees: Mapping[str, HostTree], problems: list[str]) -> None:
-        """Bring what the hosts leave to S3, as much of it as can be, and finish.
+        """Upload as much as possible of the hosts' output, and finish the job.
 
-        Args:
-            trees: Every host's /opt/ml.
-            problems: Why the job has failed, if it has.
+        ``problems`` has the reason if the job has failed already.
         """
         failed = len(problems)
         self._finish_syncs(problems)

@@ -1,4 +1,4 @@
-"""ListTrainingJobs, and what other lists share with it: filters, order and pages."""
+"""ListTrainingJobs, and the filters, order and pages that it shares with other lists."""
 
 from __future__ import annotations
 
@@ -28,15 +28,7 @@ _SORT_BY = {"Name": "TrainingJobName", "CreationTime": "CreationTime", "Status":
 
 
 def list_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer ListTrainingJobs.
-
-    Args:
-        jobs: The summaries of all jobs.
-        request: The request, already checked.
-
-    Raises:
-        ApiError: ValidationException, for a NextToken that is none.
-    """
+    """Answer ListTrainingJobs from the summaries of all jobs; raise ApiError for an invalid NextToken."""
     if "WarmPoolStatusEquals" in request or "TrainingPlanArnEquals" in request:
         return {"TrainingJobSummaries": []}  # there are neither warm pools nor training plans here
     sort_by = _SORT_BY[request.get("SortBy", "CreationTime")]
@@ -48,17 +40,9 @@ def list_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> 
 def list_records(
     records: Iterable[Mapping[str, Any]], request: Mapping[str, Any], *, name: str, status: str, sort_by: str
 ) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
-    """Return the descriptions that a request's filters let pass: those of one page, and the token of the next.
+    """Return one page of the records that pass a request's filters, and the token of the next page.
 
-    Args:
-        records: The descriptions of all.
-        request: The request, already checked.
-        name: Their member that holds the name.
-        status: Their member that holds the status.
-        sort_by: Their member that decides the order.
-
-    Raises:
-        ApiError: ValidationException, for a NextToken that is none.
+    ``name``, ``status`` and ``sort_by`` name members of the records. Raise ApiError for an invalid NextToken.
     """
     wanted = [
         record
@@ -73,9 +57,9 @@ def list_records(
 def cut_page(
     records: Iterable[Mapping[str, Any]], member: str, request: Mapping[str, Any], *, name: str = _NAME
 ) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
-    """Return the records of one page in the order of ``member``, and the token of the next, if there is one.
+    """Return the records of one page in the order of ``member``, and the token of the next page, if any.
 
-    A token holds the last record's place in the order, so pages stay right while records come and go.
+    A token holds the last record's position in the order, so pages stay correct while records come and go.
     """
     descending = request.get("SortOrder") == "Descending"
     placed = sorted(
@@ -99,7 +83,7 @@ def _is_in_time(job: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
 
 
 def _place(record: Mapping[str, Any], member: str, name: str) -> tuple[str, float, str]:
-    """Return where a record comes in the order: by text, then by number (one of them is empty), then by its name."""
+    """Return a record's sort key: a text, then a number (one of the two is empty), then its name."""
     value = record.get(member)
     if isinstance(value, datetime):
         return ("", value.timestamp(), record[name])

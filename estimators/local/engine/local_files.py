@@ -1,4 +1,4 @@
-"""What of a job lies on this machine: its code, and directories that its hosts see in place of copies from S3."""
+"""The files of a job on this machine: its code, and directories that its hosts see instead of copies from S3."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _CHANNELS = "/opt/ml/input/data"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LocalFiles:
-    """Files and directories of this machine. Only an executor of containers can show them to hosts."""
+    """Files and directories of this machine. Only an executor of containers can mount them."""
 
     code: Path | None
-    """What each host gets a copy of, as /opt/ml/code; None: the code is elsewhere."""
+    """Copied to each host as /opt/ml/code; None: the code is elsewhere."""
     channels: Mapping[str, Path]
-    """The file or directory of each channel that comes from no S3."""
+    """The file or directory of each channel that is not in S3."""
     checkpoints: Path | None
-    """The directory that every host saves checkpoints in; None: they go to S3, or nowhere."""
+    """The directory of all hosts' checkpoints; None: S3, or no checkpoints."""
     checkpoint_path: str
-    """Where the hosts see it."""
+    """The path of that directory on the hosts."""
 
     @property
     def mounts(self) -> dict[str, Path]:
-        """What all hosts see, by its place in them. A channel that is one file is a directory with that file."""
+        """Local paths by their paths on the hosts. A channel that is one file becomes a directory with that file."""
         channels = {
             f"{_CHANNELS}/{name}" + ("" if path.is_dir() else f"/{path.name}"): path
             for name, path in self.channels.items()

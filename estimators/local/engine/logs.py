@@ -1,7 +1,7 @@
-"""Sends what a host prints to CloudWatch Logs as it comes: one stream for each host and life.
+"""Sends the output of a host to CloudWatch Logs as it comes: one stream for each host and attempt.
 
-The host never waits for CloudWatch: one thread reads, another sends. Between them is a buffer with a bound; if the
-sender falls behind it, the oldest lines are dropped, and a line says how many. The end is never lost.
+The host never waits for CloudWatch: one thread reads, another sends. The buffer between them is bounded; if the sender
+falls behind, the oldest lines are dropped, and a line says how many. The newest lines are never dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 TRAINING_JOBS, PROCESSING_JOBS = "/aws/sagemaker/TrainingJobs", "/aws/sagemaker/ProcessingJobs"
 LOG_GROUPS = (TRAINING_JOBS, PROCESSING_JOBS)
-"""Of all kinds of jobs that run on hosts."""
+"""The log groups of all kinds of jobs that run on hosts."""
 BATCH_SECONDS = 0.2
 MAX_LINE_BYTES = 64 << 10
 """A longer line becomes several events; CloudWatch takes at most 256 KiB in one."""
@@ -39,16 +39,7 @@ _READ_BYTES = 64 << 10
 
 
 class HostLog:
-    """The log stream of one host.
-
-    Args:
-        client: A CloudWatch Logs client.
-        job_name: The job's name.
-        host: The host's name.
-        group: The log group.
-        seen: Is given every line, too.
-        store: Remembers them.
-    """
+    """The log stream of one host in one attempt."""
 
     def __init__(
         self,
@@ -57,8 +48,8 @@ class HostLog:
         host: str,
         *,
         group: str = TRAINING_JOBS,
-        seen: Callable[[str], None],
-        store: JobStore = NOTHING_KEPT,
+        seen: Callable[[str], None],  # called with every line of the program
+        store: JobStore = NOTHING_KEPT,  # remembers the lines
     ) -> None:
         self._client = client
         self._job_name = job_name
@@ -67,8 +58,8 @@ class HostLog:
         self._stream = f"{job_name}/{host}-{int(time.time())}"
         self._seen = seen
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        # Guards the five below. Bound: lines of at most MAX_BUFFERED_BYTES wait, and the oldest are dropped first.
-        # Times never go back, as CloudWatch wants.
+        # Guards the five below; no other lock is taken while it is held, and nothing is sent. Bound: lines of at most
+        # MAX_BUFFERED_BYTES wait, and the oldest are dropped first. Times never decrease, as CloudWatch requires.
         self._changed = threading.Condition()
         self._lines: deque[InputLogEventTypeDef] = deque()
         self._buffered = 0
@@ -79,34 +70,34 @@ class HostLog:
 
     @property
     def tail(self) -> str:
-        """The last lines."""
+        """The last `TAIL_LINES` lines of the program."""
         return "\n".join(self._tail)
 
     def open(self) -> None:
-        """Make the stream, and the group at need; a stream that is there is gone on with."""
+        """Make the stream and its group if absent."""
         make_stream(self._client, self._group, self._stream)
 
     def follow(self, output: BinaryIO) -> None:
-        """Read ``output`` to its end."""
+        """Start the sender, and read ``output`` to its end."""
         self._sender.start()
         for line in _lines(output):
             self._tail.append(line)
             self.say(line)
-            self._seen(line)  # after the line itself: what it sets off may add lines
+            self._seen(line)  # after the line itself: the callback may add lines
 
     def say(self, line: str) -> None:
-        """Add a line; the platform's own may come at any time, from any thread."""
-        line = line.encode(errors="backslashreplace").decode()  # it may name a file whose name is no text
+        """Add a line, from any thread; after `close`, send it at once."""
+        line = line.encode(errors="backslashreplace").decode()  # it may contain a file name that is not UTF-8
         with self._changed:
-            # CloudWatch wants the order of time, whatever the clock does.
+            # The clock may be set back.
             self._now = max(self._now, int(time.time() * 1000))
             self._append({"timestamp": self._now, "message": line or " "})
             closed = self._ended
-        if closed:  # what the platform found when the host had ended
+        if closed:  # a line of the platform after the host's end
             self._send_all()
 
     def close(self) -> None:
-        """Return when all that was read is in CloudWatch."""
+        """Return when all lines are sent to CloudWatch."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -132,7 +123,7 @@ class HostLog:
             self._store.add_lines(self._group, self._job_name, kept)
             try:
                 self._client.put_log_events(logGroupName=self._group, logStreamName=self._stream, logEvents=batch)
-            except Exception:  # whatever it is: the next lines must not be lost for these
+            except Exception:  # of any kind: the thread must go on, for the next lines
                 logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
 
     def _take_batch(self) -> list[InputLogEventTypeDef]:
@@ -147,7 +138,7 @@ class HostLog:
 
 
 def take_batch(events: deque[InputLogEventTypeDef]) -> list[InputLogEventTypeDef]:
-    """Take as many of the first events as CloudWatch takes at once; none if there are none."""
+    """Take as many of the first events as one request may have; empty if no events are left."""
     batch: list[InputLogEventTypeDef] = []
     size = 0
     while events and len(batch) < MAX_BATCH_EVENTS and size < MAX_BATCH_BYTES:
@@ -157,7 +148,7 @@ def take_batch(events: deque[InputLogEventTypeDef]) -> list[InputLogEventTypeDef
 
 
 def make_stream(client: CloudWatchLogsClient, group: str, stream: str) -> None:
-    """Make a stream, and the group at need; what is there already is gone on with."""
+    """Make a stream and its group if absent."""
     _make(client, client.create_log_group, logGroupName=group)
     _make(client, client.create_log_stream, logGroupName=group, logStreamName=stream)
 
@@ -195,7 +186,7 @@ def _pieces(line: bytes) -> Iterator[str]:
 
 
 def _end_of_piece(line: bytes) -> int:
-    """Return where an over-long line is cut: a progress bar between two of its states, lest a number is torn."""
+    """Return where to cut an over-long line: a progress bar between two states, so no number is split."""
     return line.rfind(b"\r", 0, MAX_LINE_BYTES) + 1 or MAX_LINE_BYTES
 
 

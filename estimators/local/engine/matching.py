@@ -1,7 +1,8 @@
-"""Hands lines to the process that matches, and takes its answers.
+"""Sends lines to the matcher process, and takes its answers.
 
-Who has a line never waits for it: one thread sends, another takes the answers. Between who has lines and the sender is
-a buffer with a bound; if the process falls behind it, the oldest lines are dropped, and it is said how many.
+The thread that reads a host's lines never waits for the process: one thread sends, another takes the answers. The
+buffer before the sender is bounded; if the process falls behind, the oldest lines are dropped, and the log says how
+many.
 """
 
 from __future__ import annotations
@@ -16,21 +17,15 @@ from estimators.job_handle.matcher_process import MatcherProcess
 
 MAX_WAITING_BYTES = 16 << 20
 SETTLE_SECONDS = 10.0
-"""How long a job's end waits for the lines that are not matched yet."""
-_LINE_BYTES = 64  # a line's own, beside its text
+"""How long a job's end waits for lines that are not matched yet."""
+_LINE_BYTES = 64  # overhead of a line, besides its text
 _BATCH_LINES = 256
 
 
 class Matching:
-    """A process that matches, from the first line to the last.
+    """A matcher process from the first line to the last; raise OSError if it can't be started.
 
-    Args:
-        regexes: What it searches for.
-        found: Is told a regex's number and the text of its first group; None if the regex was given up.
-        say: Is told of lines that were not searched.
-
-    Raises:
-        OSError: The process could not be started.
+    ``found`` gets the number of a regex and the text of its first group, or None if the regex was given up.
     """
 
     def __init__(
@@ -38,7 +33,8 @@ class Matching:
     ) -> None:
         self._found = found
         self._say = say
-        # Guards the four below. Bound: lines of at most MAX_WAITING_BYTES wait, and the oldest are dropped first.
+        # Guards the four below; no other lock is taken while it is held. Bound: lines of at most MAX_WAITING_BYTES
+        # wait, and the oldest are dropped first.
         self._changed = threading.Condition()
         self._lines: deque[str] = deque()
         self._waiting = 0
@@ -53,7 +49,7 @@ class Matching:
             thread.start()
 
     def send(self, line: str) -> None:
-        """Have a line searched, soon."""
+        """Queue a line for the search."""
         with self._changed:
             self._lines.append(line)
             self._waiting += len(line) + _LINE_BYTES
@@ -62,7 +58,7 @@ class Matching:
             self._changed.notify()
 
     def finish(self) -> None:
-        """Return when all lines are searched, or after `SETTLE_SECONDS`, and the process has ended."""
+        """Wait until all lines are searched, at most `SETTLE_SECONDS`, and end the process."""
         deadline = time.monotonic() + SETTLE_SECONDS
         with self._changed:
             self._ended = True
@@ -98,7 +94,7 @@ class Matching:
                 self._say("[platform] Lines are not searched for metrics any more: the process that does it has ended")
 
     def _take_batch(self) -> list[str]:
-        """Return the next lines; none if there are no more."""
+        """Wait for the next lines, and return them; empty after the last line."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ended)
             batch = [self._lines.popleft() for _ in range(min(_BATCH_LINES, len(self._lines)))]

@@ -1,6 +1,6 @@
 """What the local platform does with each member of a request; docs/reference/local-platform.md lists it.
 
-The rules here are CreateTrainingJob's; another kind of job has its own beside its request.
+The rules here are CreateTrainingJob's; another kind of job has its rules beside its request.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import Any
 
 
 class Fate(enum.Enum):
-    """What becomes of a member."""
+    """What the platform does with a member."""
 
     HONOURED = "honoured"
     RECORDED = "recorded"
-    """The job's description shows it, and nothing is done: the job's log says so."""
+    """The job's description shows the member, which has no effect; the job's log says so."""
     REFUSED = "refused"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Rule:
-    """The fate of one member, and of all in it that have no rule of their own."""
+    """The fate of one member, and of its nested members without a rule of their own."""
 
     fate: Fate
     note: str = ""
-    """For the table: what there is to know beside it."""
+    """A remark for the table in the docs."""
     said: bool = True
-    """Whether the log says that it is only recorded; not where it could change nothing here."""
+    """Whether the log says that the member is only recorded; False if it could have no effect here."""
 
 
 _H, _R, _NO = Fate.HONOURED, Fate.RECORDED, Fate.REFUSED
@@ -104,20 +104,20 @@ RULES: Mapping[str, Rule] = {
 
 
 def rule_of(path: str, rules: Mapping[str, Rule] = RULES) -> Rule | None:
-    """Return the rule of a member, such as ``VpcConfig.Subnets``: its own, or that of the nearest that it is in."""
+    """Return the rule of a member, such as ``VpcConfig.Subnets``, or of its nearest parent with a rule; else None."""
     while path and path not in rules:
         path = path.rpartition(".")[0]
     return rules.get(path)
 
 
 def only_recorded(members: Mapping[str, Any], rules: Mapping[str, Rule] = RULES) -> list[str]:
-    """Return the members of a request that its author may take for done, and that are not, by their paths."""
+    """Return the paths of a request's members that have no effect though the author may expect one."""
     asked = dict.fromkeys(_paths(members))
     return [path for path, rule in rules.items() if path in asked and rule.fate is Fate.RECORDED and rule.said]
 
 
 def _paths(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of all that a request holds; what is off, or empty, asks for nothing."""
+    """Yield the paths of all members in a request that are neither false nor empty."""
     if isinstance(value, list):
         for each in value:
             yield from _paths(each, path)

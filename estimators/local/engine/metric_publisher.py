@@ -1,7 +1,7 @@
-"""Sends the values of a job's metrics to CloudWatch, under the names by which AWS keeps them.
+"""Sends the values of a job's metrics to CloudWatch, under AWS's names.
 
-All values of one second become one datum: its average, sum, least, largest and number are true, and a program that
-prints in every step costs no more than 40 data a second, the most metrics that a job may have.
+The values of one second become one datum, whose sum, minimum, maximum and count are exact. A program that prints at
+every step costs at most 40 data a second, because a job has at most 40 metrics.
 """
 
 from __future__ import annotations
@@ -27,16 +27,11 @@ SEND_SECONDS = 1.0
 LARGEST = 2.0**360
 """https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_MetricDatum.html"""
 _MOST_DATA = 1000
-"""CloudWatch takes no more in one request."""
+"""CloudWatch's limit for one request."""
 
 
 class MetricPublisher:
-    """Takes values of one job's metrics, from any thread, which never waits for CloudWatch.
-
-    Args:
-        client: A CloudWatch client.
-        job_name: The job's name.
-    """
+    """Takes values of one job's metrics from any thread; `add` never waits for CloudWatch."""
 
     def __init__(self, client: CloudWatchClient, job_name: str) -> None:
         self._client = client
@@ -45,17 +40,11 @@ class MetricPublisher:
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, datetime], _Statistics] = {}
         self._sender: threading.Thread | None = None
-        # Held while data are sent: `flush` returns only after what another thread had taken before is there.
+        # Held while data are sent, so `flush` also waits for the data that another thread took before.
         self._sending = threading.Lock()
 
     def add(self, name: str, value: float, found: datetime) -> None:
-        """Send a value soon; one that is beyond `LARGEST` is left out, as CloudWatch takes none.
-
-        Args:
-            name: The metric's.
-            value: A finite number.
-            found: When the line came.
-        """
+        """Send a finite value soon; a value beyond `LARGEST`, which CloudWatch refuses, is left out."""
         if abs(value) > LARGEST:
             return
         with self._lock:
@@ -65,7 +54,7 @@ class MetricPublisher:
                 self._sender.start()
 
     def flush(self) -> None:
-        """Return when all values so far are in CloudWatch; what it does not take is lost, with a warning."""
+        """Return when all values so far are sent; values that CloudWatch refuses are lost, with a warning."""
         with self._sending:
             with self._lock:
                 waiting, self._waiting = self._waiting, {}
@@ -85,7 +74,7 @@ class MetricPublisher:
     def _send(self, batch: Sequence[MetricDatumTypeDef]) -> None:
         try:
             self._client.put_metric_data(Namespace=NAMESPACE, MetricData=batch)
-        except Exception:  # whatever it is: the next values must not be lost for these
+        except Exception:  # of any kind: the thread must go on, for the next values
             logger.warning("%d metric data of %s could not be sent", len(batch), self._job_name, exc_info=True)
 
     def _datum(self, name: str, second: datetime, statistics: _Statistics) -> MetricDatumTypeDef:

@@ -1,4 +1,4 @@
-"""What is kept of all the values of one metric, in constant memory."""
+"""The statistics of all values of one metric, in constant memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class MetricSummary:
     """The last value of a metric, and the statistics of all."""
 
     last: float
-    """The one with the latest time."""
+    """The value with the latest time."""
     time: datetime
-    """When that was."""
+    """The time of the last value."""
     least: float
     most: float
     count: int
@@ -31,17 +31,17 @@ class MetricSummary:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> MetricSummary:
-        """Return what `to_json` has returned, with the time as text."""
+        """Return the summary of a `to_json` document, with the time as text."""
         return cls(**{**document, "time": datetime.fromisoformat(document["time"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `write_time` makes JSON of it."""
+        """Return the fields for JSON; `write_time` encodes the time."""
         return asdict(self)
 
     def added(self, value: float, time: datetime) -> MetricSummary:
         """Return the summary with one more value."""
         count = self.count + 1
-        mean = self.mean + (value / count - self.mean / count)  # the difference itself may be more than a float holds
+        mean = self.mean + (value / count - self.mean / count)  # ``value - self.mean`` may overflow
         is_later = time >= self.time
         return replace(
             self,
@@ -57,7 +57,7 @@ class MetricSummary:
     def describe(self) -> dict[str, Any]:
         """Return the statistics as DescribeTrialComponent shows them.
 
-        StdDev is that of the values, and not of a sample; it is left out if no float holds it.
+        StdDev is the population's, not a sample's; it is left out if it overflows.
         """
         deviation = math.sqrt(self.squares / self.count) if math.isfinite(self.squares) else None
         return {

@@ -1,6 +1,6 @@
 """A job's metrics: the values of each metric definition, read from the lines that the job prints.
 
-The matching itself is done by another process, so that no regex can hold this one up: see ``matching.py``.
+Another process does the matching, so no regex can block this one: see ``matching.py``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from estimators.metric_definition import MetricDefinition, finite, pieces
 logger = logging.getLogger(__name__)
 
 MOST_VALUES = 10_000
-"""Values of a metric that are kept, beside the last one."""
+"""Values of a metric that `history` keeps."""
 
 
 class Metrics:
-    """Takes in lines of all hosts, from any thread; the last value of each metric stays, and the statistics of all.
+    """Reads the lines of all hosts, from any thread; keeps the last value and the statistics of each metric.
 
-    Args:
-        definitions: What to look for.
-        changed: Is called after each value, by a thread of this object's own.
+    ``changed`` is called after each value, by a thread of this object's own.
     """
 
     def __init__(self, definitions: Iterable[MetricDefinition], changed: Callable[[], None] = lambda: None) -> None:
@@ -36,7 +34,8 @@ class Metrics:
         self._changed = changed
         self._summaries: dict[str, MetricSummary] = {}
         self._history: dict[str, list[float]] = {definition.name: [] for definition in self._definitions}
-        # Held from the look at `_matching` to its use: `settle` must end no process that `read` is about to send to.
+        # Guards `_matching`; `read` holds it until the line is queued, so `settle` never ends the process in between.
+        # Taken before the locks of `Matching` and of the log. Values need no lock: one thread of `Matching` adds them.
         self._lock = threading.Lock()
         self._matching: Matching | None = None
         self._broken = False
@@ -44,15 +43,15 @@ class Metrics:
         self._publisher: MetricPublisher | None = None
 
     def report_to(self, say: Callable[[str], None]) -> None:
-        """Write into this log, from now on, which metrics are given up."""
+        """Write messages about lost metrics to this log from now on."""
         self._say = say
 
     def publish_to(self, publisher: MetricPublisher) -> None:
-        """Hand every value on, from now on."""
+        """Pass every value to a publisher from now on."""
         self._publisher = publisher
 
     def read(self, line: str) -> None:
-        """Take the values of a line, soon; those that are no finite number are left out, as CloudWatch does."""
+        """Queue a line for the search; values that are no finite number are left out, as CloudWatch does."""
         if not self._definitions or self._broken:
             return
         with self._lock:
@@ -68,7 +67,7 @@ class Metrics:
                 self._matching.send(piece)
 
     def settle(self) -> None:
-        """Return when the values of all lines so far are taken, in bounded time, and keep no process for more."""
+        """Return when the values of all lines so far are read and sent, in bounded time; end the process."""
         with self._lock:
             matching, self._matching = self._matching, None
         if matching is not None:
@@ -84,18 +83,18 @@ class Metrics:
         ]
 
     def summaries(self) -> dict[str, MetricSummary]:
-        """Return what is known of each metric that has a value, in the order of the definitions."""
+        """Return the statistics of each metric that has a value, in the order of the definitions."""
         found = ((definition.name, self._summaries.get(definition.name)) for definition in self._definitions)
         return {name: summary for name, summary in found if summary is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what there is to keep of the values until now."""
+        """Return the statistics to save."""
         return {name: summary.to_json() for name, summary in self.summaries().items()}
 
     def restore(self, document: Mapping[str, Any] | list[Mapping[str, Any]]) -> None:
-        """Take what `to_json` has returned, with each time as text, for what was read until now.
+        """Restore the statistics from a `to_json` document, with each time as text.
 
-        A platform that knew no statistics wrote a list, of the last values alone; no trial component shows those jobs.
+        Older platforms wrote a list of last values without statistics; no trial component shows their jobs.
         """
         if isinstance(document, list):
             for each in document:
@@ -105,16 +104,16 @@ class Metrics:
             self._summaries.update({name: MetricSummary.from_json(each) for name, each in document.items()})
 
     def last(self, name: str) -> float | None:
-        """Return the last value of a metric; None if there is none."""
+        """Return the last value of a metric, or None without a value."""
         summary = self._summaries.get(name)
         return None if summary is None else summary.last
 
     def history(self, name: str) -> tuple[float, ...]:
-        """Return the first `MOST_VALUES` values of a metric, in the order in which they came."""
+        """Return the first `MOST_VALUES` values of a metric, in the order they came."""
         return tuple(self._history[name])
 
     def _found(self, number: int, text: str | None) -> None:
-        """Take what the first group of a definition's regex has matched; None if the regex was given up."""
+        """Add the value that a definition's regex matched; ``text`` is None if the regex was given up."""
         name = self._definitions[number].name
         if text is None:
             self._say(

@@ -1,4 +1,4 @@
-"""Objects in S3: where they are, and how they come and go, with errors that a job's owner can act on."""
+"""Objects in S3: their URIs and transfers, with errors that a job's owner can act on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 MAX_KEY_BYTES = 1024
-"""S3 takes no longer key."""
+"""S3's limit on a key."""
 _CHUNK = 1 << 20
 _ATTEMPTS = 5
-"""How often one place in an object is read before it is given up."""
+"""How often a read at one position of an object is tried."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -39,11 +39,7 @@ class S3Uri:
 
     @classmethod
     def parse(cls, text: str) -> S3Uri:
-        """Read ``s3://bucket/key``.
-
-        Raises:
-            ValueError: If it is not one.
-        """
+        """Read ``s3://bucket/key``; raise ValueError for any other text."""
         scheme, _, rest = text.partition("://")
         bucket, _, key = rest.partition("/")
         if scheme != "s3" or not bucket:
@@ -61,7 +57,7 @@ class S3Uri:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class FileUri:
-    """``file:///directory``: a place on this machine for what a job leaves."""
+    """``file:///directory``: a directory of this machine for a job's output."""
 
     path: Path
 
@@ -74,7 +70,7 @@ class FileUri:
 
 
 class BadKeyError(Exception):
-    """No object in S3 can have the name of a file."""
+    """A file's name can't be a key in S3."""
 
 
 class CancelledError(Exception):
@@ -83,11 +79,7 @@ class CancelledError(Exception):
 
 @contextlib.contextmanager
 def explaining(what: str, uri: S3Uri | FileUri) -> Iterator[None]:
-    """Turn the errors of a transfer into a job's failure that names what was tried, and where.
-
-    Raises:
-        FailedJobError: ``ClientError: …``.
-    """
+    """Turn the errors of a transfer into a FailedJobError, ``ClientError: …``, that names the action and the URI."""
     head = f"ClientError: {what}: {legible(str(uri))}"
     try:
         yield
@@ -101,30 +93,26 @@ def explaining(what: str, uri: S3Uri | FileUri) -> Iterator[None]:
 
 
 def require_place(s3: S3Client, uri: S3Uri | FileUri, what: str) -> None:
-    """Fail the job if nothing can be put at ``uri``: its bucket is not there, or its directory can't be written to."""
+    """Raise FailedJobError if nothing can be put at ``uri``: its bucket is absent, or its directory not writable."""
     with explaining(what, uri):
         if isinstance(uri, S3Uri):
             s3.head_bucket(Bucket=uri.bucket)
             return
-        # Only looked at: a job that fails leaves no directory.
+        # Only checked, not made: a job that fails leaves no directory.
         there = next(path for path in (uri.path, *uri.path.parents) if path.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
             raise NotADirectoryError(errno.ENOTDIR, "no directory that you can write to", str(there))
 
 
 def list_objects(s3: S3Client, uri: S3Uri) -> list[S3Uri]:
-    """Return all whose keys begin with the URI's, sorted by key; without the empty objects that only mark a folder."""
+    """Return the objects whose keys begin with the URI's, sorted by key, without those that only mark a folder."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=uri.bucket, Prefix=uri.key)
     keys = sorted(item["Key"] for page in pages for item in page.get("Contents", []))
     return [S3Uri(bucket=uri.bucket, key=key) for key in keys if not key.endswith("/")]
 
 
 def require_key(uri: S3Uri | FileUri) -> None:
-    """Return if S3 has such keys; every file has a name that a directory takes.
-
-    Raises:
-        BadKeyError: It has not.
-    """
+    """Raise BadKeyError if S3 allows no such key; a FileUri always passes."""
     if isinstance(uri, FileUri):
         return
     try:
@@ -136,11 +124,9 @@ def require_key(uri: S3Uri | FileUri) -> None:
 
 
 def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bool]) -> None:
-    """Bring one object to ``path``, whose directory is made.
+    """Download one object to ``path``, and make its directory.
 
-    Raises:
-        CancelledError: If ``cancelled`` said so between two pieces.
-        ClientError: As ``read_object``; BotoCoreError, HTTPError and FailedJobError, too.
+    Raise CancelledError once ``cancelled`` returns True between two pieces, and the errors of `read_object`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _, pieces = read_object(s3, uri)
@@ -152,15 +138,14 @@ def download(s3: S3Client, uri: S3Uri, path: Path, *, cancelled: Callable[[], bo
 
 
 def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Generator[bytes]]:
-    """Return an object's size in bytes, and its bytes in pieces.
+    """Return an object's size in bytes, and its content in pieces.
 
-    A connection that breaks is made again where it broke. The bytes are those of one version of the object: one that
-    changes meanwhile is an error (412).
-
-    Raises:
-        ClientError: If S3 refuses; reading the pieces raises it too, BotoCoreError, HTTPError, and FailedJobError if S3
-            does not go on where it was asked to.
+    Raise ClientError if S3 refuses; reading the pieces also raises BotoCoreError, HTTPError and FailedJobError.
     """
+    # 1. A broken connection is made again, and the read goes on at the byte where it broke: _ATTEMPTS times in a row
+    #    at one position, with a growing pause.
+    # 2. All pieces are of one version: IfMatch makes a change of the object meanwhile an error (412).
+    # 3. An S3 that ignores the range would repeat bytes: ContentRange is checked.
     first = s3.get_object(Bucket=uri.bucket, Key=uri.key)
     size, tag = first["ContentLength"], first["ETag"]
 
@@ -172,7 +157,7 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Generator[bytes]]:
                     while piece := body.read(_CHUNK):
                         done, failures = done + len(piece), 0
                         yield piece
-                except (HTTPClientError, IncompleteReadError, HTTPError):  # the last one over TLS
+                except (HTTPClientError, IncompleteReadError, HTTPError):  # HTTPError: over TLS
                     if (failures := failures + 1) == _ATTEMPTS:
                         raise
                     time.sleep(0.05 * 2**failures)
@@ -192,12 +177,12 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Generator[bytes]]:
 
 
 def upload(s3: S3Client, path: Path, uri: S3Uri | FileUri) -> None:
-    """Put a file into S3, in parts if it is large; or into a directory of this machine, whole or not at all."""
+    """Upload a file to S3, or copy it into a directory of this machine, whole or not at all."""
     if isinstance(uri, S3Uri):
         s3.upload_file(str(path), uri.bucket, uri.key)
         return
     uri.path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two jobs may leave a file in one place at once, and the later one's is there then, whole.
+    # A unique name: two jobs may write the same file at once, and the later one replaces it as a whole.
     part = uri.path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         shutil.copyfile(path, part)

@@ -1,4 +1,4 @@
-"""A host's /opt/ml before its program runs: the directories, and input/config/ in the platform's own format."""
+"""Makes a host's /opt/ml before its program runs: the directories, and input/config/ in SageMaker's format."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ _LOCAL_CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyRepli
 
 
 def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
-    """Make one host's tree at ``root``.
-
-    Args:
-        request: What the job asks for.
-        hosts: All hosts of the job.
-        host: The one that the tree is for.
-        root: A directory that is not there yet.
-        cluster: Knows where the program finds the tree, and by which names it reaches the hosts.
-    """
+    """Make one host's /opt/ml at ``root``, which must not exist yet."""
     channels = [f"input/data/{channel.name}" for channel in request.channels if channel.mode != "Pipe"]
     files = request.files
     for directory in (*_DIRECTORIES, *channels, *(f"input/data/{name}" for name in (files.channels if files else ()))):
@@ -44,13 +36,7 @@ def lay_out(request: TrainingRequest, hosts: Sequence[Host], host: Host, root: P
 
 
 def resource_config(hosts: Sequence[Host], host: Host, cluster: HostCluster) -> dict[str, Any]:
-    """Return what resourceconfig.json tells the program of any kind of job.
-
-    Args:
-        hosts: All hosts of the job.
-        host: The one that is told.
-        cluster: Knows by which names it reaches the others.
-    """
+    """Return the part of a host's resourceconfig.json that all kinds of jobs share."""
     return {
         "current_host": cluster.known_as(host.name),
         "current_instance_type": host.instance_type,

@@ -1,11 +1,12 @@
-"""Serves the channels in Pipe mode: named pipes, one an epoch, through which the objects come one after the other.
+"""Serves the channels in Pipe mode: one named pipe for each epoch, which sends the objects one after the other.
 
-Of an augmented manifest, they are those that its lines name, and with them the values that its lines have.
+For an augmented manifest, the pipe sends the objects and the values of its lines. A channel's pipes are
+``/opt/ml/input/data/<channel>_0``, ``_1``, … Nothing is stored on disk.
 
-A channel's pipes are ``/opt/ml/input/data/<channel>_0``, ``_1``, … The next one is there before its predecessor ends,
-and a program that closes one early has the next one a moment later. Nothing is kept on disk. Writing never waits for a
-program that does not read: all is given up when the hosts have ended. An object that can't be read, or a defect of
-ours, ends the job; the pipe stays open until the program is gone, for a closed one would look like the end of the data.
+1. The next pipe exists before the current one ends. A program that closes a pipe early finds the next one soon after.
+2. A program that does not read blocks nothing: once the hosts have ended, `close` ends all writing.
+3. An object that can't be read, or a defect of the platform, ends the job. The pipe stays open until the program is
+   gone, because a closed pipe looks like the end of the data.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.01
-"""Between two looks whether a program has opened a pipe: an open for writing can't be waited for and given up."""
+"""Between two attempts to open a pipe for writing: a blocking open could not be cancelled."""
 _CLOSE_SECONDS = 5.0
-"""Seconds to wait for a thread that waits for S3; it ends by itself later, and holds up nothing."""
+"""How long `close` waits for threads that wait for S3; they end by themselves later."""
 _PIPE_BYTES = 1 << 20
 _MAGIC = 0xCED7230A
 _LARGEST_RECORD = (1 << 29) - 1
@@ -49,15 +50,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class Pipes:
-    """The pipes of one channel, on all hosts that get it.
-
-    Args:
-        s3: A client.
-        channel: The channel.
-        hosts: All hosts of the job.
-        trees: Every host's /opt/ml.
-        failed: Is told, once, why the data can't be sent on.
-    """
+    """The pipes of one channel on all hosts that get it; ``failed`` is called with the reason if sending fails."""
 
     def __init__(
         self,
@@ -81,10 +74,9 @@ class Pipes:
         ]
 
     def open(self) -> None:
-        """Make the first epoch's pipes, and serve them and those that follow.
+        """Make the first epoch's pipes, and serve all epochs in the background.
 
-        Raises:
-            FailedJobError: If there is no object, or the augmented manifest can't be read.
+        Raise FailedJobError if there is no object, or the augmented manifest can't be read.
         """
         if self._channel.attributes:
             self._lines = read_manifest(self._s3, self._channel)
@@ -95,7 +87,7 @@ class Pipes:
             thread.start()
 
     def close(self) -> None:
-        """Stop. Call it once no program reads any more."""
+        """Stop sending. Call it only when no program reads any more."""
         self._closing.set()
         deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads:
@@ -112,16 +104,20 @@ class Pipes:
                 self._serve_epoch(number, epoch)
 
     def _serve_epoch(self, number: int, epoch: int) -> None:
+        # The hand-over between two epochs:
+        # 1. Make the next epoch's pipe, which the program may open at once.
+        # 2. Remove this epoch's name: a program that opened it again would wait for ever.
+        # 3. Only then close this pipe, which the program reads as the end of the epoch.
         tree, path, pipe = self._trees[number], self._path(epoch), None
         try:
             pipe = self._await_reader(tree, path)
-            with contextlib.suppress(BrokenPipeError):  # the program has enough of this epoch
+            with contextlib.suppress(BrokenPipeError):  # the program closed the pipe early
                 for part in self._share(number, epoch):
                     for piece in self._content(part) if isinstance(part, S3Uri) else self._value(part):
                         self._write(pipe, piece)
             self._require_open()
             tree.make_pipe(self._path(epoch + 1))
-            tree.remove(path)  # before the end is seen: who opened it once more would wait for ever
+            tree.remove(path)
         except _ClosedError:
             raise
         except Exception as error:
@@ -131,7 +127,7 @@ class Pipes:
                 os.close(pipe)
 
     def _give_up(self, error: Exception) -> NoReturn:
-        """End the job, and wait for that."""
+        """End the job with the error, and wait for `close`."""
         self._require_open()
         if isinstance(error, FailedJobError):
             self._failed(str(error))
@@ -144,7 +140,7 @@ class Pipes:
         raise _ClosedError from error
 
     def _require_open(self) -> None:
-        """Raise if closed: the directory and the job then belong to an attempt without this thread."""
+        """Raise if closed: the directory and the job may then belong to the next attempt."""
         if self._closing.is_set():
             raise _ClosedError
 
@@ -153,16 +149,16 @@ class Pipes:
             try:
                 pipe = tree.open_pipe(path)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nobody has opened it for reading
+                if error.errno == errno.ENXIO:  # no reader yet
                     continue
                 raise
-            with contextlib.suppress(OSError):  # more than the user's limit on pipes: it stays as small as it is
+            with contextlib.suppress(OSError):  # beyond the user's limit on pipes: it keeps its size
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             return pipe
         raise _ClosedError
 
     def _share(self, number: int, epoch: int) -> Iterator[S3Uri | bytes]:
-        """Yield what one host gets in an epoch: objects, and the values of lines."""
+        """Yield the objects and values of one host's epoch."""
         hosts = len(self._trees)
         if self._lines:
             for line in share_out(self._channel, range(len(self._lines)), hosts, epoch=epoch)[number]:
@@ -172,11 +168,11 @@ class Pipes:
                 yield self._files[name]
 
     def _value(self, value: bytes) -> Iterator[bytes]:
-        """Yield what is sent of a value."""
+        """Yield a value as it is sent."""
         return _record(len(value), [value], self._channel.uri) if self._channel.recordio else iter([value])
 
     def _content(self, uri: S3Uri) -> Iterator[bytes]:
-        """Yield what is sent of an object."""
+        """Yield an object as it is sent."""
         with explaining(f'Data can not be sent: channel "{self._channel.name}"', uri):
             size, pieces = read_object(self._s3, uri)
             if self._channel.gzip:
@@ -203,7 +199,7 @@ class _ClosedError(Exception):
 
 
 def _record(size: int, pieces: Iterable[bytes], uri: S3Uri) -> Iterator[bytes]:
-    """Yield a record of MXNet's RecordIO: a header, and the data, filled up to a multiple of 4 bytes."""
+    """Yield an MXNet RecordIO record: a header, and the data padded to a multiple of 4 bytes."""
     if size > _LARGEST_RECORD:
         raise FailedJobError(
             f"ClientError: {uri} has {size} bytes; a RecordIO record holds at most {_LARGEST_RECORD}: cut the object up"
@@ -214,7 +210,7 @@ def _record(size: int, pieces: Iterable[bytes], uri: S3Uri) -> Iterator[bytes]:
 
 
 def _decompress(pieces: Iterator[bytes], uri: S3Uri) -> Iterator[bytes]:
-    """Yield the content of a gzip file of any number of members, in pieces that a small file can't blow up."""
+    """Yield the content of a gzip file of any number of members, in pieces of at most `_PIPE_BYTES`."""
     inflate, data = zlib.decompressobj(_GZIP), b""
     try:
         for piece in pieces:

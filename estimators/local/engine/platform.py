@@ -1,4 +1,4 @@
-"""What every job of a platform stands on."""
+"""The directories, clients and settings that all jobs of a platform share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Platform:
-    """Its directories, clients and executor, and how long things may take."""
+    """The directories, clients, executor and time limits of a platform."""
 
     directory: Path
     s3: S3Client
@@ -30,12 +30,12 @@ class Platform:
     grace_seconds: float
     """Between SIGTERM and SIGKILL."""
     sync_seconds: float
-    """Between two looks at the directories that are kept in step with S3."""
+    """Between two scans of directories that are copied to S3 while hosts run."""
     rescue: Path
-    """Where the files of a job are left that can't be saved."""
+    """Where a job's files go if they can't be uploaded."""
     cloudwatch: CloudWatchClient | None = None
-    """Takes the values of metrics; None: nobody looks for them there."""
+    """Takes the values of metrics; None: they are not sent."""
     store: JobStore = NOTHING_KEPT
-    """What remembers the jobs."""
+    """Remembers the jobs."""
     chaos: Chaos = field(default_factory=Chaos)
-    """The faults that jobs meet, beside those of their tags."""
+    """The faults that jobs meet, besides those of their tags."""

@@ -1,7 +1,7 @@
 """A CreateTrainingJob request, read once into a frozen value.
 
-The form of single members is `validation`'s, AWS's rules between them are `request_rules`'. What the local platform
-does not do is refused here, so that no job trains with a part of its request ignored.
+`validation` checks the form of single members, and `request_rules` AWS's rules between them. Members that the local
+platform does not support are refused here, so no job trains with a part of its request ignored.
 """
 
 from __future__ import annotations
@@ -39,33 +39,29 @@ _SYNCED: Mapping[str, tuple[str, str, str]] = {
     "TensorBoardOutputConfig": ("S3OutputPath", "/opt/ml/output/tensorboard", "tensorboard-output"),
     "DebugHookConfig": ("S3OutputPath", "/opt/ml/output/tensors", "debug-output"),
 }
-"""The members that name a folder to copy: which of theirs is its place in S3, LocalPath's default, and the folder that
-each job has of its own in that place, if it has one. The SDK's ``EstimatorBase.latest_job_tensorboard_artifacts_path``
-and ``latest_job_debugger_artifacts_path`` have the names."""
+"""The members that name a folder to copy: their member with the S3 URI, LocalPath's default, and the folder in each
+job's own prefix, if any. The SDK's ``EstimatorBase.latest_job_tensorboard_artifacts_path`` and
+``latest_job_debugger_artifacts_path`` use the same names."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TrainingRequest(JobRequest):
-    """All of a request that shapes the job."""
+    """The part of a request that shapes the job."""
 
     checkpoints: SyncedFolder | None
     tensorboard: SyncedFolder | None
     tensors: SyncedFolder | None
-    """What the Debugger's hook writes."""
+    """The folder that the Debugger's hook writes."""
     output: S3Uri | FileUri
     compressed: bool
-    """Whether the outputs become one archive each, and not single objects."""
+    """Whether each output becomes one archive, not single objects."""
     hyperparameters: Mapping[str, str]
 
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> TrainingRequest:
-        """Check and read a request.
-
-        Raises:
-            ApiError: ValidationException, if AWS or the local platform would not take it.
-        """
+        """Check and read a request; raise ApiError if AWS or the local platform would refuse it."""
         members = copy.deepcopy(check_request("CreateTrainingJob", request))
         refuse(broken_rules(members))
         algorithm, ways = _algorithm(members), _ways(members)
@@ -103,7 +99,7 @@ class TrainingRequest(JobRequest):
 
     @property
     def synced_folders(self) -> tuple[SyncedFolder, ...]:
-        """All that is copied to S3 while the job runs."""
+        """The folders that are copied to S3 while the job runs."""
         return tuple(folder for folder in (self.checkpoints, self.tensorboard, self.tensors) if folder is not None)
 
 
@@ -137,7 +133,7 @@ def _ways(members: Mapping[str, Any]) -> Ways:
 
 
 def _may_be_accelerated(ways: Ways) -> bool:
-    """Return whether MaxPendingTimeInSeconds counts for one of the instance types: those with GPUs or Trainium.
+    """Return whether one of the instance types has GPUs or Trainium: MaxPendingTimeInSeconds counts for those only.
 
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
     """
@@ -177,7 +173,7 @@ def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[InputCh
             gzip=gzip,
             config={
                 **content_type,
-                "TrainingInputMode": "File" if mode == "FastFile" else mode,  # on AWS too: to a program it is File
+                "TrainingInputMode": "File" if mode == "FastFile" else mode,  # as on AWS: programs see File
                 "S3DistributionType": distribution,
                 "RecordWrapperType": channel.get("RecordWrapperType", "None"),
             },
@@ -192,7 +188,7 @@ def _refuse_names_of_pipes(modes: Mapping[str, str]) -> None:
 
 
 def _synced(members: Mapping[str, Any], member: str, what: str) -> SyncedFolder | None:
-    """Return the folder of one of `_SYNCED`, if the request has it."""
+    """Return the folder of a member in `_SYNCED`, or None if the request lacks it."""
     config = members.get(member)
     if config is None:
         return None

@@ -1,9 +1,9 @@
-"""Search: filters on any property by its dotted name, nested expressions, order and pages.
+"""Search: filters on properties by their dotted names, nested expressions, order and pages.
 
-``HyperParameters.<key>``, ``Parameters.<key>``, ``Tags.<key>`` and ``Metrics.<name>`` name one entry, the last one of a
-trial component with ``.Min``, ``.Max``, ``.Avg``, ``.StdDev``, ``.Last`` or ``.Count`` after it; everything else is the
-name of a member of the description, such as ``ResourceConfig.InstanceType``, whose case makes no difference. Of a list,
-such as ``Parents.TrialName``, one entry is enough.
+``HyperParameters.<key>``, ``Parameters.<key>``, ``Tags.<key>`` and ``Metrics.<name>`` name one entry. A metric of a
+trial component may have ``.Min``, ``.Max``, ``.Avg``, ``.StdDev``, ``.Last`` or ``.Count`` after its name. Every other
+name is a member of the description in any case, such as ``ResourceConfig.InstanceType``. A filter on a list, such as
+``Parents.TrialName``, passes if one entry does.
 """
 
 from __future__ import annotations
@@ -34,23 +34,18 @@ _RESULTS = {
     "ExperimentTrial": "Trial",
     "ExperimentTrialComponent": "TrialComponent",
 }
-"""The resources that are here, and what a result calls each. Its name is the member ``<result>Name``."""
+"""The resources that can be searched, and their members in a result. ``<result>Name`` is a record's name."""
 _STATISTICS = frozenset({"min", "max", "avg", "stddev", "last", "count"})
 
 
 class _Several(list[Any]):
-    """What a property is in each entry of a list."""
+    """The values of a property in the entries of a list."""
 
 
 def search_records(records: Callable[[str], Iterable[Mapping[str, Any]]], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer Search.
+    """Answer Search; ``records`` returns the descriptions of all records of a resource, with their Tags.
 
-    Args:
-        records: Returns the descriptions of all of a resource's kind, each with its Tags.
-        request: The request, already checked.
-
-    Raises:
-        ApiError: ValidationException, for a resource that is not here or a value that can't be compared.
+    Raise ApiError for an unknown resource, or a value that can't be compared.
     """
     resource = request["Resource"]
     if resource not in _RESULTS:
@@ -76,7 +71,7 @@ def _satisfies(record: Mapping[str, Any], expression: Mapping[str, Any]) -> bool
 
 
 def _has_such(record: Mapping[str, Any], nested: Mapping[str, Any]) -> bool:
-    """Return whether one entry of a list passes all filters; they name its members with the list's name before them."""
+    """Return whether one entry of a list passes all filters, whose names begin with the list's name."""
     name = nested["NestedPropertyName"]
     conditions = [{**each, "Name": each["Name"].removeprefix(f"{name}.")} for each in nested["Filters"]]
     entries = _find(record, name)
@@ -145,7 +140,7 @@ def _metric(record: Mapping[str, Any], name: str) -> Any:
 
 
 def _comparable(value: Any, wanted: str) -> tuple[Any, Any]:
-    """Return both sides as times, numbers or text, by the property's kind, or as numbers if both look like one."""
+    """Return both sides as times or text, by the property's type, or as numbers if both can be parsed."""
     if isinstance(value, datetime):
         try:
             return value, parse_to_aware_datetime(wanted)

@@ -1,6 +1,6 @@
-"""A job's status: which states there are, what is said of each, how one follows another. No clock, no lock.
+"""The statuses of a job, their messages, and how one follows another. No clock, no lock.
 
-A processing job goes through them, too, though on AWS it shows its status alone: Training is when its program runs.
+A processing job has the same secondary statuses, though AWS shows none of them: its program runs in Training.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MESSAGES = {
     MAX_RUNTIME_EXCEEDED: "Training job runtime exceeded MaxRuntimeInSeconds provided",
     MAX_WAIT_TIME_EXCEEDED: "Training job exceeded MaxWaitTimeInSeconds provided",
 }
-"""What the platform says of each secondary status."""
+"""The StatusMessage of each secondary status."""
 
 _PRIMARY = {
     STOPPING: "Stopping",
@@ -38,28 +38,28 @@ _PRIMARY = {
     MAX_RUNTIME_EXCEEDED: "Stopped",
     MAX_WAIT_TIME_EXCEEDED: "Stopped",
 }
-"""The status that comes with a secondary status; with every other one the status stays as it is."""
+"""The status that a secondary status sets; all others leave the status unchanged."""
 
 _TERMINAL = frozenset({"Completed", "Failed", "Stopped"})
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Transition:
-    """One secondary status, and when the job was in it."""
+    """One secondary status, and the time that the job was in it."""
 
     status: str
     start: datetime
     end: datetime | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return the change as DescribeTrainingJob shows it."""
+        """Return the transition as DescribeTrainingJob shows it."""
         end = {} if self.end is None else {"EndTime": self.end}
         return {"Status": self.status, "StartTime": self.start, **end, "StatusMessage": _MESSAGES[self.status]}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class JobProgress:
-    """How far a job has come: all of a job that changes, but its metrics."""
+    """The progress of a job: all its changing state except metrics."""
 
     status: str
     transitions: tuple[Transition, ...]
@@ -67,34 +67,34 @@ class JobProgress:
     training_start: datetime | None = None
     training_end: datetime | None = None
     training_seconds: float = 0.0
-    """Summed over all attempts of the job that have ended."""
+    """The sum over all ended attempts."""
     training_since: datetime | None = None
-    """When the attempt began that trains now, or was broken off."""
+    """The start of the attempt that trains now or was broken off; None without one."""
     retries: int = 0
-    """How often the job began again, as its RetryStrategy asks."""
+    """How often the job began again by its RetryStrategy."""
     failure_reason: str | None = None
     model_artifacts: str | None = None
     exit_message: str | None = None
-    """A processing job's: what its programs say of their end."""
+    """A processing job's ExitMessage."""
 
     @classmethod
     def begin(cls, now: datetime) -> JobProgress:
-        """Return a job that was just created."""
+        """Return the progress of a new job."""
         return cls(status="InProgress", transitions=(Transition(status=STARTING, start=now),), modified=now)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> JobProgress:
-        """Return what `to_json` has returned."""
+        """Return the progress of a `to_json` document, with times as text."""
         transitions = (Transition(**{**each, **_times(each, Transition)}) for each in document["transitions"])
         return cls(**{**document, **_times(document, cls), "transitions": tuple(transitions)})
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `write_time` makes JSON of it."""
+        """Return the fields for JSON; `write_time` encodes the times."""
         return asdict(self)
 
     @property
     def secondary_status(self) -> str:
-        """The state that the job is in."""
+        """The current secondary status."""
         return self.transitions[-1].status
 
     @property
@@ -104,24 +104,24 @@ class JobProgress:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the status is terminal."""
         return self.status in _TERMINAL
 
     def broken_off(self, seen: datetime) -> JobProgress:
-        """Return what there is to go on from if nothing has followed since a time: until then it trained, if it did."""
+        """Return the progress of a job whose platform was killed; an attempt in Training counts until ``seen``."""
         return self if self.training_since is None else self.trained((seen - self.training_since).total_seconds())
 
     def trained(self, seconds: float) -> JobProgress:
-        """Return the progress with the time that an attempt has trained, whose training is over."""
+        """Return the progress after an attempt that trained for ``seconds``."""
         total = self.training_seconds + max(0.0, seconds)
         return replace(self, training_seconds=total, training_since=None)
 
     def retried(self, now: datetime) -> JobProgress:
-        """Return the progress with one more retry, from Starting on."""
+        """Return the progress in Starting with one more retry."""
         return replace(self.enter(STARTING, now), retries=self.retries + 1)
 
     def enter(self, status: str, now: datetime) -> JobProgress:
-        """Return the next secondary status; the last one ends, and a terminal one ends at once."""
+        """Return the progress in a new secondary status; the last one ends, and a terminal one ends at once."""
         primary = _PRIMARY.get(status, self.status)
         ended = replace(self.transitions[-1], end=now)
         entered = Transition(status=status, start=now, end=now if primary in _TERMINAL else None)
@@ -140,13 +140,13 @@ class JobProgress:
 
 
 def write_time(value: object) -> str:
-    """Return a time as text: what `json.dumps` needs for its ``default``."""
+    """Return a datetime as ISO 8601 text, for the ``default`` of `json.dumps`."""
     if isinstance(value, datetime):
         return value.isoformat()
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def _times(document: Mapping[str, Any], kind: type[JobProgress | Transition]) -> dict[str, datetime]:
-    """Return the members of a document that are times in a dataclass, and are there."""
+    """Return the datetime fields of a dataclass that a document has."""
     names = (field.name for field in fields(kind) if "datetime" in str(field.type))
     return {name: datetime.fromisoformat(document[name]) for name in names if document[name] is not None}

@@ -1,4 +1,4 @@
-"""The operations on tags, of whatever has an ARN here."""
+"""The operations on the tags of any resource with an ARN."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_TAGS = 50
 
 
 class Tagged(Protocol):
-    """What has tags."""
+    """A resource with tags."""
 
     @property
     def name(self) -> str:
@@ -24,18 +24,16 @@ class Tagged(Protocol):
         """Its tags by their keys."""
 
     def note(self) -> None:
-        """Have it kept as it is now."""
+        """Save the resource as it is now."""
 
 
 class Tags:
-    """Adds, lists and deletes tags.
-
-    Args:
-        find: Returns what has an ARN, or None.
-    """
+    """Adds, lists and deletes tags; ``find`` returns the resource of an ARN, or None."""
 
     def __init__(self, find: Callable[[str], Tagged | None]) -> None:
         self._find = find
+        # Guards the tags of all resources: change and save are one step. Taken before the lock of a resource, which
+        # `note` takes, and of the store; `find` is called without it.
         self._lock = threading.Lock()
         self.operations: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "AddTags": self._add,

@@ -1,4 +1,4 @@
-"""What a job has left of its StoppingCondition, by a clock that nobody sets back."""
+"""The time that a job has left of its StoppingCondition, by the monotonic clock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _NO_LIMIT = float("inf")
 
 
 class TimeLimits:
-    """Counts the seconds that a job uses up. The job's lock guards it.
-
-    Args:
-        request: Has the limits.
-    """
+    """Counts the seconds that a job uses of its request's limits. The job's lock guards it."""
 
     def __init__(self, request: JobRequest) -> None:
         self._request = request
@@ -26,31 +22,31 @@ class TimeLimits:
         self._training_since: float | None = None
 
     def restore(self, created: datetime) -> None:
-        """Count for a job that was created at that time."""
+        """Count from the creation of a job of an earlier platform."""
         self._created -= (datetime.now(timezone.utc) - created).total_seconds()
 
     def begin_attempt(self) -> None:
-        """Begin to wait for hosts."""
+        """Start the time that an attempt waits for hosts."""
         self._starting_since = time.monotonic()
 
     def begin_training(self) -> None:
-        """Begin to count the time that programs run."""
+        """Start the time that programs run."""
         self._training_since = time.monotonic()
 
     def end_training(self) -> float | None:
-        """Return the seconds that programs have run in this attempt, and count no more; None if none was begun."""
+        """Stop the time that programs run; return its seconds in this attempt, or None if it was not running."""
         if self._training_since is None:
             return None
         trained, self._training_since = time.monotonic() - self._training_since, None
         return trained
 
     def reached(self, progress: JobProgress) -> str | None:
-        """Return the state in which a job ends whose time is over, by the limit that came first; None if none did."""
+        """Return the status in which the job ends by the first limit that is reached, or None."""
         left, status = self._first(progress)
         return status if left <= 0 else None
 
     def seconds_left(self, progress: JobProgress) -> float:
-        """Return the seconds until the first limit, as a lock can wait for them."""
+        """Return the seconds until the first limit, at most `threading.TIMEOUT_MAX`."""
         return min(self._first(progress)[0], threading.TIMEOUT_MAX)
 
     def _first(self, progress: JobProgress) -> tuple[float, str]:

@@ -1,4 +1,4 @@
-"""What is a training job's own on its way: checkpoints in and out, the model, and beginning again on spot instances."""
+"""The steps specific to a training job: checkpoints in and out, the model, and the limit on lost hosts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TrainingRunner(JobRunner[TrainingRequest]):
 
     def _upload(self, trees: Sequence[HostTree], problems: list[str], *, failed: bool) -> str | None:
         s3, request, model = self._platform.s3, self._request, None
-        if not failed:  # only then it leaves a model
+        if not failed:  # a failed job leaves no model
             with self._noting(problems):
                 model = upload_model(s3, trees, request.output, self._directory, compressed=request.compressed)
         with self._noting(problems):

@@ -1,4 +1,4 @@
-"""Many files on their way to S3: one that can't be copied holds up no other, and is logged."""
+"""Copies many files to S3: a file that can't be copied delays no other, and is logged."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from estimators.local.engine.objects import BadKeyError, FileUri, S3Uri, explain
 logger = logging.getLogger(__name__)
 
 _MOST_IN_A_ROW = 3
-"""So many failures without a success between them, and it is S3 that fails, or the disk, and not the files."""
+"""After so many failures in a row, S3 or the disk is taken for the cause, not the files."""
 
 
 class Transfers:
-    """Copies files one after the other, and remembers which could not be copied.
-
-    Args:
-        what: What FailureReason calls a failure, such as ``Checkpoint upload failed``.
-    """
+    """Copies files one after the other, and remembers the failures; ``what`` is their name in FailureReason."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -29,22 +25,15 @@ class Transfers:
         self._in_a_row = 0
 
     def copy(self, tree: HostTree, path: PurePath, uri: S3Uri | FileUri, put: Callable[[], None]) -> None:
-        """Copy one file; that it fails is written into its host's log, once for each file.
+        """Copy one file by ``put``; write a failure into its host's log, once for each file.
 
-        Args:
-            tree: The host's /opt/ml.
-            path: The file in it.
-            uri: What it becomes.
-            put: Copies it.
-
-        Raises:
-            FailedJobError: If files fail one after the other: the next ones would, too.
+        Raise FailedJobError after `_MOST_IN_A_ROW` failures in a row: the next files would fail, too.
         """
         try:
             with explaining(self._what, uri):
                 require_key(uri)
                 put()
-        except Exception as error:  # of whatever kind: the next file must be copied, too
+        except Exception as error:  # of any kind: the next file must be copied, too
             if not isinstance(error, FailedJobError):
                 logger.warning("%s could not be copied, by a defect of the platform", path, exc_info=True)
             self._note(tree, path, error)
@@ -53,25 +42,21 @@ class Transfers:
             self._failures.pop((tree, path), None)
 
     def has_failed(self, tree: HostTree, path: PurePath) -> bool:
-        """Return whether a file could not be copied when that was tried last."""
+        """Return whether the last copy of a file failed."""
         return (tree, path) in self._failures
 
     def forget_gone(self, present: Iterable[tuple[HostTree, PurePath]]) -> None:
-        """Forget the failures of files that are not there any more."""
+        """Forget the failures of files that are gone."""
         if self._failures:
             self._failures = {file: self._failures[file] for file in self._failures.keys() & set(present)}
 
     @property
     def delayed(self) -> bool:
-        """Whether there is a file that may be copied yet: S3, or the disk, failed and not the file."""
+        """Whether a failed file may be copied later: S3 or the disk failed, not the file."""
         return not all(map(_is_its_own_fault, self._failures.values()))
 
     def check(self) -> None:
-        """Return if there is no file that could not be copied.
-
-        Raises:
-            FailedJobError: If there is one, with its reason.
-        """
+        """Raise FailedJobError with the first reason if the last copy of any file failed."""
         if self._failures:
             first, more = next(iter(self._failures.values())), len(self._failures) - 1
             raise FailedJobError(f"{first}" + (f"; and {more} more files could not be copied" if more else ""))
@@ -89,5 +74,5 @@ class Transfers:
 
 
 def _is_its_own_fault(error: FailedJobError) -> bool:
-    """Return whether a file can't be copied for what it is."""
+    """Return whether the file itself is the cause: its name or its permissions."""
     return isinstance(error.__cause__, BadKeyError | PermissionError)

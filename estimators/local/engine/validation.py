@@ -1,7 +1,7 @@
-"""Checks a request against botocore's own model of the service.
+"""Checks a request against botocore's model of the service.
 
-botocore's `ParamValidator` checks names, types, required members and lower limits; upper limits, patterns and enums are
-in the same model but are left to the service, which here is us.
+botocore's `ParamValidator` checks names, types, required members and lower limits. Upper limits, patterns and enums are
+in the same model, but botocore leaves them to the service: here they are checked, too.
 """
 
 from __future__ import annotations
@@ -16,24 +16,20 @@ from estimators.problem import nearest
 from estimators.service_model import Violation, dotted, service_model, size, violations
 
 PUT_METRICS = "BatchPutMetrics"
-"""The one operation here of SageMaker Metrics, a service of its own that is signed for as SageMaker is."""
+"""The only operation here of SageMaker Metrics, a separate service that is signed for as SageMaker."""
 
 
 def check_request(operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a request's form; the rules between its members are `request_rules`'.
+    """Check a request's form, and return the request; raise one ApiError with everything that is wrong.
 
-    Returns:
-        The request itself.
-
-    Raises:
-        ApiError: ValidationException, with everything that is wrong.
+    `request_rules` checks the rules between members.
     """
     service = "sagemaker-metrics" if operation == PUT_METRICS else "sagemaker"
     shape = service_model(service).operation_model(operation).input_shape
     assert shape is not None
     try:
         report = ParamValidator().validate(request, shape)
-    except (RuntimeError, OverflowError) as error:  # a number that is no time on any calendar
+    except (RuntimeError, OverflowError) as error:  # a number outside the range of datetime
         raise invalid(f"{operation}: a time is out of range: {error}") from None
     if report.has_errors():
         raise invalid(report.generate_report())
@@ -45,7 +41,7 @@ def check_request(operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tell(violation: Violation) -> str:
-    """Return what `ParamValidator` leaves unchecked, in the words that AWS uses."""
+    """Return AWS's message for a violation that `ParamValidator` does not check."""
     value = violation.value
     path = dotted(violation.path)
     place = f"{path} (key)" if violation.is_name else path

@@ -1,4 +1,4 @@
-"""What runs a job's hosts: the `Executor` contract; processes, without Docker or root; and containers."""
+"""Run a job's hosts: the `Executor` contract, its implementation by plain processes, and others in sub-packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract between the engine and what runs a host's program: processes here, containers elsewhere.
+"""The contract between the engine and the executors that run a host's program, as processes or in containers.
 
 It knows nothing of training jobs: a host is a name, a directory, and one program that is its PID 1; a cluster is hosts
 that know each other's names.
@@ -17,23 +17,24 @@ from estimators.hosts.exit import Exit
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ClusterSpec:
-    """Hosts that belong together, before any of them runs."""
+    """The hosts of a cluster, before any of them runs."""
 
     name: str
-    """What they are for, shown in the machine's list of processes or containers."""
+    """Purpose of the cluster, shown in the machine's list of processes or containers."""
     image: str
-    """What `Executor.find_image` answered."""
+    """The result of `Executor.find_image`."""
     roots: Mapping[str, Path]
-    """By the platform's name of each host, ``algo-1``: the directory that its program is to see as ``/opt/ml``."""
+    """The directory that a host's program sees as ``/opt/ml``, by the platform's name of the host, such as
+    ``algo-1``."""
     mounts: Mapping[str, Path] = field(default_factory=dict)
-    """Files and directories of this machine that every host is to see, too, by their places in it. Only containers can;
-    what they write there belongs to this process's user in the end."""
+    """More files and directories of this machine, by the path at which every host sees them. Only containers support
+    them; in the end this process's user owns what hosts wrote there."""
     network_isolation: bool = False
-    """Whether the hosts are to reach each other, and nothing else."""
+    """Whether the hosts reach each other and nothing else."""
     cancelled: Callable[[], bool] = lambda: False
-    """Whether the hosts are not wanted any more; asked while they are waited for."""
+    """Whether the hosts are no longer wanted; asked while the cluster waits for them."""
     say: Callable[[str], None] = lambda _: None
-    """Is told, for the log, what is waited for."""
+    """Writes a line about the wait into the log."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -42,14 +43,14 @@ class HostSpec:
 
     name: str
     entrypoint: tuple[str, ...] = ()
-    """The program to run instead of the image's, and its first arguments; empty: the image's."""
+    """Program that replaces the image's, and its first arguments; empty: the image's own."""
     default_command: tuple[str, ...] = ("train",)
-    """What the image's own program is given before the arguments."""
+    """Words for the image's own program, before the arguments."""
     arguments: tuple[str, ...] = ()
     directory: str = "code"
-    """Where the program runs, relative to /opt/ml; one of an image runs in the image's own directory."""
+    """Working directory, relative to /opt/ml; an image's own program runs in the image's directory."""
     environment: Mapping[str, str]
-    """What the program is to see besides what the executor itself has to tell it, and in its stead."""
+    """Variables of the program, which override those of the executor."""
 
 
 class HostProcess(Protocol):
@@ -57,22 +58,22 @@ class HostProcess(Protocol):
 
     @property
     def output(self) -> BinaryIO:
-        """Standard output and standard error, together, unbuffered; it ends when nothing of the host is left."""
+        """Standard output and standard error together, unbuffered; ends when nothing of the host is left."""
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the program alone, as the platform does; nothing if it has ended."""
+        """Send a signal to the program alone, as the platform does; do nothing if it has ended."""
 
     def kill(self) -> None:
-        """End the program and everything that it started, at once."""
+        """End the program and every process that it started, at once."""
 
     def wait(self, timeout: float | None = None) -> Exit | None:
         """Return how it ended, or None after ``timeout`` seconds."""
 
 
 class HostCluster(Protocol):
-    """The hosts of one attempt of a job and what they share. When its ``with`` block is left, nothing of them runs.
+    """The hosts of one attempt of a job, and the resources they share. After the ``with`` block, nothing of them runs.
 
-    What the programs wrote belongs to this process's user by then, whoever they ran as.
+    By then this process's user owns all files that the programs wrote, whichever user ran them.
     """
 
     @property
@@ -80,27 +81,22 @@ class HostCluster(Protocol):
         """The network interface on which the hosts reach each other, as their programs see it."""
 
     def known_as(self, host: str) -> str:
-        """Return the name by which the hosts reach this one."""
+        """Return the name by which the other hosts reach this host."""
 
     def ml_root(self, host: str) -> PurePath:
-        """Return where a host's program finds its directory: ``/opt/ml``, if that can be had."""
+        """Return the path of a host's directory as its program sees it: ``/opt/ml``, if possible."""
 
     def start(self, host: HostSpec) -> HostProcess:
-        """Start the host's program.
-
-        Raises:
-            HostStartError: If the program can't be started, with the reason.
-        """
+        """Start the host's program; raise HostStartError with the reason if it can't be started."""
 
     def __enter__(self) -> HostCluster: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End all that runs.
+        """End all hosts.
 
-        Raises:
-            HandOverError: What the programs wrote does not belong to this process's user, and no error is on its way.
+        Raise HandOverError if this process's user does not own the programs' files and no other error is on its way.
         """
 
 
@@ -113,34 +109,25 @@ class Executor(Protocol):
 
     @property
     def runs_images(self) -> bool:
-        """Whether a job's image is run; if not, its program is run as one of this Python's environment."""
+        """Whether a job's image is run; if not, its program runs in this Python's environment."""
 
     @property
     def no_opt_ml(self) -> str | None:
         """Why a program does not see its directory at ``/opt/ml``; None if it does."""
 
     def find_image(self, wanted: str) -> str:
-        """Return what hosts are to run for a job's image, in the executor's own terms.
-
-        Raises:
-            NoImageError: Nothing here stands for it; the message says what to do.
-        """
+        """Return the executor's own name of a job's image; raise NoImageError, with a remedy, if it has none."""
 
     def cluster(self, spec: ClusterSpec) -> HostCluster:
-        """Prepare a cluster; entering it makes what the hosts share."""
+        """Prepare a cluster; entering it makes the resources that the hosts share."""
 
 
 class HostStartError(RuntimeError):
-    """A host's program, or what it needs, could not be started."""
+    """A host's program, or a resource that it needs, could not be started."""
 
 
 class NoNamespacesError(HostStartError):
-    """This machine lets a program have no namespaces of its own, now and later.
-
-    Args:
-        message: What could not be started, with the reason.
-        why: The reason alone.
-    """
+    """This machine lets a program have no namespaces of its own, now or later; ``why`` is the reason alone."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -148,11 +135,11 @@ class NoNamespacesError(HostStartError):
 
 
 class ExecutorError(HostStartError):
-    """It is the fault of neither the program nor the request, but of what runs hosts here."""
+    """The executor is at fault, not the program or the request."""
 
 
 class HandOverError(RuntimeError):
-    """What the hosts wrote as other users could not be given to this process's user."""
+    """This process's user could not become the owner of files that the hosts wrote as other users."""
 
 
 class NoImageError(LookupError):

@@ -1,17 +1,19 @@
-"""The process that stands beside one host: it makes the host's view of the machine, starts its program, and ends it.
+"""The process beside one host: it prepares the host's view of the machine, starts its program, and ends it.
 
-The server that keeps the platform's objects runs like a host, too: see ``estimators/local/storage``.
+The server of the platform's objects runs like a host, too: see ``estimators/local/storage``.
 
-It is a program of its own, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, that imports nothing of this
-project. Standard input brings one line of JSON (what to start), then one byte for each signal to deliver. Its end means
-that whoever started the host is gone: the host dies with it. Back over the status descriptor comes one line of JSON:
-the program's process ID, or why it could not be started, and whether that is so because namespaces can't be had here.
-The supervisor's exit code is the program's; it is killed itself if the program was.
+It is a separate program, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, and imports nothing of this project:
 
-With namespaces, the program is PID 1 of its own process namespace (what it starts can't outlive it), ``/opt/ml`` is its
+1. Standard input brings one line of JSON (the program to start), then one byte for each signal to deliver. Its end
+   means that the process which started the host is gone: the host dies with it.
+2. The status descriptor returns one line of JSON: the program's process ID, or the reason why it could not be started,
+   and whether namespaces are the reason.
+3. The exit code is the program's. If the program was killed, the supervisor kills itself.
+
+With namespaces, the program is PID 1 of its own process namespace (its children can't outlive it), ``/opt/ml`` is its
 directory, and ``/etc/hosts`` and the host name are the job's; all without root, and invisible to the rest of the
-machine. A private network has nothing but its own loopback. Without namespaces, the supervisor collects the program's
-orphans and kills them at the end.
+machine. A private network has only its own loopback. Without namespaces, the supervisor collects the program's orphans
+and kills them at the end.
 """
 
 from __future__ import annotations
@@ -36,15 +38,15 @@ CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 0x1
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""A machine under load says them. Whatever else keeps a program from namespaces will do so the next time, too."""
+"""Errors of a machine under load. Any other error will keep a program from namespaces the next time, too."""
 START_SECONDS = 15.0
-"""How long a program may take to set its handlers; see ``smddp.process.children``."""
+"""Time limit in seconds for a program to set its signal handlers; see ``smddp.process.children``."""
 LOOK_SECONDS = 0.05
 OPT, ML, HOSTS, ENVIRONMENT = "/opt", "/opt/ml", "/etc/hosts", "/etc/environment"
 
 
 class _NoNamespaces(Exception):  # noqa: N818  # as below
-    """Namespaces can't be had on this machine."""
+    """This machine allows no namespaces."""
 
 
 class _NotStarted(Exception):  # noqa: N818  # it is told to the other side, never to a person as an error of ours
@@ -55,14 +57,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(descriptor: int, *kept: int) -> int:
-    """Keep one host from its start to its end; the exit code of its program."""
-    for own in (descriptor, *kept):  # not the program's
+    """Run one host from its start to its end, and return its program's exit code."""
+    for own in (descriptor, *kept):  # the program must not inherit them
         os.set_inheritable(own, False)
     spec = json.loads(_read_line(0))
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker)
     for number in (signal.SIGCHLD, *spec["delivered"]):
-        signal.signal(number, lambda *_: None)  # its number is in the pipe
+        signal.signal(number, lambda *_: None)  # the wakeup pipe gets its number
     _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         if spec["isolated"]:
@@ -91,6 +93,10 @@ def _isolate(spec: dict[str, Any]) -> None:
 
 
 def _enter_namespaces(spec: dict[str, Any]) -> None:
+    # The order matters:
+    # 1. Read the IDs before unshare: in the new user namespace they are not mapped yet.
+    # 2. Deny setgroups before gid_map: without root, the kernel accepts the map only then.
+    # 3. Make all mounts private before the first new one, so that none is visible outside.
     user, group = os.geteuid(), os.getegid()
     network = CLONE_NEWNET if spec["private_network"] else 0
     _call("unshare", CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID | network)
@@ -98,7 +104,7 @@ def _enter_namespaces(spec: dict[str, Any]) -> None:
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
     _mount("none", "/", "", MS_REC | MS_PRIVATE)
-    # Open them first: a mount may hide the next one's source, which therefore goes by its descriptor.
+    # 4. Open every source before the first mount, which may hide it: a source is mounted by its descriptor.
     binds = {target: os.open(source, os.O_PATH) for target, source in spec["binds"].items()}
     _mount_opt_ml(spec["ml_root"])
     for target, source in binds.items():
@@ -113,8 +119,8 @@ def _enter_namespaces(spec: dict[str, Any]) -> None:
 
 
 def _mount_opt_ml(ml_root: str) -> None:
-    """Put ``ml_root`` at /opt/ml, which need not exist: /opt becomes a private directory with all that was in it."""
-    # Open both first: mounting hides them, and ml_root may lie below /opt. A mount's source goes by its descriptor.
+    """Put ``ml_root`` at /opt/ml, which need not exist: /opt becomes a private directory with its old entries."""
+    # Open both first, and mount them by descriptor: the mount on /opt hides them, as ml_root may lie below /opt.
     opt, root = os.open(OPT, os.O_PATH | os.O_DIRECTORY), os.open(ml_root, os.O_PATH | os.O_DIRECTORY)
     entries = list(os.scandir(f"/proc/self/fd/{opt}"))
     _mount("tmpfs", OPT, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
@@ -137,7 +143,7 @@ def _mount_opt_ml(ml_root: str) -> None:
 
 
 def _raise_loopback() -> None:
-    """Switch the private network's one interface on."""
+    """Switch on the private network's one interface."""
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
 
@@ -148,21 +154,22 @@ def _mount_hosts(hosts: dict[str, str]) -> None:
 
 
 def _mount_environment() -> None:
-    """Let a root user's program add to what logins find: it may believe that a container is all that it changes."""
+    """Give the host a private /etc/environment: a root user's program may add to it, as it would in a container."""
     if Path(ENVIRONMENT).exists():
         _mount_file(ENVIRONMENT, Path(ENVIRONMENT).read_bytes())
 
 
 def _mount_file(target: str, content: bytes) -> None:
-    """Put other content in a file's place, for this host alone."""
-    file = Path(OPT, ".mounted")  # on the private /opt, and gone from there as soon as it is mounted
+    """Replace a file's content, for this host alone."""
+    file = Path(OPT, ".mounted")  # on the private /opt, and unlinked once it is mounted
     file.write_bytes(content)
     _mount(str(file), target, "", MS_BIND)
     file.unlink()
 
 
 def _start(spec: dict[str, Any], status: int) -> int:
-    """Fork and execute the program; its process ID once it runs."""
+    """Fork and execute the program; return its process ID once it runs."""
+    # A successful exec closes the child's end of this pipe, so an end without a reason means that the program runs.
     failed, failing = os.pipe2(os.O_CLOEXEC)
     program = os.fork()
     if program == 0:
@@ -186,7 +193,7 @@ def _become(spec: dict[str, Any], failing: int, status: int) -> NoReturn:
         if spec["isolated"]:
             _mount_proc()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        if status == 2:  # it is no stream of the program's
+        if status == 2:  # descriptor 2 is the supervisor's status: the program gets its output instead
             os.dup2(1, 2)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, *spec["delivered"]):
@@ -206,7 +213,7 @@ def _become(spec: dict[str, Any], failing: int, status: int) -> NoReturn:
 def _is_orphan(failing: int) -> bool:
     """Return whether the supervisor was killed before this process asked to die with it: its pipe has no reader.
 
-    The parent's number would not tell: seen from a PID namespace, a parent outside has none.
+    The parent's ID would not tell: in a PID namespace, a parent outside has none.
     """
     poller = select.poll()
     poller.register(failing, 0)
@@ -225,21 +232,17 @@ def _mount_proc() -> None:
     try:
         _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     except PermissionError:
-        # Inside a container whose own /proc is partly masked. The outer /proc stays: /proc/self is right in it.
+        # In a container whose own /proc is partly masked, the outer /proc stays: /proc/self is right in it.
         return
 
 
 def _wait(program: int, woken: int, delivered: list[int], *, is_init: bool) -> int:
-    """Deliver signals until the program has ended; kill it when standard input ends.
+    """Deliver signals until the program has ended, and return its exit code; kill it when standard input ends.
 
-    Args:
-        program: Its process ID.
-        woken: The pipe that has the numbers of signals that came to this process.
-        delivered: Those of them that are the program's.
-        is_init: Whether it is PID 1 of a namespace, which ignores a signal until it has a handler for it, or waits for
-            it. What came too early comes again once there is a handler.
-
-    Its exit code, or, if a signal ended it, the signal's negative number.
+    If a signal ended the program, the result is the signal's negative number. ``woken`` is the pipe with the numbers of
+    received signals; ``delivered`` are those for the program. With ``is_init`` the program is PID 1 of a namespace,
+    which ignores a signal unless it has a handler or waits for it: a signal that came too early comes again once there
+    is a handler, within START_SECONDS.
     """
     control = [0]
     early: list[int] = []
@@ -248,7 +251,7 @@ def _wait(program: int, woken: int, delivered: list[int], *, is_init: bool) -> i
         ended, result = os.waitpid(-1, os.WNOHANG)
         if ended == program:
             return os.waitstatus_to_exitcode(result)
-        if ended:  # an orphan that the subreaper was given
+        if ended:  # an orphan of the program
             continue
         ready, _, _ = select.select([*control, woken], [], [], LOOK_SECONDS if early else None)
         signals = [number for number in os.read(woken, 4096) if number in delivered] if woken in ready else []
@@ -260,7 +263,8 @@ def _wait(program: int, woken: int, delivered: list[int], *, is_init: bool) -> i
             if is_init and not _catches(program, number):
                 early.append(number)
             os.kill(program, number)
-        # It ignored them if it still started, and not if it waits for them without a handler: then it gets none.
+        # A program that was still starting ignored them. One that waits for them without a handler got them, and gets
+        # no second one.
         for number in [number for number in early if _catches(program, number)]:
             early.remove(number)
             os.kill(program, number)
@@ -270,7 +274,8 @@ def _wait(program: int, woken: int, delivered: list[int], *, is_init: bool) -> i
 
 def _catches(program: int, number: int) -> bool:
     """Return whether a program that is PID 1 of its namespace has a handler for a signal."""
-    # Its own /proc is mounted here, in which this process, outside of the namespace, has no number; or it could not be.
+    # If the program's own /proc is mounted here, this process is outside its namespace and has no /proc/self. Otherwise
+    # the outer /proc shows the program by its number here.
     seen = program if Path("/proc/self").exists() else 1
     try:
         status = Path(f"/proc/{seen}/status").read_text()
@@ -281,7 +286,7 @@ def _catches(program: int, number: int) -> bool:
 
 
 def _kill_children() -> None:
-    """Kill what is left, generation by generation: orphans become our children."""
+    """Kill all descendants that are left, generation by generation: orphans become our children."""
     while True:
         for child in _children():
             os.kill(child, signal.SIGKILL)

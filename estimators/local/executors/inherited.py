@@ -1,6 +1,6 @@
-"""What a program of a host that is a process of this machine gets from this process: only what any needs to run here.
+"""The variables that a host's program inherits if it is a process of this machine: only those that any program needs.
 
-Never AWS credentials, nor the files that they stand in: a job must not reach the user's account.
+They never include AWS credentials, or the paths of their files: a job must not reach the user's account.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ INHERITED = (
     "https_proxy",
     "no_proxy",
 )
-"""Programs, libraries, devices, and what ``requirements.txt`` needs to reach a package index."""
+"""Variables for programs, libraries and devices, and for ``requirements.txt`` to reach a package index."""
 
 
 def inherited_environment(*, hosts: int) -> dict[str, str]:
     """Return the variables; `python` and `torchrun` are those of the Python that runs the platform.
 
-    Args:
-        hosts: How many hosts share this machine's cores. Left alone, the threads of each would take them all, and wait
-            for each other: a step of a small network takes twenty times as long.
+    ``hosts`` share this machine's cores. Without a limit, the threads of each host would take all cores and wait for
+    each other: a step of a small network takes twenty times as long.
     """
     inherited = {
         name: value

@@ -1,4 +1,4 @@
-"""Whether a program can have namespaces of its own on this machine: found out by starting one that does nothing."""
+"""Find out whether a program can have its own namespaces on this machine, by starting one that does nothing."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from estimators.local.executors.supervised_process import SupervisedProcess, Sup
 
 
 def why_no_namespaces(*, private_network: bool = False) -> str | None:
-    """Return why a program can't have namespaces of its own here; None if it can.
+    """Return why a program can't have its own namespaces here; None if it can.
 
-    Args:
-        private_network: Whether it is to have a network of its own, too.
-
-    Raises:
-        HostStartError: Nothing is known, for it could not be started for another reason.
+    ``private_network`` asks for its own network, too. Raise HostStartError if the probe fails for another reason.
     """
     with tempfile.TemporaryDirectory(prefix="smddp-probe-") as directory:
         program = SupervisedProgram(

@@ -1,8 +1,8 @@
-"""Runs each host of a job as processes of this machine: no Docker, no root, and nothing that outlives this process.
+"""Run each host of a job as processes of this machine: no Docker, no root, and nothing that outlives this process.
 
 Where user namespaces are allowed, a host has its own ``/opt/ml``, host name, ``/etc/hosts`` and process IDs. Where they
 are barred (some containers, Ubuntu's AppArmor), the program gets ``SAGEMAKER_BASE_DIR`` instead, and a warning says so.
-Either way a supervisor process stands between: see ``host_supervisor.py``.
+In both cases a supervisor process starts and ends the program: see ``host_supervisor.py``.
 """
 
 from __future__ import annotations
@@ -23,22 +23,18 @@ from estimators.local.executors.supervised_process import SupervisedProcess, Sup
 logger = logging.getLogger(__name__)
 
 TRAIN = (sys.executable, "-m", "smddp.container")
-"""What a training image would run as ``train``."""
+"""The command that a training image would run as ``train``."""
 _ML_ROOT = PurePosixPath("/opt/ml")
 _TEMPORARY = "tmp"
-"""Where a program that sees its tree at /opt/ml has its temporary files: like a container's, they go away with it."""
+"""Directory of temporary files for a program with its tree at /opt/ml: like a container's, they go away with it."""
 
 
 class ProcessExecutor:
     """An `Executor` of plain processes.
 
-    Args:
-        isolated: Whether hosts get namespaces of their own. None tries it once, and warns if they are barred.
-        lifeline: Of the directory that the hosts write in: it stays open until each has ended.
-        open_files: The soft limit of their programs; None: this process's.
-
-    Raises:
-        HostStartError: Trying it failed for another reason.
+    ``isolated`` None tries namespaces once, and warns if they are barred; HostStartError if that fails for another
+    reason. ``lifeline`` belongs to the directory that the hosts write in, and stays open until each has ended.
+    ``open_files`` is the programs' soft limit; None: this process's.
     """
 
     def __init__(
@@ -50,7 +46,7 @@ class ProcessExecutor:
 
     @property
     def isolated(self) -> bool:
-        """Whether a program sees its directory at ``/opt/ml`` and reaches the hosts by their names.
+        """Whether a program sees its directory at ``/opt/ml``, and reaches the hosts by their names.
 
         If not, it gets ``SAGEMAKER_BASE_DIR``, and hosts are known by their addresses.
         """
@@ -58,20 +54,20 @@ class ProcessExecutor:
 
     @property
     def cannot_pipe(self) -> None:
-        """Nothing keeps named pipes from hosts."""
+        """None: named pipes reach the hosts."""
 
     @property
     def runs_images(self) -> bool:
-        """No: what runs is this Python's environment."""
+        """False: the program runs in this Python's environment."""
         return False
 
     @property
     def no_opt_ml(self) -> str | None:
-        """Why a program gets ``SAGEMAKER_BASE_DIR`` instead; None if it does not."""
+        """Why a program gets ``SAGEMAKER_BASE_DIR`` instead; None if it has ``/opt/ml``."""
         return None if self._isolated else "user namespaces are barred on this machine"
 
     def find_image(self, wanted: str) -> str:
-        """Take any image: what runs is this Python's environment."""
+        """Return any image unchanged: the program runs in this Python's environment."""
         return wanted
 
     def cluster(self, spec: ClusterSpec) -> ProcessCluster:
@@ -82,11 +78,8 @@ class ProcessExecutor:
 class ProcessCluster:
     """A `HostCluster` of plain processes.
 
-    Args:
-        spec: The hosts.
-        isolated: Whether they get namespaces of their own.
-        lifeline: Of the directory that they write in.
-        open_files: The soft limit of their programs; None: this process's.
+    ``lifeline`` belongs to the directory that they write in. ``open_files`` is the programs' soft limit; None: this
+    process's.
     """
 
     interface = "lo"
@@ -106,14 +99,14 @@ class ProcessCluster:
         self._addresses = give_addresses(spec.roots)
         self._environment = {
             **inherited_environment(hosts=len(spec.roots)),
-            # Never a path of this machine's: sockets in it could not be bound, if it had more than 108 bytes.
+            # Never a path of this machine, which may be longer than the 108 bytes of a socket's path.
             **({"TMPDIR": str(_ML_ROOT / _TEMPORARY)} if isolated else {}),
             "SMDDP_MASTER_PORT": str(free_port_on_all_addresses()),
         }
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Each host's own address in 127.0.0.0/8, which no other running host has."""
+        """Each host's own address in 127.0.0.0/8."""
         return self._addresses
 
     def known_as(self, host: str) -> str:
@@ -125,11 +118,7 @@ class ProcessCluster:
         return _ML_ROOT if self._isolated else self._roots[host]
 
     def start(self, host: HostSpec) -> SupervisedProcess:
-        """Start the host's program.
-
-        Raises:
-            HostStartError: If the program can't be started, with the reason.
-        """
+        """Start the host's program; raise HostStartError with the reason if it can't be started."""
         root = self._roots[host.name]
         if self._isolated:
             (root / _TEMPORARY).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""One program that is a process of this machine, held through its supervisor: see ``host_supervisor.py``."""
+"""One program as a process of this machine, controlled through its supervisor: see ``host_supervisor.py``."""
 
 from __future__ import annotations
 
@@ -20,46 +20,44 @@ from smddp.process.exit_codes import as_shell
 from smddp.process.output_lines import merge_lines
 
 START_SECONDS = 60.0
-"""How long a host may take to its report; a machine under load takes seconds, a host that hangs for ever."""
+"""Time limit in seconds for a host's first report; a machine under load takes seconds, a hanging host never reports."""
 SUPERVISOR = str(Path(__file__).with_name("host_supervisor.py"))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SupervisedProgram:
-    """What a supervisor is told: a program, and what it is to see of the machine."""
+    """The order of a supervisor: a program, and the program's view of the machine."""
 
     name: str
-    """The host's name, for its program and in errors."""
+    """Name of the host, for its program and in errors."""
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    """All of it."""
+    """All variables of the program."""
     directory: str
-    """Where it runs, as it sees the machine."""
+    """Working directory, as the program sees it."""
     isolated: bool
-    """Whether it gets namespaces of its own; the fields below are for one that does."""
+    """Whether the program gets its own namespaces; `ml_root`, `hosts`, `binds` and `private_network` apply only
+    then."""
     ml_root: str
-    """What it sees as ``/opt/ml``."""
+    """The directory that the program sees as ``/opt/ml``."""
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """Addresses by name, besides localhost."""
+    """Addresses by host name, besides localhost."""
     binds: Mapping[str, str] = field(default_factory=dict)
-    """Files and directories of the machine by the path, which must be there, at which it is to see them."""
+    """Files and directories of the machine, by the path at which the program sees them; the path must exist."""
     open_files: int | None = None
-    """Its soft limit of open files; None: this process's."""
+    """Soft limit of the program's open files; None: this process's."""
     private_network: bool = False
-    """Whether its network has no address but its own loopback's: nobody else reaches a port that it opens."""
+    """Whether the program's network is only its own loopback, so that no other program reaches its ports."""
     delivered: tuple[int, ...] = ()
-    """Signals that the supervisor, when it is sent one itself, delivers to it."""
+    """Signals that the supervisor delivers to the program when it gets them itself."""
     given: tuple[str, ...] = ()
-    """Variables that are in its environment as the supervisor finds them on its machine, if it does."""
+    """Variables that the program gets from the supervisor's environment, if they are set there."""
 
 
 class Supervised:
     """A `HostProcess` behind a supervisor, wherever that runs: orders go in, output and the exit code come out.
 
-    Args:
-        program: What to start; the first order.
-        process: The supervisor, or what leads to it, with unbuffered pipes.
-        output: What the program writes.
+    ``process`` is the supervisor, or a program that leads to it, with unbuffered pipes.
     """
 
     def __init__(self, program: SupervisedProgram, process: subprocess.Popen[bytes], output: BinaryIO) -> None:
@@ -67,28 +65,29 @@ class Supervised:
         self._killed = False
         self._process = process
         self._orders = process.stdin
-        # One thread waits and closes the pipe, another sends signals: without it, a signal could go into a file that
-        # has got the number of the pipe meanwhile.
+        # Guards `_orders`: one thread waits and closes the pipe, another sends signals. Without the lock, a signal
+        # could go into a file that has got the descriptor of the pipe. A write under it ends when the supervisor reads,
+        # or ends.
         self._sending = Lock()
         self._output = output
         self._send(json.dumps(asdict(program)).encode() + b"\n")
 
     @property
     def output(self) -> BinaryIO:
-        """Standard output and standard error, together, of which no line is torn by the other's."""
+        """Standard output and standard error together; no line of one is torn by the other."""
         return self._output
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the program alone; nothing if it has ended."""
+        """Send a signal to the program alone; do nothing if it has ended."""
         self._send(bytes([signum]))
 
     def kill(self) -> None:
-        """End the program and everything that it started, at once."""
+        """End the program and every process that it started, at once."""
         self._killed = True
         self.signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> Exit | None:
-        """How it ended, or None after ``timeout`` seconds."""
+        """Return how the host ended, or None after ``timeout`` seconds."""
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -98,17 +97,17 @@ class Supervised:
         return Exit(code=as_shell(code), lost=None if self._killed else self._loss(code))
 
     def _loss(self, returncode: int) -> str | None:
-        """Why a host that ended so, and was not killed by this process, was lost; None if it was not."""
+        """Return why a host that ended, and that this process did not kill, was lost; None if it was not."""
         raise NotImplementedError
 
     def _abandon(self) -> None:
-        """End a supervisor that has not answered: it takes no orders yet, and its child goes with it."""
+        """Kill a supervisor that has not answered; its child dies with it."""
         self._process.kill()
         self._output.close()
         self.wait()
 
     def _send(self, message: bytes) -> None:
-        """Write to the supervisor, which takes its orders until the host has ended and none thereafter."""
+        """Write an order to the supervisor; do nothing once the host has ended."""
         with self._sending:
             try:
                 while message and not self._orders.closed:
@@ -120,15 +119,9 @@ class Supervised:
 class SupervisedProcess(Supervised):
     """A process of this machine, through its supervisor's pipes.
 
-    Args:
-        program: What to start.
-        log: Where its output goes; None: `output` has it.
-        keep: Descriptors that are to stay open in the supervisor, and not in the program, until it has ended.
-        umask: Of the program; -1: this process's.
-
-    Raises:
-        NoNamespacesError: This machine lets the program have no namespaces of its own.
-        HostStartError: The program can't be started for another reason, which it gives.
+    ``log`` gets the output; with None, `output` has it. ``keep`` are descriptors that stay open in the supervisor, but
+    not in the program, until it has ended. ``umask`` is the program's; -1: this process's. Raise NoNamespacesError if
+    this machine bars namespaces, HostStartError with the reason for another failure.
     """
 
     def __init__(
@@ -174,14 +167,14 @@ class SupervisedProcess(Supervised):
 
     @property
     def pid(self) -> int:
-        """The program's process ID, as this machine counts."""
+        """The program's process ID on this machine."""
         return self._pid
 
     def _loss(self, returncode: int) -> str | None:
-        """Say that the program was killed, or its supervisor, and it with that."""
+        """Return that the program was killed, if a signal ended it or its supervisor; else None."""
         return "its first process was killed from outside" if returncode < 0 else None
 
 
 def not_started(program: SupervisedProgram, why: str) -> HostStartError:
-    """Return the error that says why a program does not run."""
+    """Return the error of a program that does not run, with the reason."""
     return HostStartError(f"{program.name}: {program.argv[0]} could not be started: {why}")

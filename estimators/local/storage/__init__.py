@@ -1,4 +1,4 @@
-"""Where the platform's S3 objects lie: in moto's memory, which needs nothing from here, or in SeaweedFS on disk."""
+"""The platform's S3 objects: on disk in SeaweedFS, or in moto's memory, which needs nothing from here."""
 
 from __future__ import annotations
 

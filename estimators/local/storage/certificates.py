@@ -1,7 +1,7 @@
-"""Certificates for SeaweedFS's components: none of them talks to anybody who has not got the one key made here.
+"""Certificates for SeaweedFS's components, so that they talk only to programs with the one key made here.
 
 SeaweedFS's gRPC asks for no credentials of its own. With these files every connection, in either direction, is TLS with
-a certificate of an authority that signs once, for this server, and whose key is kept nowhere.
+a certificate of one authority. The authority signs once, for this server, and its key is not stored.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from pathlib import Path
 from estimators.local.errors import INSTALL, LocalPlatformError
 
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin", "worker", "client", "msg_broker", "msg_agent")
-"""All that read a certificate of their own from security.toml."""
+"""Components that read a certificate of their own from security.toml."""
 _AUTHORITY = "smddp-authority"
 _LIFETIME = timedelta(days=3650)  # longer than a platform runs
 _CLOCK_SKEW = timedelta(days=1)
 
 
 def write_certificates(directory: Path) -> None:
-    """Write the authority's certificate, a signed one with its key, and the security.toml that names them.
+    """Write the authority's certificate, a signed certificate with its key, and the security.toml that names them.
 
-    Args:
-        directory: Where SeaweedFS will run, and look for security.toml; nobody else may read it.
+    SeaweedFS runs in ``directory``, and looks for security.toml there; nobody else may read it.
     """
     try:
         from cryptography import x509

@@ -1,9 +1,10 @@
-"""The door to SeaweedFS's S3: it passes every request on as it came, but for encryption by a key of AWS.
+"""The proxy in front of SeaweedFS's S3: it passes every request on unchanged, except encryption with an AWS key.
 
 The SageMaker SDK uploads code with ``ServerSideEncryption: aws:kms`` and no key, which on AWS means AWS's own key.
-SeaweedFS knows no such key and refuses. Objects here lie on the user's own disk: the wish is dropped, and the request
-signed anew, after its own signature was checked. Any other request SeaweedFS checks itself, unchanged, but that the
-body is the one that was signed for: it does not. No body is held; the last piece is, until the whole is known.
+SeaweedFS has no such key and refuses. Objects here are on the user's own disk, so the gateway checks the signature,
+drops the encryption, and signs the request anew. SeaweedFS checks the signature of every other request itself, but not
+that the body matches the signed hash: the gateway checks that. It holds no body in memory, except the last piece until
+the whole body is checked.
 """
 
 from __future__ import annotations
@@ -32,18 +33,14 @@ _ENCRYPTION = "x-amz-server-side-encryption"
 _SIGNED_QUERY = re.compile(r"[?&](X-Amz-)?Signature=")
 _PIECE = 1 << 20  # bytes passed on at a time
 _OWN_BUSINESS = frozenset({"connection", "keep-alive", "transfer-encoding", "expect"})
-"""Headers between one client and one server: they are not passed on."""
+"""Headers of one connection, which are not passed on."""
 
 
 class Gateway:
     """An HTTP server on one of this machine's addresses, in threads of its own.
 
-    Args:
-        connect: Makes a connection to SeaweedFS's S3, or raises StorageEndedError with the reason why there is none.
-        keys: What requests are signed with.
-        chaos: The faults that requests meet.
-        address: Where it answers.
-        port: Its port there; 0 takes any free one.
+    ``connect`` returns a connection to SeaweedFS's S3, or raises StorageEndedError with the reason. ``port`` 0 takes
+    any free one.
     """
 
     def __init__(
@@ -62,15 +59,15 @@ class Gateway:
 
     @property
     def endpoint_url(self) -> str:
-        """Where it answers."""
+        """The URL of the gateway."""
         return f"http://{self._address}:{self._server.server_port}"
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start answering."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering; requests in progress are abandoned."""
+        """Stop answering; abandon requests in progress."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -100,15 +97,15 @@ class _Handler(BoundedHandler):
             return self._refuse(400, "InvalidArgument", problem)
         if (refusal := self._meet_fault(headers)) is not None:
             for _ in _pieces(self.rfile, length, stated=""):
-                pass  # a client that still sends would see a reset connection in place of the answer
+                pass  # a client that still sends would see a reset connection, not the answer
             return self._refuse(refusal.status, refusal.code, refusal.message)
         upstream = SocketConnection(self.upstream)
         try:
             stated = headers.get("x-amz-content-sha256", "")
             if headers.get(_ENCRYPTION, "AES256") != "AES256" and "authorization" in headers:
                 headers = self._without_encryption(headers)
-            # SeaweedFS takes a body that ends before its first byte for an empty one, and stores that. Once a piece has
-            # come, it notices that the rest is missing.
+            # Wait for the first piece: SeaweedFS stores an empty object if a body ends before its first byte. After a
+            # piece, it notices a missing rest.
             pieces = _pieces(self.rfile, length, stated)
             first = next(pieces)
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -132,17 +129,17 @@ class _Handler(BoundedHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on  # noqa: N815 - http.server's names
 
     def _meet_fault(self, headers: dict[str, str]) -> ErrorResponse | None:
-        """Let the request meet the faults that are set; one of a stranger meets none, and so uses none up."""
+        """Return the refusal of a fault that is set, or None; an unsigned request meets none and uses none up."""
         if self.chaos.is_empty:
             return None
         try:
             self._verified(headers)
-        except SignatureError:  # or an older kind of signature, which SeaweedFS knows
+        except SignatureError:  # also an older kind of signature, which SeaweedFS knows
             return None
         return meet(self.chaos, "s3", self.command, headers.get("user-agent", ""))
 
     def _verified(self, headers: dict[str, str]) -> Request:
-        """Return the request as it was signed, of whose body only the hash is known that its headers state."""
+        """Return the request after a check of its signature, with the hash of the body that the headers state."""
         path, _, query = self.path.partition("?")
         stated = headers.get("x-amz-content-sha256", "")
         request = Request(method=self.command, path=path, query=query, headers=headers, body_sha256=lambda: stated)
@@ -167,12 +164,12 @@ class _Handler(BoundedHandler):
             self.send_header("Content-Length", str(len(first)))
         self.end_headers()
         self.wfile.write(first)
-        del first  # a client may take hours over the rest
+        del first  # free it: a client may take hours over the rest
         for piece in pieces:
             self.wfile.write(piece)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Say no as S3 does, and end the connection: what may follow of a body is not waited for."""
+        """Refuse as S3 does, and close the connection, without waiting for the rest of a body."""
         self.close_connection = True
         content = f"<Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error>".encode()
         self.send_response(status)
@@ -184,14 +181,14 @@ class _Handler(BoundedHandler):
             self.wfile.write(content)
 
     def log_request(self, code: Any = "-", size: Any = "-") -> None:
-        """Say nothing of requests: the platform's log is for what goes wrong."""
+        """Log no requests: the platform's log is for failures."""
 
 
 def _problem_of_key(target: str, *, has_body: bool) -> str | None:
-    """Return what is wrong with the key in a request's path, where SeaweedFS would store another key or none.
+    """Return the problem of a key that SeaweedFS would store under another name, or not at all; else None.
 
-    Without a word it leaves out empty parts, makes "/" of a backslash, hides parts named .uploads, and drops what is
-    sent to a key that ends with "/", which is a directory to it.
+    SeaweedFS silently drops empty parts, turns a backslash into "/", hides parts named .uploads, and drops the content
+    of a key that ends with "/", which is a directory to it.
     """
     key = unquote(target.partition("?")[0], errors="surrogateescape").removeprefix("/").partition("/")[2]
     parts = key.removesuffix("/").split("/")
@@ -204,11 +201,9 @@ def _problem_of_key(target: str, *, has_body: bool) -> str | None:
 
 
 def _response_pieces(response: HTTPResponse) -> Iterator[bytes]:
-    """Yield the body of an answer piece by piece; in one piece what has no length, a list or an error, which is small.
+    """Yield the body of an answer in pieces; a body without a length (a list or an error) is small, and one piece.
 
-    Raises:
-        OSError: The connection ended before the body did.
-        HTTPException: Likewise, where the body has no length.
+    Raise OSError or HTTPException if the connection ends before the body does.
     """
     if response.length is None:
         yield response.read()
@@ -223,11 +218,9 @@ def _response_pieces(response: HTTPResponse) -> Iterator[bytes]:
 
 
 def _pieces(body: BufferedIOBase, length: int, stated: str) -> Iterator[bytes]:
-    """Yield a body piece by piece, at least one; the last only once the whole is the one that was signed, if any was.
+    """Yield a body in pieces, at least one; the last comes only after the whole body is checked against a signed hash.
 
-    Raises:
-        SignatureError: It is another one.
-        OSError: It is not all there.
+    Raise SignatureError if the hash differs, OSError if the body is incomplete.
     """
     digest = hashlib.sha256()
     is_signed = re.fullmatch("[0-9a-f]{64}", stated) is not None

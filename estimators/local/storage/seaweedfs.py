@@ -1,7 +1,7 @@
-"""SeaweedFS: a real S3 on disk that is started again when it dies, and never outlives this process.
+"""SeaweedFS: a real S3 on disk that is restarted when it dies, and never outlives this process.
 
-It demands the platform's own key pair, and is reached by one socket in a directory that is closed to other users, so
-that nobody can take its place while it is away. See `SeaweedFSProcess` for what keeps others from its components.
+It demands the platform's own key pair, and listens on one socket in a directory closed to other users, so that nobody
+can take its place while it is down. `SeaweedFSProcess` says what protects its components.
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 30.0
 _PAUSES = (0.0, 1.0, 4.0)
-"""Seconds before each restart, of which there are as many: what kills it within milliseconds may pass in a moment."""
+"""Seconds before each restart, one entry per restart: a fault that kills it within milliseconds may pass in a
+moment."""
 _STEADY_SECONDS = 60.0
-"""A run that was as long is no failed start: the restarts are counted from 0 again."""
+"""A longer run resets the count of restarts."""
 _POLL_SECONDS = 0.02
 _RELEASE_SECONDS = 2.0
 
 
 class SeaweedFS:
-    """An S3 server whose objects lie in `data`, and everything else of it in `run`.
+    """An S3 server with its objects in ``data``, and all its other files in ``run``.
 
-    Args:
-        data: Made if missing, and closed to other users.
-        run: A directory that only this process's user may read.
-        keys: What its S3 demands.
-        isolated: Whether to run it in namespaces of its own, where they are allowed.
-        lifeline: Of the directory that it runs in: it stays open until it has ended.
+    ``data`` is made if missing, and closed to other users; only this process's user may read ``run``. ``isolated`` asks
+    for namespaces of its own, where they are allowed. ``lifeline`` belongs to ``run``, and stays open until SeaweedFS
+    has ended.
     """
 
     def __init__(
@@ -54,28 +52,28 @@ class SeaweedFS:
         self._log = run / "seaweedfs.log"
         self._keys = keys
         self._isolated = isolated
-        """Settled by `launch`, once for all restarts: what was out of others' reach never comes into it."""
+        """Decided by `launch`, once for all restarts: an isolated SeaweedFS never restarts within others' reach."""
         self._lifeline = lifeline
         self._lock: IO[str] | None = None
         self._program = ""
         self._process: SeaweedFSProcess | None = None
         self._watcher: threading.Thread | None = None
         self._closing = threading.Event()
-        # Between the watcher, which starts new processes, and `close`, after which there must be none.
+        # Guards the start of a process against `close`: both check or set `_closing` under it, so that no process
+        # starts after `close`. One start or one stop bounds the wait.
         self._starting = threading.Lock()
         self._ended: str | None = None
 
     @property
     def process(self) -> SeaweedFSProcess:
-        """What runs, or ran last."""
+        """The process that runs, or ran last."""
         assert self._process is not None
         return self._process
 
     def launch(self) -> None:
-        """Start it without waiting for it.
+        """Start SeaweedFS without waiting until it answers.
 
-        Raises:
-            LocalPlatformError: SeaweedFS is not installed, can't be started, or its data are in use or somebody else's.
+        Raise LocalPlatformError if it is not installed or can't start, or its data are in use or another user's.
         """
         self._program = find_program()
         make_private(self._data)
@@ -90,8 +88,7 @@ class SeaweedFS:
     def wait_until_ready(self) -> None:
         """Return once S3 answers.
 
-        Raises:
-            LocalPlatformError: It ended, or does not answer in time; with the last lines of its log.
+        Raise LocalPlatformError with the last lines of the log if SeaweedFS ends, or does not answer in time.
         """
         deadline = time.monotonic() + _START_SECONDS
         while not _answers(self.process):
@@ -100,20 +97,17 @@ class SeaweedFS:
             time.sleep(_POLL_SECONDS)
 
     def watch(self, ended: Callable[[str], None]) -> None:
-        """From now on, start it again on the same data when it dies.
+        """From now on, restart SeaweedFS on the same data when it dies.
 
-        Args:
-            ended: Called with the reason when it has died so often that it is given up; `connect` raises it then.
+        After too many deaths it is given up: ``ended`` is called with the reason, and `connect` raises it from then on.
         """
         self._watcher = threading.Thread(target=self._watch, args=(ended,), name="storage-watcher", daemon=True)
         self._watcher.start()
 
     def connect(self) -> socket.socket:
-        """Return a connection to S3; while it is started again, wait for it.
+        """Return a connection to S3; wait while it restarts, for `_START_SECONDS` at most.
 
-        Raises:
-            StorageEndedError: It was given up, with the reason.
-            OSError: Nobody answers.
+        Raise StorageEndedError with the reason if it was given up, OSError if nobody answers.
         """
         deadline = time.monotonic() + _START_SECONDS
         while True:
@@ -127,7 +121,7 @@ class SeaweedFS:
             self._closing.wait(_POLL_SECONDS)
 
     def close(self) -> None:
-        """End it."""
+        """End SeaweedFS and the watcher, and unlock the data."""
         with self._starting:
             self._closing.set()
             if self._process is not None:
@@ -154,7 +148,7 @@ class SeaweedFS:
         try:
             self._ended = self._keep_running()
         except Exception as error:
-            # Whatever it was: jobs that wait for objects must end, with the reason.
+            # After any error, jobs that wait for objects must end, with the reason.
             logger.exception("the storage's watcher failed")
             self._ended = f"SeaweedFS, which keeps the objects, can't be watched any more: {error!r}"
         if self._ended is not None:
@@ -162,8 +156,11 @@ class SeaweedFS:
             ended(self._ended)
 
     def _keep_running(self) -> str | None:
-        """Start it again whenever it dies; why it is given up, or None once it is closed."""
+        """Restart SeaweedFS whenever it dies; return why it is given up, or None once it is closed."""
         restarts = 0
+        # 1. Wait until the process dies. A restart that fails counts as a death, without a wait.
+        # 2. Give up after as many restarts in a row as there are pauses. A run over `_STEADY_SECONDS` resets the count.
+        # 3. `close` cuts a pause short, and no process starts after it.
         problem: str | None = None
         while True:
             if problem is None:
@@ -187,7 +184,7 @@ class SeaweedFS:
             problem = self._start_again()
 
     def _await_death(self) -> tuple[str, float]:
-        """Return how it ended, and after how many seconds."""
+        """Return how the process ended, and after how many seconds."""
         began = time.monotonic()
         end = self.process.wait()
         assert end is not None
@@ -195,12 +192,12 @@ class SeaweedFS:
         return f"ended with exit code {end.code}", time.monotonic() - began
 
     def _start_again(self) -> str | None:
-        """Start it unless it is closed; what kept it from starting."""
+        """Start a process unless SeaweedFS is closed; return the error, or None."""
         with self._starting:
             if not self._closing.is_set():
                 try:
                     self._process = self._start()
-                except Exception as error:  # of whatever kind, it is a failed attempt
+                except Exception as error:  # any error is a failed attempt
                     return f"could not be started again ({error})"
         return None
 
@@ -232,7 +229,11 @@ def _answers(process: SeaweedFSProcess) -> bool:
 
 
 def _lock(data: Path) -> IO[str]:
-    """Hold the directory, so that two platforms never write the same data; one that is just ending has it a moment."""
+    """Lock the data, so that two platforms never write the same.
+
+    A platform that is just ending locks them a moment longer: wait for it, `_RELEASE_SECONDS` at most. The supervisor
+    of SeaweedFS inherits the lock, so the data stay locked until SeaweedFS has ended.
+    """
     lock = (data / LOCK).open("w")
     deadline = time.monotonic() + _RELEASE_SECONDS
     while not _locked(lock):

@@ -1,8 +1,8 @@
-"""One run of `weed`, from its start to its end: its files, its options, and what it sees of the machine.
+"""One run of `weed`, from its start to its end: its files, its options, and its view of the machine.
 
 Its components demand random tokens or certificates, or have their HTTP interface switched off. Where namespaces are
-allowed, nobody else reaches them at all: its network is its own, and so is its /tmp, in which it puts sockets whose
-names can't be chosen. The one way in is the socket of its S3 in a directory that is closed to other users.
+allowed, nobody else reaches them at all: it has its own network, and its own /tmp for sockets whose names can't be
+chosen. The one entrance is the socket of its S3, in a directory closed to other users.
 """
 
 from __future__ import annotations
@@ -37,19 +37,15 @@ _GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above i
 _STOP_SECONDS = 3.0  # it has put everything away by then, and may wait 30 s for idle connections of its own
 _MOST_VOLUMES = 10_000
 _HAS_VOLUMES = b"added volume server"
-"""What its log says once objects can be read: the S3 answers before that, for 5 s if the volumes came too early."""
+"""Text in the log once objects can be read. S3 answers before that, for 5 s if the volumes came too early."""
 _VOLUMES_SECONDS = 15.0
-"""After which it is used without such a line: a newer SeaweedFS may say it in other words."""
+"""Seconds after which it is used without such a line: a newer SeaweedFS may word it otherwise."""
 _INSIDE = PurePath("/opt/ml")
-"""Where a supervised program with namespaces finds its directory."""
+"""Directory of a supervised program with namespaces, as the program sees it."""
 
 
 def find_program() -> str:
-    """Return the path of `weed`.
-
-    Raises:
-        LocalPlatformError: SeaweedFS is not installed.
-    """
+    """Return the path of `weed`; raise LocalPlatformError if SeaweedFS is not installed."""
     beside_python = str(Path(sys.executable).parent)  # a virtual environment need not be activated
     program = shutil.which("weed", path=os.pathsep.join([beside_python, *os.get_exec_path()]))
     if program is None:
@@ -73,20 +69,10 @@ def write_configuration(directory: Path, keys: KeyPair) -> None:
 
 
 class SeaweedFSProcess:
-    """A `weed` that runs or ran.
+    """A `weed` that runs or ran, in a ``directory`` made by `write_configuration`.
 
-    Args:
-        program: The path of `weed`.
-        data: Where the objects lie.
-        directory: What `write_configuration` made.
-        log: Where its output goes.
-        isolated: Whether to run it in namespaces of its own.
-        lock: Stays open until it has ended.
-        lifeline: Stays open, too, and is told what it leaves outside its directory.
-
-    Raises:
-        HostStartError: It can't be started, with the reason.
-        LocalPlatformError: There are no ports for it.
+    ``lock`` and ``lifeline`` stay open until it has ended; the lifeline also lists the sockets outside the directory.
+    Raise HostStartError with the reason if it can't be started, LocalPlatformError if there are no free ports.
     """
 
     def __init__(
@@ -110,7 +96,7 @@ class SeaweedFSProcess:
         self._binds = {str(_INSIDE / "weed"): program, str(_INSIDE / "data"): str(data), "/tmp": str(directory / "tmp")}  # noqa: S108
         self._ports = dict(zip(_COMPONENTS, range(18_000, 18_005), strict=True)) if isolated else _free_ports()
         self.isolated = isolated
-        """Whether it runs in namespaces of its own."""
+        """Whether `weed` runs in namespaces of its own."""
         if lifeline is not None:
             for path in self.sockets_outside:
                 lifeline.also_remove(path)
@@ -121,31 +107,27 @@ class SeaweedFSProcess:
 
     @property
     def endpoint_url(self) -> str:
-        """Where its S3 answers on 127.0.0.1, which is this machine's if it is not isolated."""
+        """The URL of its S3 on 127.0.0.1: on this machine's loopback, or on its own if it is isolated."""
         return f"http://127.0.0.1:{self._ports['s3']}"
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process ID of `weed`."""
         return self._process.pid
 
     @property
     def sockets_outside(self) -> tuple[Path, ...]:
-        """The sockets in this machine's /tmp that it can't be kept from making there without namespaces."""
+        """The sockets that `weed` makes in this machine's /tmp if it has no namespaces."""
         if self.isolated:
             return ()
         names = (f"seaweedfs-{name}-grpc-{port + _GRPC_OFFSET}.sock" for name, port in self._ports.items())
         return tuple(Path("/tmp", name) for name in names)  # noqa: S108
 
     def connect(self) -> socket.socket:
-        """Return a connection to its S3.
-
-        Raises:
-            OSError: Nobody answers, yet or any more, or the objects can't be read yet.
-        """
+        """Return a connection to its S3; raise OSError if nobody answers, or the objects can't be read yet."""
         self._require_volumes()
         connection = socket.socket(socket.AF_UNIX)
-        # By a descriptor, as a socket's own path must not be longer than 108 bytes.
+        # By a descriptor, because the path of a socket is limited to 108 bytes.
         place = os.open(self._directory, os.O_PATH | os.O_DIRECTORY)
         try:
             connection.connect(f"/proc/self/fd/{place}/s3.sock")
@@ -161,7 +143,7 @@ class SeaweedFSProcess:
         return self._process.wait(timeout)
 
     def stop(self) -> None:
-        """End it, and remove what it left outside its directory."""
+        """End `weed`, and remove its sockets outside its directory."""
         self._process.signal(signal.SIGTERM)
         if self._process.wait(_STOP_SECONDS) is None:
             self._process.kill()
@@ -169,7 +151,7 @@ class SeaweedFSProcess:
         self.remove_sockets()
 
     def remove_sockets(self) -> None:
-        """Remove what it left outside its directory, once it has ended."""
+        """Remove the sockets outside its directory, once `weed` has ended."""
         for path in self.sockets_outside:
             with suppress(FileNotFoundError, PermissionError):  # another user may have taken the name
                 path.unlink()
@@ -187,7 +169,7 @@ class SeaweedFSProcess:
         self._has_volumes = True
 
     def _start(self, program: str, home: PurePath, data: PurePath) -> SupervisedProcess:
-        # Sockets of an earlier run that was killed: it would not listen where one is.
+        # Remove the sockets of an earlier run that was killed: `weed` does not listen where one exists.
         for name in ("s3.sock", "filer.sock"):
             (self._directory / name).unlink(missing_ok=True)
         return SupervisedProcess(
@@ -208,7 +190,7 @@ class SeaweedFSProcess:
 
 
 def _environment(home: PurePath) -> dict[str, str]:
-    """Return this process's variables, but what configures AWS's clients or another SeaweedFS; and random tokens."""
+    """Return this process's variables and random tokens, without the settings of AWS's clients or another SeaweedFS."""
     tokens = {
         f"WEED_JWT_{name}_KEY": secrets.token_hex(32)
         for name in ("SIGNING", "SIGNING_READ", "FILER_SIGNING", "FILER_SIGNING_READ")
@@ -239,8 +221,8 @@ def _options(data: PurePath, ports: Mapping[str, int]) -> list[str]:
         "-disableHttp=true",
         "-admin.ui=false",
         "-webdav=false",
-        # By itself it counts a GiB of the free disk for each volume, and a bucket takes one at least: the disk of a
-        # laptop would be full with fifty empty buckets.
+        # By default `weed` counts a GiB of free disk for each volume, and a bucket takes at least one volume: fifty
+        # empty buckets would fill the disk of a laptop.
         f"-volume.max={_MOST_VOLUMES}",
         "-volume.preStopSeconds=0",
         "-master.telemetry=false",
@@ -248,7 +230,7 @@ def _options(data: PurePath, ports: Mapping[str, int]) -> list[str]:
 
 
 def _free_ports() -> dict[str, int]:
-    """Return a port for each component, with its gRPC port, below the range that the kernel hands out by itself."""
+    """Return a free port for each component, with its gRPC port, all below the range that the kernel hands out."""
     for _ in range(100):
         first = random.randrange(10_000, 22_000)  # noqa: S311 - any free ones will do
         ports = {component: first + index for index, component in enumerate(_COMPONENTS)}

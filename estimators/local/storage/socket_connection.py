@@ -1,4 +1,4 @@
-"""HTTP over a socket that is not one of TCP."""
+"""HTTP over a socket other than TCP's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from http.client import HTTPConnection
 
 _SECONDS = 60.0
-"""The longest silence of a server on this machine that is at work."""
+"""Longest silence in seconds of a busy server on this machine."""
 
 
 class SocketConnection(HTTPConnection):
-    """A client's connection, by a function that makes it."""
+    """An HTTP connection over the socket that a function returns."""
 
     def __init__(self, make: Callable[[], socket.socket]) -> None:
         super().__init__("localhost", timeout=_SECONDS)

@@ -1,4 +1,4 @@
-"""What the other rooms ask of the SDK, answered by V3's parts. No call of it goes through the SDK's telemetry."""
+"""The adapter of SDK V3. No call goes through the SDK's telemetry."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(
     experiment_config: Mapping[str, str] | None,
     code: tuple[str, str],
 ) -> dict[str, Any]:
-    """Return the CreateTrainingJob of a job; nothing is uploaded or sent."""
+    """Return a job's CreateTrainingJob, without uploading or sending anything."""
     job = _job(arguments, session, job_name)
     return job.request(inputs, code=code, experiment_config=experiment_config, upload=lambda path, _rule: path)
 
@@ -56,10 +56,9 @@ def send(
 
 
 def is_local(session: Session | None) -> bool:
-    """Return False: jobs of ``instance_type="local"`` run in smddp's own containers.
+    """Return False, or raise EstimatorError for V3's LocalSession.
 
-    Raises:
-        EstimatorError: The session is one of V3's own Local Mode.
+    Jobs of ``instance_type="local"`` run in smddp's own containers.
     """
     if isinstance(session, LocalSession):
         raise EstimatorError(
@@ -70,11 +69,7 @@ def is_local(session: Session | None) -> bool:
 
 
 def is_pipeline(session: Session | None) -> bool:
-    """Return False: a step of V3 is made of a ModelTrainer.
-
-    Raises:
-        EstimatorError: The session is one of a pipeline.
-    """
+    """Return False, or raise EstimatorError for a pipeline's session: in V3 a ModelTrainer makes the steps."""
     if isinstance(session, PipelineSession):
         raise EstimatorError(
             "sagemaker_session is a PipelineSession, and with the SageMaker Python SDK V3 a step is made of a "
@@ -83,12 +78,8 @@ def is_pipeline(session: Session | None) -> bool:
     return False
 
 
-def local_session(given: Session | None = None) -> Session:  # noqa: ARG001 - there is none to make of it
-    """Raise: there is no Local Mode of the SDK to make a session of.
-
-    Raises:
-        EstimatorError: Always.
-    """
+def local_session(given: Session | None = None) -> Session:  # noqa: ARG001 - part of the interface
+    """Raise EstimatorError: V3 has no Local Mode with sessions."""
     raise EstimatorError(
         "to_sagemaker() of a local job needs the Local Mode of the SageMaker Python SDK V2, and V3 is installed. fit() "
         "runs the job."
@@ -96,11 +87,7 @@ def local_session(given: Session | None = None) -> Session:  # noqa: ARG001 - th
 
 
 def trainer(arguments: Mapping[str, Any], session: Session, code: UploadCode) -> Any:
-    """Return a job as ``sagemaker.train.ModelTrainer``, whose code is uploaded.
-
-    Raises:
-        EstimatorError: The SDK refuses the parameters, or ModelTrainer can't hold what they ask for.
-    """
+    """Return a job as a ModelTrainer with uploaded code, or raise EstimatorError if ModelTrainer can't hold it."""
     from estimators.sdk.v3.model_trainer import model_trainer
 
     job = _accepted(arguments, session, None)
@@ -115,21 +102,21 @@ def _uploaded(code: UploadCode) -> tuple[str, str]:
 
 
 def _upload_rule(path: str, rule: str, session: Session) -> str:
-    """Upload the source of a rule of the user's own to where V2 puts it; return its S3 URI."""
+    """Upload the source of the user's own Debugger rule to the S3 prefix that V2 uses; return its S3 URI."""
     uri = s3_path_join("s3://", session.default_bucket(), session.default_bucket_prefix, rule, str(uuid.uuid4()))
     uploaded: str = S3Uploader.upload(local_path=path, desired_s3_uri=uri, sagemaker_session=session)
     return uploaded
 
 
 def _accepted(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> ResolvedJob:
-    """Return a job of which the SDK has nothing to refuse."""
+    """Return a job whose parameters the SDK has accepted."""
     with _refusals_told():
         return _job(arguments, session, job_name)
 
 
 @contextmanager
 def _refusals_told() -> Iterator[None]:
-    """Turn what the SDK, or what is built here in its place, raises of a job's parameters into an error of ours."""
+    """Turn errors about a job's parameters, from the SDK or from our request builder, into an EstimatorError."""
     try:
         yield
     except EstimatorError:

@@ -1,4 +1,4 @@
-"""The channels of the request, from what ``fit`` takes: URIs, and V3's ``TrainingInput`` and ``FileSystemInput``."""
+"""The request's channels, from the inputs of ``fit``: URIs, and V3's ``TrainingInput`` and ``FileSystemInput``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ _MODEL_TYPE = "application/x-sagemaker-model"
 def input_data_config(
     inputs: Any, *, model_uri: str | None, model_channel: str, code_uri: str | None
 ) -> list[dict[str, Any]] | None:
-    """Return all channels as the request holds them; None if there are none.
+    """Return all channels in the request's form, with those of the model and of the code, or None if there are none.
 
-    Args:
-        inputs: The channels, as for ``PyTorch.fit``.
-        model_uri: The S3 URI of a model to begin with, which has a channel of its own.
-        model_channel: The name of that.
-        code_uri: The S3 URI of the code, where it comes as a channel.
-
-    Raises:
-        ValueError: A channel is given as none of these, lies on this machine, or has a name twice.
+    Raise ValueError if a channel has another type, is not on S3, or uses a name twice.
     """
     places = inputs if isinstance(inputs, Mapping) else {} if inputs is None else {"training": inputs}
     named = {name: _channel(place) for name, place in places.items()}
@@ -43,7 +36,7 @@ def input_data_config(
 
 
 def input_mode(inputs: Any, default: str) -> str:
-    """Return the mode of channels that name none: that of a single ``TrainingInput``, if it names one."""
+    """Return the mode of channels that set none: that of a single ``TrainingInput`` if it has one, or `default`."""
     mode: str = inputs.config.get("InputMode", default) if isinstance(inputs, TrainingInput) else default
     return mode
 

@@ -1,4 +1,4 @@
-"""SageMaker Debugger and its profiler in the request: rules, the hook in the script, and where their output goes."""
+"""SageMaker Debugger and its profiler in the request: rules, the hook in the script, and their output."""
 
 from __future__ import annotations
 
@@ -20,24 +20,17 @@ from estimators.sdk.v3.parameters import Parameters
 
 _DEFAULT_IMAGE = "DEFAULT_RULE_EVALUATOR_IMAGE"
 _DETAILED = "DetailedProfilerProcessingJobConfig"
-"""How the names of profiler rules begin that have instances of their own."""
+"""Prefix of the profiler rules that run on their own instances."""
 
 
 def debugger_members(
     parameters: Parameters, *, job_name: str, region: str, output_path: str, upload: Callable[[str, str], str]
 ) -> dict[str, Any]:
-    """Return the members of the request for Debugger, its TensorBoard output, and the profiler.
+    """Return the request's members for Debugger, its TensorBoard output, and the profiler; `parameters` stay unchanged.
 
-    Args:
-        parameters: The job's. Its objects stay as they are.
-        job_name: The job's name.
-        region: Where it runs.
-        output_path: Where output goes that has no place of its own.
-        upload: Uploads the source of a rule of the user's own, from a path, for a rule's name; returns its S3 URI.
-
-    Raises:
-        RuntimeError: Something in ``rules`` is no rule, or there is a profiler and none.
-        ValueError: The region has no Debugger.
+    `upload` takes the path and name of a user's own rule, and returns the S3 URI of its source. Raise RuntimeError if
+    ``rules`` contains something else or contradicts the profiler's settings, and ValueError if the region has no
+    Debugger.
     """
     rules = [_complete(rule, region, upload) for rule in copy.deepcopy(list(parameters.rules or ()))]
     debugger_rules = [rule for rule in rules if isinstance(rule, Rule)]
@@ -55,7 +48,7 @@ def debugger_members(
 
 
 def _complete(rule: Any, region: str, upload: Callable[[str, str], str]) -> Any:
-    """Fill in a rule's image, and where its source lies."""
+    """Fill in a rule's image, and the S3 URI of its source."""
     if not isinstance(rule, Rule | ProfilerRule):
         raise RuntimeError("Rules list can only contain sagemaker.debugger.Rule and sagemaker.debugger.ProfilerRule")
     if rule.image_uri == _DEFAULT_IMAGE:
@@ -74,7 +67,7 @@ def _hook(parameters: Parameters, rules: Sequence[Any], region: str, output_path
         if hook or (rules and hook is None):
             raise ValueError("Current region does not support debugger but debugger hook config is set!")
         return None
-    # The hook does not work beside checkpoints that SageMaker copies.
+    # The hook does not work together with checkpoints that SageMaker copies.
     if hook is False or (parameters.checkpoint_s3_uri and parameters.checkpoint_local_path):
         return None
     if hook is None or hook == {}:

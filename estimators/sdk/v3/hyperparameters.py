@@ -1,4 +1,4 @@
-"""The hyperparameters of the request: the user's, and those by which AWS's training toolkit knows what to start."""
+"""The request's hyperparameters: the user's, and those that tell AWS's training toolkit how to start."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from estimators.sdk.request_values import trained_groups
 from estimators.sdk.v3.parameters import Parameters
 
 _WITHOUT_PARALLEL_LIBRARIES = "2.0.1-gpu-py310-cu121"
-"""The tag of AWS's one image whose CUDA the data-parallel library does not support."""
+"""The tag of the only AWS image whose CUDA version the data-parallel library does not support."""
 
 
 def request_hyperparameters(
     parameters: Parameters, *, job_name: str, region: str, code: tuple[str, str]
 ) -> dict[str, str]:
-    """Return the hyperparameters as the request holds them: as JSON.
+    """Return the hyperparameters as JSON text, for `parameters` with a validated distribution.
 
-    Args:
-        parameters: The job's, with a checked distribution.
-        job_name: The job's name.
-        region: Where it runs.
-        code: Where the containers find the code, and the script there.
+    `code` is the location of the code in the containers, and the script in it.
     """
     directory, script = code
     values = {
@@ -39,7 +35,7 @@ def request_hyperparameters(
 
 
 def _launcher(parameters: Parameters) -> dict[str, Any]:
-    """Return what tells the toolkit how to start the ranks."""
+    """Return the hyperparameters that tell the toolkit how to start the ranks."""
     distribution = parameters.distribution or {}
     if not _mapping(distribution, "torch_distributed").get("enabled", False):
         return _mpi_and_libraries(parameters, distribution)
@@ -72,7 +68,7 @@ def _mpi_and_libraries(parameters: Parameters, distribution: Mapping[str, Any]) 
 
 
 def _libraries(parameters: Parameters, distribution: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells the toolkit of SMDDP, and of the model-parallel library."""
+    """Return the hyperparameters for SMDDP and the model-parallel library."""
     if not _mapping(distribution, "torch_distributed").get("enabled", False):
         if _WITHOUT_PARALLEL_LIBRARIES in (parameters.image_uri or ""):
             raise ValueError(f"SMDistributed is currently incompatible with DLC image: {parameters.image_uri}.")

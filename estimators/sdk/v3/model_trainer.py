@@ -1,7 +1,7 @@
-"""A job as ``sagemaker.train.ModelTrainer``: its request without channels of data, which go to ``ModelTrainer.train``.
+"""A job as ``sagemaker.train.ModelTrainer``: its request without the data channels, which go to ``ModelTrainer.train``.
 
-ModelTrainer starts scripts in a way of its own. Here it gets none, but the hyperparameters of AWS's training toolkit,
-which the images of AWS and of smddp have: what it sends is what ``fit`` sends.
+ModelTrainer has its own way to start scripts. It gets no script here, only the hyperparameters of AWS's training
+toolkit, which AWS's and smddp's images contain: so it sends the same request as ``fit``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from estimators.sdk.v3.request import ResolvedJob
 logger = logging.getLogger(__name__)
 
 _JOB_NAME = "sagemaker_job_name"
-"""The toolkit's hyperparameter that is left out: ModelTrainer names each job anew."""
+"""A hyperparameter of the toolkit that is omitted, because ModelTrainer generates each job's name."""
 _NETWORKING = ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption")
 _HELD = frozenset(
     {
@@ -36,14 +36,9 @@ _TIME_SERIES = "EnableSageMakerMetricsTimeSeries"
 
 
 def model_trainer(job: ResolvedJob, code: Callable[[], tuple[str, str]]) -> ModelTrainer:
-    """Return a job's ModelTrainer, whose code is uploaded.
+    """Return a job's ModelTrainer, or raise EstimatorError if ModelTrainer can't hold a member of the request.
 
-    Args:
-        job: The job.
-        code: Uploads its code, and returns the S3 URI and the script there.
-
-    Raises:
-        EstimatorError: The job has something that ModelTrainer has no place for.
+    `code` uploads the code, and returns its S3 URI and script.
     """
     _require_held(job, _request(job, ("s3://bucket/sourcedir.tar.gz", "script.py")))
     return _built(job, _request(job, code()))
@@ -109,12 +104,12 @@ def _built(job: ResolvedJob, request: dict[str, Any]) -> ModelTrainer:
 
 
 def shape(kind: Any, members: Mapping[str, Any] | None) -> Any:
-    """Return one of the SDK's shapes from the request's own form of it; None for None."""
+    """Return one of the SDK's shapes from the request's form, or None for None."""
     return None if members is None else kind(**_snake(members))
 
 
 def _snake(value: Any) -> Any:
-    """Return a structure of the request with the names that the SDK's shapes have for its members."""
+    """Return a structure of the request with the member names of the SDK's shapes."""
     if isinstance(value, Mapping):
         return {pascal_to_snake(name): _snake(item) for name, item in value.items()}
     return [_snake(item) for item in value] if isinstance(value, list | tuple) else value

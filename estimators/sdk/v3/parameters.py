@@ -1,4 +1,4 @@
-"""The parameters of V2's ``PyTorch``, with its defaults and checks, and what the user's SDK configuration adds."""
+"""The parameters of V2's ``PyTorch``, with its defaults and checks, and values from the user's SDK configuration."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
 SESSION = "sagemaker_session"
-"""The parameter that is given beside the others."""
+"""The parameter that is passed separately."""
 
 _WITH_METRICS = Version("1.3")
-"""From this version of PyTorch on, the API keeps a job's metrics as time series."""
+"""Since this version of PyTorch, the API stores a job's metrics as time series."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """The parameters of ``sagemaker.pytorch.PyTorch`` of V2, under their names: its documentation says what each is."""
+    """The parameters of V2's ``sagemaker.pytorch.PyTorch``, under its names; see its documentation."""
 
     entry_point: str | None = None
     source_dir: str | None = None
@@ -90,11 +90,9 @@ class Parameters:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], session: Session) -> Parameters:
-        """Return a job's parameters, with what the user's SDK configuration says where they leave it open.
+        """Return a job's parameters, completed from the user's SDK configuration.
 
-        Raises:
-            EstimatorError: A parameter needs V2.
-            ValueError: ``PyTorch`` of V2 would refuse them.
+        Raise EstimatorError if a parameter needs V2, and ValueError if V2's ``PyTorch`` would refuse it.
         """
         given = cls(**arguments)
         _check(given)
@@ -120,24 +118,24 @@ class Parameters:
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """Of the hosts."""
+        """The types of the hosts."""
         groups = [group.instance_type for group in self.instance_groups or ()]
         return tuple(kind for kind in (self.instance_type, *groups) if kind is not None)
 
     def framework(self, region: str) -> Framework:
-        """Return what decides the image."""
+        """Return the parameters that decide the image."""
         return Framework.of({field.name: getattr(self, field.name) for field in fields(self)}, region)
 
     @property
     def sends_metrics(self) -> bool | None:
-        """Whether the API keeps the job's metrics as time series; None leaves it to the API."""
+        """Whether the API stores the job's metrics as time series; None leaves it to the API."""
         if self.enable_sagemaker_metrics is None and self.framework_version:
             return True if Version(self.framework_version) >= _WITH_METRICS else None
         return self.enable_sagemaker_metrics
 
 
 def parameter_names() -> frozenset[str]:
-    """Return the names of all parameters, and of those that ``PyTorch`` lacks."""
+    """Return the names of all parameters, and of those that only the Estimator has."""
     return BEYOND_PYTORCH | {SESSION, *(field.name for field in fields(Parameters))}
 
 
@@ -147,12 +145,12 @@ def switches() -> frozenset[str]:
 
 
 def configured(session: Session, path: str) -> Any:
-    """Return what the user's SDK configuration says at a path, as a copy; None if nothing."""
+    """Return a copy of the value at a path of the user's SDK configuration, or None."""
     return copy.deepcopy(get_config_value(path, session.sagemaker_config))
 
 
 def _with_configured(given: Parameters, session: Session, **paths: str) -> Parameters:
-    """Return parameters with the configuration's values for those that are open."""
+    """Return the parameters with the configuration's values for those that are None."""
     found = {name: configured(session, path) for name, path in paths.items() if getattr(given, name) is None}
     return replace(given, **found)
 

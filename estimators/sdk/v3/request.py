@@ -1,4 +1,4 @@
-"""The CreateTrainingJob of a job, member by member as V2's ``PyTorch`` makes it. Nothing here touches the network."""
+"""A job's CreateTrainingJob, each member as V2's ``PyTorch`` sets it. Nothing here uses the network."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
 _CODE_CHANNEL = "/opt/ml/input/data/code/sourcedir.tar.gz"
-"""Where the code is in a container without a network: it comes as a channel."""
+"""The code in a container without a network, where it is a channel."""
 _TAGS = f"{config_schema.SAGEMAKER}.{config_schema.TRAINING_JOB}.{config_schema.TAGS}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedJob:
-    """A job with all that its request needs and that its parameters leave open."""
+    """A job with all values that its request needs."""
 
     asked: Mapping[str, Any]
     """The parameters of the Estimator."""
     parameters: Parameters
-    """Those of ``PyTorch``, with what the SDK's configuration says."""
+    """The parameters of ``PyTorch``, completed from the SDK's configuration."""
     session: Session
-    """Whose region, role and configuration the job has."""
+    """The source of the job's region, role and configuration."""
     base_name: str
-    """What names of such jobs begin with."""
+    """The beginning of generated job names."""
     name: str
     """The training job's name."""
     image: str
-    """The image of its hosts."""
+    """The image of the hosts."""
     output_path: str
-    """Where the model goes, and what has no place of its own."""
+    """The S3 prefix of the model, and of other output without its own URI."""
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], session: Session, job_name: str | None) -> ResolvedJob:
-        """Return a job; one that has no name gets one of the base name, or the image, and the time."""
+        """Resolve a job. Without a name it gets one from the base name, or the image, and the time."""
         parameters = Parameters.of(for_pytorch(arguments), session)
         image = training_images.image_uri(parameters.framework(session.boto_region_name))
         base = (
@@ -77,16 +77,10 @@ class ResolvedJob:
         experiment_config: Mapping[str, str] | None,
         upload: Callable[[str, str], str],
     ) -> dict[str, Any]:
-        """Return the job's CreateTrainingJob.
+        """Return the job's CreateTrainingJob; raise ValueError or RuntimeError if V2's ``PyTorch`` would refuse it.
 
-        Args:
-            inputs: The channels, as for ``PyTorch.fit``.
-            code: The S3 URI of the code, and its script there.
-            experiment_config: The experiment that the job belongs to.
-            upload: Uploads the source of a rule of the user's own, from a path, for a rule's name; returns its S3 URI.
-
-        Raises:
-            ValueError: ``PyTorch`` of V2 would refuse it, too; or RuntimeError.
+        `code` is the S3 URI of the code, and the script in it. `upload` takes the path and name of a user's own
+        Debugger rule, and returns the S3 URI of its source.
         """
         given, region = self.parameters, self.session.boto_region_name
         uri, script = code

@@ -1,4 +1,4 @@
-"""Checkpoints to and from what others write: torch.save, safetensors, torch.distributed.checkpoint (DCP)."""
+"""Convert checkpoints to and from other formats: torch.save, safetensors, torch.distributed.checkpoint (DCP)."""
 
 from smddp.checkpoint.convert.exporting import FORMATS, Format, export
 from smddp.checkpoint.convert.importing import import_checkpoint

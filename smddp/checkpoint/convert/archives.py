@@ -1,4 +1,4 @@
-"""The weights in a SageMaker ``model.tar.gz``: one file of it, and nothing else of it is unpacked."""
+"""Extract the weights file, and nothing else, from a SageMaker ``model.tar.gz``."""
 
 from __future__ import annotations
 
@@ -13,23 +13,13 @@ from smddp.storage.tar_header import SPARSE
 from smddp.storage.tar_members import Member, TarMembers
 
 WEIGHTS_NAMES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth")
-"""What a directory or an archive with a model calls its weights; the first that is there is taken."""
+"""The possible names of the weights in a model's directory or archive; the first that exists is used."""
 
 
 def extract_weights(archive: Path, origin: str, directory: Path) -> Path:
-    """Copy the weights out of a model.tar.gz, whose end is read and verified first.
+    """Extract the weights of a model.tar.gz into `directory`, after verifying the whole archive, and return the file.
 
-    Args:
-        archive: Where it is.
-        origin: What to call it in errors.
-        directory: Where to put the file.
-
-    Returns:
-        The file.
-
-    Raises:
-        CheckpointError: It is no model.tar.gz, is damaged, or has no weights, or there is no room for them.
-        OSError: It cannot be read.
+    Raise CheckpointError, which names `origin`, if the archive is malformed or has no weights, or the disk is too full.
     """
     with _members(archive, origin) as members:
         files: dict[str, Member] = {}
@@ -60,7 +50,7 @@ def extract_weights(archive: Path, origin: str, directory: Path) -> Path:
 
 @contextlib.contextmanager
 def _members(archive: Path, origin: str) -> Iterator[TarMembers]:
-    """Return the members of a compressed archive from its beginning on."""
+    """Yield the members of a compressed archive from its beginning."""
     try:
         with reading_tar_gz(archive, origin) as members:
             yield members

@@ -1,8 +1,8 @@
-"""Reading what torch.distributed.checkpoint (DCP) saved to a directory, without running what may be in it.
+"""Read a directory of torch.distributed.checkpoint (DCP) without running code from it.
 
-The directory's ``.metadata`` is a pickle, and torch loads it as one: whoever wrote it can run code there. Here a
-restricted unpickler reads it, which knows the few names that DCP writes, and makes plain records of them. The values
-lie in files beside it, each piece of a tensor as ``torch.save`` wrote it, and torch's restricted unpickler reads them.
+The directory's ``.metadata`` is a pickle. torch's own loader unpickles it, so the writer of the file can run any code.
+Here a restricted unpickler reads it: it accepts only the names that DCP writes, and maps them to plain records. The
+values are in files beside it, each piece of a tensor a file of ``torch.save``, read by torch's restricted unpickler.
 """
 
 from __future__ import annotations
@@ -25,25 +25,14 @@ from smddp.errors import CheckpointError
 METADATA_NAME = ".metadata"
 
 _MOST_DIMENSIONS = 64
-_MOST = 2**63  # what torch counts with has 64 bits
+_MOST = 2**63  # torch counts in 64 bits
 
 
 def read_dcp(directory: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
-    """Read what was saved, in this process alone, onto the CPU.
+    """Read a state of ``dcp.save`` onto the CPU, in this process alone; `wanted` selects top-level dicts by name.
 
-    DCP makes texts of the keys of dicts and leaves empty dicts out. In an optimizer's state the numbers of the
-    parameters are numbers again here.
-
-    Args:
-        directory: The one that ``dcp.save`` wrote.
-        wanted: Which entries of the state to read, where these are dicts themselves.
-
-    Returns:
-        The state as it was given to ``dcp.save``.
-
-    Raises:
-        CheckpointError: It was not saved by DCP, is damaged, or would have to run code.
-        OSError: It cannot be read.
+    DCP converts dict keys to texts and omits empty dicts; an optimizer's parameter numbers are restored here. Raise
+    CheckpointError if the directory is malformed or needs code to run.
     """
     try:
         metadata = _MetadataUnpickler((directory / METADATA_NAME).read_bytes()).load()
@@ -68,9 +57,9 @@ def read_dcp(directory: Path, wanted: Callable[[str], bool] = lambda _: True) ->
 
 
 class _Record:
-    """Stands for any of DCP's records: has the fields that were saved.
+    """Stands in for any of DCP's records, with the saved fields.
 
-    A pickle may set attributes of a class that it names, but not of one with a `__setstate__`.
+    `__setstate__` keeps a pickle from setting attributes by itself.
     """
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
@@ -78,7 +67,7 @@ class _Record:
 
 
 class _Index(_Record):
-    """Stands for the name of a piece, which is the key of a dict."""
+    """Stands in for a piece's index, which is a dict key."""
 
     fqn: str
     offset: Any = None
@@ -91,14 +80,14 @@ class _Index(_Record):
 
 
 class _Properties(_Record):
-    """Stands for the properties of a tensor, of which the dtype counts."""
+    """Stands in for a tensor's properties; only the dtype is kept."""
 
     def __setstate__(self, fields: Any) -> None:
         self.dtype = fields[0]
 
 
 class _Ignored(_Record):
-    """Stands for what says nothing of the values."""
+    """Stands in for records that do not affect the values."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -124,10 +113,10 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 class _MetadataUnpickler(BoundedUnpickler):
-    """Loads DCP's metadata, and refuses every name that DCP does not write there."""
+    """Loads DCP's metadata, and rejects every name that DCP does not write."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Return what stands for a name."""
+        """Return the stand-in for a name."""
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         if (module, name) not in _KNOWN:
@@ -138,27 +127,23 @@ class _MetadataUnpickler(BoundedUnpickler):
 
 
 class _Pieces:
-    """The pieces of the values, in the files beside the metadata."""
+    """The pieces of values in the files beside the metadata."""
 
     def __init__(self, directory: Path, storage_data: Mapping[Any, Any]) -> None:
         self.size = 0
-        """Bytes of those that were read. They are not more than the files have: none is read twice."""
+        """Bytes read so far, at most the bytes of the files: no byte is read twice."""
         self._directory = directory
         self._pieces = {(index.fqn, _numbers(index.offset)): piece for index, piece in storage_data.items()}
-        self._files: dict[str, int] = {}  # bytes of those looked at
+        self._files: dict[str, int] = {}  # sizes of the files seen so far
 
     def check(self, name: str, start: tuple[int, ...], size: int) -> None:
-        """See that the piece of a tensor that begins there has at least so many bytes, before memory is taken for it.
-
-        Raises:
-            ValueError: It has not.
-        """
+        """Raise ValueError if the piece at `start` has fewer than `size` bytes. Call it before memory is allocated."""
         file, _, length = self._place(name, start)
         if length < size:
             raise ValueError(f"a piece of {name!r} needs {size} bytes, and has {length} in {file}")
 
     def read(self, name: str, start: tuple[int, ...] | None) -> Any:
-        """Read the piece of a tensor that begins there; None: what is no tensor."""
+        """Read the piece of a tensor at `start`; None for a value that is not a tensor."""
         file, offset, length = self._place(name, start)
         self.size += length
         if self.size > sum(self._files.values()):
@@ -169,7 +154,7 @@ class _Pieces:
         return read_torch_file(io.BytesIO(content), f"{self._directory / file} from byte {offset} on")
 
     def _place(self, name: str, start: tuple[int, ...] | None) -> tuple[str, int, int]:
-        """Return the file of a piece, and its first byte and their number there."""
+        """Return the file of a piece, its offset and its length."""
         piece = self._pieces[name, start]
         file, offset, length = piece.relative_path, piece.offset, piece.length
         if PurePosixPath(file).name != file or file == "..":
@@ -184,7 +169,7 @@ class _Pieces:
 
 
 def _read_value(name: str, described: Any, pieces: _Pieces) -> Any:
-    """Read a tensor, from all its pieces, or whatever else was saved under a name."""
+    """Read a tensor from its pieces, or any other saved value."""
     if not hasattr(described, "chunks"):
         return pieces.read(name, None)
     shape, dtype = _numbers(described.size), described.properties.dtype
@@ -213,7 +198,7 @@ def _read_value(name: str, described: Any, pieces: _Pieces) -> Any:
 
 
 def _numbers(values: Any) -> Any:
-    """Return the numbers of a shape, or of a place in one."""
+    """Return a shape or offset as a verified tuple of integers."""
     if values is None:
         return None
     numbers = tuple(values)
@@ -223,7 +208,7 @@ def _numbers(values: Any) -> Any:
 
 
 def _put(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
-    """Put a value where it was; lists are dicts by index as yet."""
+    """Put a value at its path; lists are still dicts by index."""
     *above, last = path
     for key in above:
         state = state.setdefault(key, {})
@@ -231,7 +216,7 @@ def _put(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
 
 
 def _with_lists(value: Any) -> Any:
-    """Make lists of the dicts by index. Others have no numbers as keys: DCP makes texts of them."""
+    """Convert dicts by index to lists. Only these have integer keys: DCP converts the keys of real dicts to texts."""
     if type(value) is not dict:
         return value
     values = {key: _with_lists(each) for key, each in value.items()}
@@ -239,7 +224,7 @@ def _with_lists(value: Any) -> Any:
 
 
 def _with_numbers(value: Any) -> Any:
-    """Renumber the parameters in an optimizer's state, where its groups number them."""
+    """Restore the integer keys of an optimizer's state, if its groups number the parameters."""
     groups = value.get("param_groups") if isinstance(value, dict) else None
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         return value

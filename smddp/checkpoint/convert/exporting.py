@@ -1,4 +1,4 @@
-"""Checkpoints as files that others read: safetensors, torch.save, and torch.distributed.checkpoint (DCP)."""
+"""Export checkpoints to other formats: safetensors, torch.save, and torch.distributed.checkpoint (DCP)."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ _BY_SUFFIX: dict[str, Format] = {
 def export(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
-    format: Format | None = None,  # noqa: A002 - what it is called everywhere
+    format: Format | None = None,  # noqa: A002 - the usual name
     parts: Sequence[str] = ("model",),
 ) -> Manifest:
-    """Write what others read from a checkpoint, which is verified as it is read.
+    """Export a checkpoint to a file or directory in another format. The checkpoint is verified while it is read.
 
-    The destination appears once it is complete and durable.
+    The destination appears only once it is complete and durable.
 
     Args:
-        source: A place with checkpoints (the newest valid one is taken) or one checkpoint, each a directory or
+        source: A checkpoint store (the newest valid checkpoint is read) or one checkpoint, each a directory or
             ``s3://…``.
-        destination: A file or directory of this machine that is not there yet.
+        destination: A local file or directory that does not exist yet.
         format: ``model``: a directory with model.safetensors and model.pt, as `Trainer.save_model` writes it;
-            ``safetensors`` or ``torch``: one file; ``dcp``: a directory for ``dcp.load``. Default: what the
-            destination's suffix says, and ``model`` if it has none.
-        parts: What to take. One part is written as it is to ``safetensors`` and ``torch``; several, or any to ``dcp``,
-            by name: ``{"model": …, "optimizer": …}``.
+            ``safetensors`` or ``torch``: one file; ``dcp``: a directory for ``dcp.load``. Default: by the
+            destination's suffix, and ``model`` without a suffix.
+        parts: The parts to export. To ``safetensors`` and ``torch``, one part is written without its name; several
+            parts, and any for ``dcp``, are written by name: ``{"model": …, "optimizer": …}``.
 
     Returns:
         The manifest of the checkpoint.
 
     Raises:
-        CheckpointError: There is no such checkpoint or part, it does not go into the format, the destination is there
-            already, or it cannot be written.
-        ValueError: The format is none of these, or the destination is a URI.
+        CheckpointError: The checkpoint or part is absent, the format cannot hold it, or the destination exists or
+            cannot be written.
+        ValueError: The format is unknown, or the destination is a URI.
         OSError: The source cannot be read.
     """
     text = os.fspath(destination)
@@ -105,7 +105,7 @@ def _only_tensors(state: Mapping[str, Any], part: str) -> Mapping[str, torch.Ten
 
 
 def _write_directory(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a directory under another name beside it; then give it its own."""
+    """Write a directory under a temporary name, flush it, then rename it: it appears complete or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,13 +122,13 @@ def _write_directory(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _write_dcp(state: dict[str, Any], path: Path) -> None:
-    """Save with DCP, in this process alone."""
+    """Save with DCP, in one process."""
     from torch.distributed.checkpoint.api import CheckpointException  # slow to import
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process, which is meant
+        warnings.simplefilter("ignore")  # DCP warns about a single process, which is intended
         try:
             save(state, storage_writer=FileSystemWriter(path, sync_files=True), no_dist=True)
         except CheckpointException as error:
@@ -136,9 +136,9 @@ def _write_dcp(state: dict[str, Any], path: Path) -> None:
 
 
 def _check_keys(value: Any, where: str) -> None:
-    """Refuse what DCP would change in silence: it makes texts of the keys of dicts.
+    """Refuse dict keys that DCP would silently convert to texts.
 
-    That of an optimizer's numbered parameters is undone by `read_dcp`.
+    An optimizer's parameter numbers are allowed: `read_dcp` restores them.
     """
     if isinstance(value, Mapping):
         for key, each in value.items():

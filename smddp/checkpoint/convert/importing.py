@@ -1,4 +1,4 @@
-"""A checkpoint out of what others saved, for a run to go on from."""
+"""Import a foreign state as a checkpoint that a run can resume from."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ _KEEP_ALL = Retention(last=10**12)
 
 
 class _Part:
-    """A part of a state that is there, and only to be saved."""
+    """A part of an existing state, for saving only."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return it."""
+        """Return the state."""
         return self._state
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Refuse: nothing is loaded into it."""
+        """Refuse to load."""
         raise NotImplementedError
 
 
 def import_checkpoint(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], *, step: int = 0, epoch: int = 0
 ) -> list[str]:
-    """Make a checkpoint of what others saved; other checkpoints at the destination stay.
+    """Convert a foreign state to a checkpoint. Other checkpoints at the destination stay.
 
-    The source holds a model's state_dict, or dicts of such by part: ``{"model": …, "optimizer": …}``, where
-    ``model_state_dict`` and ``state_dict``, ``optimizer_state_dict`` and the like are known too. Its numbers and texts
-    beside the parts, an epoch for instance, are left out with a warning. It is not trusted: no code in it is run.
+    The source is a model's state_dict, or a dict of state_dicts by part: ``{"model": …, "optimizer": …}``. The usual
+    names ``model_state_dict``, ``state_dict``, ``optimizer_state_dict`` and so on are recognised. Numbers and texts
+    beside the parts, such as an epoch, are left out with a warning. The source is not trusted: no code in it is run.
 
-    For one process, before any process group: of many ranks only one may do it.
+    Call it in one process, without a process group.
 
     Args:
         source: A file of torch.save or safetensors, a SageMaker ``model.tar.gz``, or one of these in S3; a directory
-            with a model; or one that torch.distributed.checkpoint (DCP) saved.
-        destination: The place for checkpoints: a directory, or ``s3://bucket/prefix``.
+            with a model; or a directory of torch.distributed.checkpoint (DCP).
+        destination: The store for checkpoints: a directory, or ``s3://bucket/prefix``.
         step: The optimizer steps taken.
-        epoch: The epoch under way.
+        epoch: The current epoch.
 
     Returns:
-        The names of the parts that the checkpoint has.
+        The names of the checkpoint's parts.
 
     Raises:
-        CheckpointError: There is no such source, it is damaged, or not safe to read; or the checkpoint cannot be
-            written, or is there already.
-        ValueError: The step, the epoch or the destination is not possible.
+        CheckpointError: The source is absent, damaged, or not safe to read; or the checkpoint exists, or cannot be
+            written.
+        ValueError: The step, the epoch or the destination is invalid.
         OSError: The source cannot be read.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -92,7 +92,7 @@ def import_checkpoint(
 
 
 def _nothing_foreign(source: StateSource) -> CheckpointError:
-    """Say why a place with checkpoints, or with nothing, is not imported."""
+    """Return the error for a source that is a checkpoint store or empty."""
     if source.step is not None or next(open_store(source.location).newest_first(), None) is not None:
         return CheckpointError(f"{source} is a checkpoint already: copy its directory")
     return CheckpointError(

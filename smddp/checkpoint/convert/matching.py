@@ -1,4 +1,4 @@
-"""Which weight of a source belongs to which of a module: by name, and whether it fits. Nothing is changed here."""
+"""Match the weights of a source to those of a module, by name, dtype kind and shape. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -14,34 +14,28 @@ from torch.nn.parameter import is_lazy
 
 from smddp.job.weight_names import METADATA, plain_name
 
-_REPLICATED = "module."  # what DistributedDataParallel puts before them, and AveragedModel too
-_AVERAGED = "n_averaged"  # AveragedModel's count, beside them
+_REPLICATED = "module."  # the prefix of DistributedDataParallel and AveragedModel
+_AVERAGED = "n_averaged"  # AveragedModel's counter
 
 
 @dataclass(kw_only=True, slots=True)
 class Match:
-    """What fits and what not. Names are the module's, but for the unexpected ones, which are the source's."""
+    """The weights that fit and those that do not. `unexpected` has the source's names, all others the module's."""
 
     state: OrderedDict[str, Any] = field(default_factory=OrderedDict)
-    """What fits, for the module's load_state_dict."""
+    """The weights that fit, for the module's load_state_dict."""
     loaded: set[str] = field(default_factory=set)
-    """What gets its value by that: these names, and those of weights that are tied to them in the module."""
+    """The names in `state`, and the names of weights tied to them in the module."""
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misshapen: dict[str, str] = field(default_factory=dict)
     cast: dict[str, str] = field(default_factory=dict)
     on_meta: str = ""
-    """A weight of the module that has no memory."""
+    """A weight of the module on the meta device; empty if none."""
 
 
 def match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str) -> Match:
-    """Compare the weights of a source with those of a module.
-
-    Args:
-        module: It stays as it is.
-        weights: Tensors by name, and perhaps a module's extra state.
-        prefix: See `smddp.checkpoint.convert.weights.load_weights`.
-    """
+    """Compare a source's weights, which may include extra state, with a module's; `prefix` as in `load_weights`."""
     own = module.state_dict(keep_vars=True)
     plain = _without_compiled(weights)
     if (
@@ -82,26 +76,26 @@ def match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str)
 
 
 def _without_compiled(names: Iterable[str]) -> dict[str, str]:
-    """Return each name by what it would be without torch.compile."""
+    """Map each name without torch.compile's prefix to the original name."""
     return {plain_name(str(name)): name for name in names}
 
 
 def _stripped(names: Mapping[str, str]) -> dict[str, str]:
-    """Return each name by what it would be without DistributedDataParallel; nothing if two would become one."""
+    """Map each name without DistributedDataParallel's prefix to the original; empty if two names would collide."""
     stripped = {name.removeprefix(_REPLICATED): origin for name, origin in names.items()}
     return stripped if len(stripped) == len(names) else {}
 
 
 def _aligned(own: dict[str, str], theirs: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Leave DistributedDataParallel out on the side, or the sides, where more names are the same without it."""
+    """Strip DistributedDataParallel's prefix on one side, both or neither, whichever matches most names."""
     sides = product([own, _stripped(own)], [theirs, _stripped(theirs)])
     return max(sides, key=lambda pair: len(pair[0].keys() & pair[1].keys()))
 
 
 def _misfit(value: Any, wanted: Any) -> str:
-    """Say why a value cannot be loaded into a weight; nothing if it can."""
+    """Return why a value cannot be loaded into a weight; empty if it can."""
     if not isinstance(wanted, torch.Tensor):
-        return ""  # a module's extra state, which only the module understands
+        return ""  # extra state, which only the module can check
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__qualname__} there, a tensor here"
     if is_lazy(wanted) or (value.shape == wanted.shape and _kind(value) == _kind(wanted)):
@@ -110,7 +104,7 @@ def _misfit(value: Any, wanted: Any) -> str:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Return the kind of number; between kinds nothing is cast, since it would not be the same weight any more."""
+    """Return the kind of number. Nothing is cast between kinds: the values would change their meaning."""
     if tensor.is_floating_point():
         return "float"
     return "complex" if tensor.is_complex() else "bool" if tensor.dtype == torch.bool else "int"
@@ -129,7 +123,7 @@ def _same(one: Any, other: Any) -> bool:
 def _keep_versions(
     weights: Mapping[str, Any], state: OrderedDict[str, Any], names: Mapping[str, str], origins: Mapping[str, str]
 ) -> None:
-    """Let the module know by which version of each of its layers a weight was saved, as its own state_dict would."""
+    """Copy the version of each layer, which load_state_dict needs, from the source's metadata to the state's."""
     versions = getattr(weights, METADATA, None)
     if not isinstance(versions, Mapping):
         return

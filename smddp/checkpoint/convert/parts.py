@@ -1,4 +1,4 @@
-"""What the parts of a run's state are called in files that others wrote."""
+"""Recognise the parts of a run's state in foreign files, by their usual names."""
 
 from __future__ import annotations
 
@@ -20,23 +20,15 @@ _ALIASES = {
 
 
 def is_name_of(name: str, part: str) -> bool:
-    """Return whether others may call a part of the state so."""
+    """Return whether `name` is the part's name or an alias of it."""
     return _part_called(name) == part
 
 
 def parts_of(state: Any, origin: str) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """Divide what others saved into parts of a run's state, by the names that smddp gives them.
+    """Divide a foreign state into parts by smddp's names, and the names of values that are no part, such as numbers.
 
-    Args:
-        state: The weights of a model, or parts by name: ``model`` (also ``model_state_dict`` or ``state_dict``),
-            ``optimizer`` (also ``optimizer_state_dict``), and others.
-        origin: What to call it in errors.
-
-    Returns:
-        The parts, and the names of what is no part: numbers and the like.
-
-    Raises:
-        CheckpointError: There is nothing that could be a part.
+    The state is a model's weights, or parts by name or alias. Raise CheckpointError, which names `origin`, if there is
+    no part.
     """
     if isinstance(state, Mapping) and state and all(isinstance(name, str) for name in state):
         nested = [name for name, value in state.items() if isinstance(value, Mapping)]

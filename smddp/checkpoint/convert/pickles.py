@@ -1,7 +1,7 @@
-"""Pickles that nobody trusts, read without running what may be in them, and without more memory than they have bytes.
+"""Read untrusted pickles without running code from them, in memory bounded by their size.
 
-Python's unpickler loads a class by its name, which can run code, and makes room for as many remembered values as one
-number in the pickle says.
+Python's unpickler imports classes by name, which can run code, and allocates a memo as large as any number in the
+pickle states.
 """
 
 from __future__ import annotations
@@ -26,47 +26,42 @@ UNREADABLE = (
     TypeError,
     ValueError,
 )
-"""What loading a damaged pickle, or what was made of it, may raise."""
+"""Errors that loading a damaged pickle, or using its values, may raise."""
 
 
 class Inert:
-    """Stands for anything that a pickle names: takes whatever it is given, and does nothing."""
+    """Stands in for any class that a pickle names: accepts everything, and does nothing."""
 
     def __new__(cls, *_: object) -> Inert:
-        """Take any arguments."""
+        """Accept any arguments."""
         return super().__new__(cls)
 
     def __init__(self, *_: object) -> None:
-        """Take any arguments."""
+        """Accept any arguments."""
 
     def __setstate__(self, _: object) -> None:
-        """Take a state."""
+        """Accept a state."""
 
     def __setitem__(self, _: object, __: object) -> None:
-        """Take an item of a dict."""
+        """Accept an item of a dict."""
 
     def append(self, _: object) -> None:
-        """Take an item of a list."""
+        """Accept an item of a list."""
 
     def add(self, _: object) -> None:
-        """Take an item of a set."""
+        """Accept an item of a set."""
 
 
 class BoundedUnpickler(pickle.Unpickler):
-    """Loads a pickle in memory that its size bounds; a subclass says what stands for the names in it."""
+    """Loads a pickle in memory bounded by its size; a subclass resolves the names in it."""
 
     def __init__(self, content: bytes) -> None:
-        """Look at the pickle.
-
-        Raises:
-            CheckpointError: It numbers more values than it could hold.
-            ValueError: It is no pickle.
-        """
+        """Raise CheckpointError if a memo number exceeds the pickle's bytes, ValueError if it is malformed."""
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name in _REMEMBERS and not 0 <= int(str(argument)) <= len(content):
                 raise CheckpointError(f"a pickle of {len(content)} bytes numbers a value {argument}: it is damaged")
         super().__init__(io.BytesIO(content))
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Return what stands for a name: nothing that a pickle names is loaded."""
+        """Return the stand-in for a name. The named class is never loaded."""
         raise NotImplementedError

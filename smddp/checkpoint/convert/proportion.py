@@ -1,7 +1,7 @@
-"""A small file must not become a huge state.
+"""Reject a small file that expands to a huge state.
 
-A pickle can say in a few bytes that one number is a tensor of a terabyte (by strides of 0), or that a list holds a list
-a million times. That takes no memory until it is copied or written.
+A few bytes of a pickle can describe a tensor of a terabyte (with strides of 0), or a list that contains another list a
+million times. Such a state takes no memory until it is copied or written.
 """
 
 from __future__ import annotations
@@ -14,21 +14,12 @@ import torch
 from smddp.errors import CheckpointError
 
 _TIMES = 4
-"""As large as the file may the state become, and `_MORE` bytes: expanded masks and views of one weight are usual."""
+"""The state may have `_TIMES` the file's bytes, and `_MORE`: expanded masks and views of one weight are usual."""
 _MORE = 2**30
 
 
 def check_proportion(state: Any, size: int, origin: str) -> None:
-    """See that a state is not much larger than what it was read from.
-
-    Args:
-        state: Nested containers around tensors, numbers and texts.
-        size: Bytes of what it was read from.
-        origin: What to call it in errors.
-
-    Raises:
-        CheckpointError: It is, or it holds itself.
-    """
+    """Raise CheckpointError, naming `origin`, if a state is cyclic or much larger than its file of `size` bytes."""
     scale = _Scale()
     try:
         total = scale.weigh(state) + scale.tensors
@@ -42,16 +33,16 @@ def check_proportion(state: Any, size: int, origin: str) -> None:
 
 
 class _Scale:
-    """Adds up what a state takes when it is written out."""
+    """Adds up the bytes of a state when it is written."""
 
     def __init__(self) -> None:
         self.tensors = 0
-        """Bytes of all tensors, each view of a memory once."""
+        """Bytes of all tensors, each view counted once."""
         self._views: set[tuple[object, ...]] = set()
-        self._known: dict[int, int | None] = {}  # None: being weighed
+        self._known: dict[int, int | None] = {}  # None: in progress
 
     def weigh(self, value: Any) -> int:
-        """Return the bytes that a value takes, at least, each time that it is there, without the tensors."""
+        """Return the least bytes of a value, without its tensors; a container counts each time it occurs."""
         if isinstance(value, torch.Tensor):
             self._add(value)
             return 1
@@ -62,7 +53,7 @@ class _Scale:
         if id(value) not in self._known:
             self._known[id(value)] = None
             items = [each for pair in value.items() for each in pair] if isinstance(value, Mapping) else value
-            # A module's state_dict has the versions of its layers as an attribute.
+            # A module's state_dict has its layers' versions in an attribute.
             self._known[id(value)] = 1 + sum(map(self.weigh, [*items, *getattr(value, "__dict__", {}).values()]))
         known = self._known[id(value)]
         if known is None:

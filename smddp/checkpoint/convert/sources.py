@@ -1,4 +1,4 @@
-"""What a path or a URI names that a state can be read from: checkpoints, files of weights, or what DCP saved."""
+"""Resolve a path or URI to a source of state: a checkpoint, a weights file, or a directory of DCP."""
 
 from __future__ import annotations
 
@@ -24,31 +24,26 @@ if TYPE_CHECKING:
     from smddp.storage.s3_bucket import S3Bucket
 
 _FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz")
-"""In S3, where there are no directories: what ends so is one object."""
+"""A URI with one of these suffixes is an object, since S3 has no directories to tell apart."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class StateSource:
-    """Something that a state can be read from."""
+    """A checkpoint, file, S3 object or DCP directory to read state from."""
 
     kind: Literal["checkpoint", "file", "object", "dcp"]
     location: str
-    """The path or URI; of a checkpoint that of its store."""
+    """The path or URI; for a checkpoint, the location of its store."""
     step: int | None = None
-    """Of a checkpoint; None is the newest valid one."""
+    """The step of a checkpoint; None for the newest valid one."""
 
     def __str__(self) -> str:
         return self.location if self.step is None else open_store(self.location).path(self.step)
 
     def read_part(self, part: str) -> tuple[Mapping[str, Any], str]:
-        """Read one part of the state, and of a checkpoint or DCP's directory no more than that.
+        """Read one part, and the location it came from, for messages; other parts of a checkpoint or DCP are not read.
 
-        Returns:
-            It, and where it was read, for people: the newest of several checkpoints for instance.
-
-        Raises:
-            CheckpointError: It has no such part, cannot be read, or is damaged.
-            OSError: It cannot be read.
+        Raise CheckpointError if the part is absent, or the source is damaged.
         """
         if self.kind == "checkpoint":
             loaded = self.read_checkpoint([part])
@@ -59,22 +54,12 @@ class StateSource:
         return parts[part], str(self)
 
     def read_foreign(self) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-        """Read all of what others saved, in parts, and the names of what is no part.
-
-        Raises:
-            CheckpointError: It cannot be read, or is damaged.
-            OSError: It cannot be read.
-        """
+        """Read all parts of a foreign state, and the names of values that are no part."""
         assert self.kind != "checkpoint"
         return parts_of(self._read_foreign(None), str(self))
 
     def read_checkpoint(self, parts: list[str]) -> Loaded:
-        """Read some parts of a checkpoint, verified.
-
-        Raises:
-            CheckpointError: It has not all of them, cannot be read, or is damaged.
-            OSError: It cannot be read.
-        """
+        """Read and verify some parts of a checkpoint; raise CheckpointError if one is absent or damaged."""
         assert self.kind == "checkpoint"
         store = open_store(self.location)
         loaded = read_newest(store, parts) if self.step is None else read_checkpoint(store, self.step, parts)
@@ -99,16 +84,13 @@ class StateSource:
 
 
 def find_source(location: str | os.PathLike[str]) -> StateSource:
-    """See what a location names.
+    """Resolve a location, in this order; raise CheckpointError if nothing is there.
 
-    Args:
-        location: A place with checkpoints (the newest valid one is meant) or one checkpoint in it, each a directory or
-            ``s3://…``; a file that torch.save or safetensors wrote, a SageMaker ``model.tar.gz``, or one of these in
-            S3; a directory, or in S3 a prefix, with a model; a directory that DCP saved.
-
-    Raises:
-        CheckpointError: There is nothing of the kind, or S3 does not say.
-        ValueError: It is neither a path nor a URI of S3.
+    1. ``s3://`` with a weights file's suffix: an object.
+    2. A checkpoint's name, or an ``s3://`` prefix with checkpoints: a checkpoint. An ``s3://`` prefix without
+       checkpoints, but with a model: that object.
+    3. A local file: a torch or safetensors file, or a SageMaker ``model.tar.gz``.
+    4. A local directory: DCP's, if it has ``.metadata``; else checkpoints, if any; else a model's weights.
     """
     text = os.fspath(location)
     if text.startswith("s3://") and text.endswith(_FILE_SUFFIXES):
@@ -135,13 +117,13 @@ def find_source(location: str | os.PathLike[str]) -> StateSource:
 
 
 def _is_object(uri: str) -> bool:
-    """Return whether there is an object in S3."""
+    """Return whether an S3 object exists."""
     bucket, key = _place(uri)
     return bucket.version(key, doing=f"could not look for {uri}") is not None
 
 
 def _download(uri: str, path: Path) -> None:
-    """Copy one object of S3 to a file."""
+    """Download one S3 object to a file."""
     from smddp.storage.s3_download import Downloads, ReplacedError
 
     bucket, key = _place(uri)
@@ -152,7 +134,7 @@ def _download(uri: str, path: Path) -> None:
         if version.size == 0:
             return
         file.truncate(version.size)
-        content = memoryview(mmap.mmap(file.fileno(), version.size))  # it ends with the last view of it
+        content = memoryview(mmap.mmap(file.fileno(), version.size))  # the mapping ends with its last view
     try:
         Downloads(bucket).fill_in_parallel(key, 0, content, version)
     except (FileNotFoundError, ReplacedError) as error:
@@ -162,7 +144,7 @@ def _download(uri: str, path: Path) -> None:
 def _place(uri: str) -> tuple[S3Bucket, str]:
     from smddp.checkpoint.stores.s3_errors import ADVICE, store_error
     from smddp.checkpoint.stores.s3_location import S3Location
-    from smddp.storage.s3_bucket import S3Bucket  # only who reads there needs boto3
+    from smddp.storage.s3_bucket import S3Bucket  # needs boto3, which is slow to import
 
     place = S3Location.parse(uri)
     return S3Bucket(place.bucket, advice=ADVICE, failure=store_error), place.prefix

@@ -1,8 +1,8 @@
-"""Files of weights that others wrote, read without running what may be in them.
+"""Read untrusted weight files without running code from them.
 
-``torch.save`` writes a pickle, and a pickle can run any code when it is loaded. Here torch's restricted unpickler reads
-it, which knows tensors, numbers, texts and containers; what needs more is refused by name. What torch would believe of
-sizes and places is seen to be so first. A SageMaker ``model.tar.gz`` is never unpacked: one file of it is read.
+``torch.save`` writes a pickle, and loading a pickle can run any code. So torch's restricted unpickler reads the file:
+it supports tensors, numbers, texts and containers, and an error names anything else. Sizes and offsets that torch
+trusts are verified first. From a SageMaker ``model.tar.gz`` only one file is extracted.
 """
 
 from __future__ import annotations
@@ -27,24 +27,18 @@ from smddp.checkpoint.convert.torch_zip import check_torch_zip
 from smddp.errors import CheckpointError
 
 _SAFE_IN_THE_OLD_FORMAT = Version("2.6")
-"""Before it, torch ran code from files in its format of before 1.6 even with weights_only (CVE-2025-32434)."""
+"""Older versions run code from files in the pre-1.6 format, even with weights_only (CVE-2025-32434)."""
 
 _ZIP = b"PK\x03\x04"
-"""How a file begins that torch takes for one of its present format; what follows, or the file's end, does not count."""
+"""The first bytes of torch's present format. torch looks at no other bytes to recognise it."""
 
-_UNSAFE = re.compile(r"GLOBAL (\S+)")  # in what torch says of it
+_UNSAFE = re.compile(r"GLOBAL (\S+)")  # in torch's error message
 
 
 def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
-    """Read what ``torch.save`` wrote, onto the CPU. The tensors of a path stay in the file until they are used.
+    """Read a file of ``torch.save`` onto the CPU; from a path, tensors are mapped and read on first use.
 
-    Args:
-        file: Where it is.
-        origin: What to call it in errors.
-
-    Raises:
-        CheckpointError: It is no such file, is damaged, or would have to run code.
-        OSError: It cannot be read.
+    Raise CheckpointError, which names `origin`, if the file is of another format, damaged, or needs code to run.
     """
     beginning = _beginning(file, len(_ZIP))
     is_zip = beginning == _ZIP
@@ -79,11 +73,9 @@ def _load(file: Path | io.BytesIO, origin: str, *, mmap: bool) -> Any:
 
 
 def read_safetensors_file(path: Path, origin: str) -> dict[str, torch.Tensor]:
-    """Read a safetensors file, onto the CPU, with the names of tied weights that its metadata may tell.
+    """Read a safetensors file onto the CPU, with the aliases of tied weights from its metadata.
 
-    Raises:
-        CheckpointError: It is no such file, or damaged.
-        OSError: It cannot be read.
+    Raise CheckpointError if it is malformed.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -91,20 +83,14 @@ def read_safetensors_file(path: Path, origin: str) -> dict[str, torch.Tensor]:
             metadata = file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{origin} is not a safetensors file, or it is damaged: {error}") from error
-    # As safetensors.torch.save_model tells it: {the name left out: the name of the same tensor}.
+    # As safetensors.torch.save_model writes it: {omitted name: saved name of the same tensor}.
     return {**{alias: tensors[name] for alias, name in metadata.items() if name in tensors}, **tensors}
 
 
 def read_weights_file(path: Path, origin: str) -> Any:
-    """Read a file of either kind, or the weights in a SageMaker ``model.tar.gz``; what it is, its first bytes say.
+    """Read a torch or safetensors file, or the weights in a SageMaker ``model.tar.gz``, recognised by its first bytes.
 
-    Args:
-        path: Where it is.
-        origin: What to call it in errors.
-
-    Raises:
-        CheckpointError: It is none of them, is damaged, or would have to run code.
-        OSError: It cannot be read.
+    Raise CheckpointError, which names `origin`, if the file is of another format, damaged, or needs code to run.
     """
     if _beginning(path, 2) != b"\x1f\x8b" and not path.name.endswith((".tar.gz", ".tgz")):
         return _read_unpacked(path, origin)
@@ -114,14 +100,14 @@ def read_weights_file(path: Path, origin: str) -> Any:
 
 
 def _read_unpacked(path: Path, origin: str) -> Any:
-    """Read a file that is taken for no archive, however it begins: there is none within an archive."""
+    """Read a torch or safetensors file; never an archive, so archives do not nest."""
     if path.suffix == ".safetensors" or _beginning(path, 9)[8:] == b"{":
         return read_safetensors_file(path, origin)
     return read_torch_file(path, origin)
 
 
 def _beginning(file: Path | io.BytesIO, size: int) -> bytes:
-    """Return the first bytes, which say what a file is."""
+    """Return the first bytes of a file."""
     with _opened(file) as opened:
         return opened.read(size)
 
@@ -133,7 +119,7 @@ def _size(file: Path | io.BytesIO) -> int:
 
 @contextlib.contextmanager
 def _opened(file: Path | io.BytesIO) -> Iterator[BinaryIO]:
-    """Return a file from its beginning on; what is in memory is there again afterwards."""
+    """Open a path, or rewind a file in memory before and after use."""
     if isinstance(file, Path):
         with file.open("rb") as opened:
             yield opened

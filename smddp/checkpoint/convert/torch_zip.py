@@ -1,7 +1,7 @@
-"""Whether the zip file that ``torch.save`` wrote is whole, before torch maps it into memory and believes what it says.
+"""Verify a zip file from ``torch.save`` before torch maps it into memory and trusts its sizes.
 
-torch takes a tensor's values from where its record begins in the file: as many bytes as the pickle says, whether the
-record is that long, and whether it is compressed or not. And it does not look at the checksums.
+torch reads a tensor's values from the start of its record, as many bytes as the pickle states. It checks neither the
+record's length, nor its compression, nor its checksum.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from smddp.errors import CheckpointError
 
 _PICKLE = "data.pkl"
 _CODE = "code/"
-"""How the names of a TorchScript archive's compressed records begin; torch.load refuses such an archive."""
+"""The prefix of compressed records in a TorchScript archive, which torch.load refuses anyway."""
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""Of a record: its mark, and the lengths of the name and of the extra field that follow."""
+"""A record's local header: its signature, and the lengths of the name and of the extra field that follow."""
 _LOCAL_MARK = b"PK\x03\x04"
 _ENCRYPTED = 0x1
 _ITEM_SIZES = {
@@ -31,21 +31,15 @@ _ITEM_SIZES = {
     8: ("Long", "Double", "ComplexFloat"),
     16: ("ComplexDouble",),
 }
-"""How the names of the classes of storage begin that count in so many bytes. The list is closed: tensors of newer
-dtypes are saved as untyped storage."""
+"""Storage class names, without the suffix ``Storage``, by bytes per item. The list is complete: tensors of newer dtypes
+are saved as untyped storage."""
 _PIECE = 2**20  # bytes read at a time
 
 
 def check_torch_zip(file: BinaryIO, origin: str) -> None:
-    """See that every record is stored as it is, with its checksum and the size that its tensor needs.
+    """Verify that each record is uncompressed, matches its checksum, and has the size that its tensor needs.
 
-    Args:
-        file: It; it can be sought in.
-        origin: What to call it in errors.
-
-    Raises:
-        CheckpointError: It is not so.
-        OSError: It cannot be read.
+    `file` must be seekable. Raise CheckpointError, which names `origin`, otherwise.
     """
     try:
         _check(file, origin)
@@ -71,7 +65,7 @@ def _check(file: BinaryIO, origin: str) -> None:
                 f"{origin} holds {record.filename} compressed or encrypted, which torch.save does not do; if you trust "
                 "the file, load it with torch.load(..., mmap=False), and save it anew with torch.save"
             )
-    # torch.serialization.set_crc32_options(False) leaves 0 everywhere: then there is nothing to compare with.
+    # torch.serialization.set_crc32_options(False) writes 0 for all checksums: then there is nothing to verify.
     if any(record.CRC for record in stored):
         for record in stored:
             checksum = 0
@@ -92,7 +86,7 @@ def _check(file: BinaryIO, origin: str) -> None:
 
 
 def _content(file: BinaryIO, record: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Read a record from where torch takes it, in pieces."""
+    """Read a record in pieces, from the offset that torch uses."""
     file.seek(record.header_offset)
     mark, name, extra = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     if mark != _LOCAL_MARK:
@@ -108,28 +102,28 @@ def _content(file: BinaryIO, record: zipfile.ZipInfo) -> Iterator[bytes]:
 
 
 class _Storage(Inert):
-    """Stands for the class of a tensor's storage."""
+    """Stands in for a storage class."""
 
     item_size: int
-    """Bytes of what it counts."""
+    """Bytes per item."""
 
 
 class _SizesUnpickler(BoundedUnpickler):
-    """Makes nothing of a pickle but the sizes of the records that it refers to."""
+    """Collects from a pickle only the sizes of its records."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
         self.sizes: dict[str, int] = {}
-        """Bytes by the record's key."""
+        """Bytes by record key."""
 
     def find_class(self, _module: str, name: str, /) -> Any:
-        """Return what stands for a name."""
+        """Return a stand-in for a name."""
         kind = name.removesuffix("Storage")
         sizes = [size for size, kinds in _ITEM_SIZES.items() if kind in kinds and kind != name]
         return type(name, (_Storage,), {"item_size": sizes[0]}) if sizes else Inert
 
     def persistent_load(self, reference: Any) -> Any:
-        """Take note of a reference to a record, and give what stands for its content."""
+        """Note the size of the referenced record, and return a stand-in for its content."""
         kind, storage, key, _location, count = reference
         if kind != "storage" or not issubclass(storage, _Storage) or type(count) is not int or count < 0:
             raise pickle.UnpicklingError(f"it refers to {str(reference)[:100]}")

@@ -1,6 +1,6 @@
-"""Transfer: the weights of one training as the beginning of another, by name, with a report of what fits.
+"""Transfer learning: load another training's weights by name, and report which ones fit.
 
-Which weight belongs to which is the business of `smddp.checkpoint.convert.matching`.
+The matching of names is in `smddp.checkpoint.convert.matching`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ _SHOWN = 6  # names in a line of a report
 
 
 class WeightsError(SmddpError, ValueError):
-    """Weights do not fit the module that they were to be loaded into."""
+    """Weights do not fit the module."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class WeightsReport:
-    """What became of each weight, parameters and buffers alike."""
+    """The result for each weight: parameters and buffers."""
 
     source: str
-    """Where the weights were read."""
+    """The location of the weights."""
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
-    """Those that the module has and the source has not: they stay as they were."""
+    """Weights of the module that the source lacks; they are unchanged."""
     unexpected: tuple[str, ...]
-    """Those that the source has and the module has not."""
+    """Weights of the source that the module lacks."""
     misshapen: Mapping[str, str]
-    """Those that both have, but that do not fit, and why: what they are in the source, and in the module."""
+    """Weights in both whose shape, kind of number or tie differs, by name, with the reason."""
     cast: Mapping[str, str]
-    """Those that were loaded as another dtype, and both dtypes."""
+    """Weights loaded with another dtype, by name, with both dtypes."""
     frozen: tuple[str, ...] = ()
-    """The parameters that training leaves as they are now."""
+    """Parameters that were loaded and frozen."""
     running: tuple[str, ...] = ()
-    """The layers loaded and frozen that have running statistics, as BatchNorm: in training mode they go on changing."""
+    """Loaded and frozen layers with running statistics, such as BatchNorm: these still change in training mode."""
 
     @property
     def complete(self) -> bool:
-        """Whether module and source have the same weights."""
+        """Whether all weights of module and source fit each other."""
         return not (self.missing or self.unexpected or self.misshapen)
 
     def __str__(self) -> str:
@@ -75,30 +75,29 @@ def load_weights(
     strict: bool = True,
     freeze: bool = False,
 ) -> WeightsReport:
-    """Begin with the weights of another training. They are taken by name; of a checkpoint nothing else is read.
+    """Load another training's weights into a module, by name. Other parts of a checkpoint are not read.
 
-    Call it before the optimizer and the Trainer are made, on every rank: each reads the source. The names that
-    DistributedDataParallel and torch.compile make are recognised on both sides.
+    Call it on every rank, before the optimizer and the Trainer are created; each rank reads the source. Prefixes of
+    DistributedDataParallel and torch.compile are recognised on both sides.
 
     Args:
-        module: What to load into. Numbers are cast to its dtypes.
-        source: A place with checkpoints (the newest valid one is taken) or one checkpoint, each a directory or
+        module: The module to load into. Values are cast to its dtypes.
+        source: A checkpoint store (the newest valid checkpoint is read) or one checkpoint, each a directory or
             ``s3://…``; a file of torch.save or safetensors, a SageMaker ``model.tar.gz``, or one of these in S3; a
-            directory with a model; one that torch.distributed.checkpoint saved. No code in it is run.
-        part: The part of the state that has the weights.
-        prefix: Take only the weights whose names begin so, and leave that away: ``backbone.``, for a part of a model.
-        strict: Whether everything must fit. If not, what does not is left as it was, and told as a warning.
-        freeze: Keep the parameters that were loaded from being trained. BatchNorm's running statistics are no
-            parameters: they stay as they are only while their layers are in eval mode, and `WeightsReport.running`
-            names these layers.
+            directory with a model; a directory of torch.distributed.checkpoint. No code in it is run.
+        part: The part of the state with the weights.
+        prefix: Load only weights with this prefix, and strip it: ``backbone.`` for a part of a model.
+        strict: Require that all weights fit. Otherwise weights that do not fit are unchanged, with a warning.
+        freeze: Set ``requires_grad=False`` on the loaded parameters. BatchNorm's running statistics are no parameters:
+            they still change in training mode. `WeightsReport.running` names these layers.
 
     Returns:
-        What was loaded, and what not.
+        The weights that were loaded, and those that were not.
 
     Raises:
-        WeightsError: Something does not fit, and strict; or nothing fits. The module is as it was.
-        CheckpointError: There is no such source, it is damaged, or it is not safe to read.
-        OSError: It cannot be read.
+        WeightsError: A weight does not fit and `strict` is set, or no weight fits. The module is unchanged.
+        CheckpointError: The source is absent, damaged, or not safe to read.
+        OSError: The source cannot be read.
     """
     weights, origin = find_source(source).read_part(part)
     match = match_weights(module, weights, prefix=prefix)
@@ -132,7 +131,7 @@ def load_weights(
 def _apply(module: nn.Module, match: Match, source: str) -> None:
     try:
         module.load_state_dict(match.state, strict=False)
-    except RuntimeError as error:  # from the module's own load_state_dict: names and shapes fit
+    except RuntimeError as error:  # names and shapes fit: the module's own load_state_dict refused
         raise CheckpointError(f"the module did not take the weights of {source}: {error}") from error
 
 

@@ -1,1 +1,1 @@
-"""What a checkpoint is in bytes: names, manifest, digests, tensors and the tree of the state. Nothing here does I/O."""
+"""The byte format of a checkpoint: names, manifest, digests, tensors and the state tree. Nothing here does I/O."""

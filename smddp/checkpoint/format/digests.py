@@ -1,9 +1,9 @@
-"""The digests of a checkpoint's files of tensors, down to the single tensor, and the file that holds them.
+"""The digests of a checkpoint's tensor files, down to each tensor, and ``digests.json``, which stores them.
 
-The digest of such a file is xxh3_128 over digests, 16 raw bytes each: first that of the header (the eight bytes of its
-length, the JSON, the spaces after it), then that of each tensor in the order of the file. So every byte is covered,
-threads can hash and verify one file together, and one tensor can be verified without the others. ``digests.json``
-holds the digests that went in: ``{"model.safetensors": {"header": "<32 hex>", "tensors": {"<name>": "<32 hex>"}}}``.
+The digest of a tensor file is xxh3_128 over digests, 16 raw bytes each: the digest of the header (the eight bytes of
+its length, the JSON, the padding), then the digest of each tensor in the order of the file. So every byte is covered,
+several threads can hash one file, and one tensor can be verified without the others. ``digests.json`` is
+``{"model.safetensors": {"header": "<32 hex>", "tensors": {"<name>": "<32 hex>"}}}``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class FileDigests:
-    """The digests of a file of tensors, as 32 lower-case hexadecimal digits each."""
+    """The digests of a tensor file, each 32 lower-case hexadecimal digits."""
 
     header: str
-    """That of its beginning, up to the first tensor."""
+    """The digest of the bytes before the first tensor."""
     tensors: Mapping[str, str]
-    """Those of its tensors by name, in the order of the file."""
+    """The digests of the tensors by name, in the order of the file."""
 
     def __post_init__(self) -> None:
         for digest in (self.header, *self.tensors.values()):
@@ -45,21 +45,13 @@ class FileDigests:
 
 
 def to_json(files: Mapping[str, FileDigests]) -> bytes:
-    """Return the content of digests.json.
-
-    Args:
-        files: The digests of all files of tensors, by the file's name.
-    """
+    """Return the content of digests.json from the digests of all tensor files, by file name."""
     content = {name: {"header": each.header, "tensors": dict(each.tensors)} for name, each in files.items()}
     return json.dumps(content, separators=(",", ":")).encode()
 
 
 def from_json(data: bytes) -> dict[str, FileDigests]:
-    """Read a digests.json that nobody vouches for.
-
-    Raises:
-        CheckpointError: It is no such file. The message is only the reason.
-    """
+    """Parse an untrusted digests.json; raise CheckpointError, whose message is only the reason, if it is malformed."""
     try:
         content = strict_json.loads(data)
         return {

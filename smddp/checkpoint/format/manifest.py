@@ -1,8 +1,8 @@
-"""The manifest: what makes files a checkpoint, and how each byte of them is known to be right.
+"""The manifest of a checkpoint: it commits the files it names, and its digests verify each of their bytes.
 
-It is a JSON object and the last file written. Its key ``xxh3_128`` is the digest of the manifest's own bytes, taken
-with 32 zeros in the digest's place; that rule, the key and the key ``format`` stay in every version of the format. It
-names files, not tensors, and so stays small however many tensors there are.
+The manifest is a JSON object and the last file written. Its key ``xxh3_128`` is the digest of the manifest's own bytes,
+computed with 32 zeros in the digest's place. This rule and the keys ``xxh3_128`` and ``format`` stay in every version
+of the format. The manifest names files, not tensors, so it stays small.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from smddp.checkpoint.format.names import (
 from smddp.errors import CheckpointError
 
 FORMAT = 2
-"""The version of the format that is written, and the newest that is read."""
+"""The version that is written, and the newest that is read."""
 
 LARGEST_MANIFEST = 16 * 2**20
-"""Bytes. No manifest comes near; nothing larger is written or read."""
+"""Bytes. A larger manifest is neither written nor read."""
 
 LARGEST_STEP = 10**12 - 1
 
@@ -43,23 +43,23 @@ _LARGEST_FILE = 2**63 - 1  # bytes; no file system has larger ones
 _NO_DIGEST = "0" * 32
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _KEYS_OF_1 = {"step", "epoch", "world_size", "saved_at", "smddp_version", "torch_version", "files", "metrics"}
-_NEW_IN_2: dict[str, Any] = {"run": "", "directory": "", "position": None, "hyperparameters": {}}  # and in 1 as here
+_NEW_IN_2: dict[str, Any] = {"run": "", "directory": "", "position": None, "hyperparameters": {}}  # as in format 1
 _KEYS = {1: _KEYS_OF_1, 2: _KEYS_OF_1 | set(_NEW_IN_2)}
 
 
 class NewerFormatError(CheckpointError):
-    """The checkpoint was written by a newer smddp: it is not damaged, but this one cannot read it."""
+    """A newer smddp wrote the checkpoint: it is not damaged, but this version cannot read it."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class FileRecord:
-    """What a file must be to be the one that was written."""
+    """The expected size and digest of a file."""
 
     size: int
     """Bytes."""
     xxh3_128: str
-    """32 lower-case hexadecimal digits: the digest of its bytes, or, for a file of tensors, of its digests, as
-    `smddp.checkpoint.format.digests` says. In format 1 always of its bytes."""
+    """32 lower-case hexadecimal digits: the digest of the bytes, or for a tensor file the digest of its digests (see
+    `smddp.checkpoint.format.digests`). In format 1 always the digest of the bytes."""
 
     def __post_init__(self) -> None:
         _require(_is_count(self.size) and self.size <= _LARGEST_FILE, "size", self.size, "a count of bytes")
@@ -68,30 +68,30 @@ class FileRecord:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Manifest:
-    """What a checkpoint is, and what it consists of."""
+    """The description of a checkpoint and its files."""
 
     run: str
     """The id of the run that saved it, 12 hexadecimal digits; empty in format 1."""
     directory: str
-    """Where its files are, beside the manifest: the run's id and its count of saves. Empty in format 1: with it."""
+    """The attempt's directory, beside the manifest: the run's id and save count. Empty in format 1: no directory."""
     step: int
     """Optimizer steps taken."""
     epoch: int
-    """The epoch under way."""
+    """The current epoch."""
     position: int | None
-    """Samples of the epoch that are consumed; None if that was not said, and in format 1."""
+    """Samples of the epoch that are consumed; None if unknown, and in format 1."""
     world_size: int
-    """How many processes trained, and so have the state of their random numbers here."""
+    """The number of ranks that trained; the checkpoint stores the random state of each."""
     saved_at: datetime
-    """When, with a time zone."""
+    """The time of the save, with a time zone."""
     smddp_version: str
     torch_version: str
     files: Mapping[str, FileRecord]
-    """Every file of the checkpoint but the manifest, by name."""
+    """Every file of the checkpoint except the manifest, by name."""
     metrics: Mapping[str, float]
-    """What was measured when it was saved."""
+    """Metrics at the time of the save."""
     hyperparameters: Mapping[str, Any]
-    """What the run was started with, JSON values by name; empty in format 1."""
+    """The run's hyperparameters, JSON values by name; empty in format 1."""
 
     def __post_init__(self) -> None:
         _require(_is_count(self.step) and self.step <= LARGEST_STEP, "step", self.step, "0 to 10**12 - 1")
@@ -124,7 +124,7 @@ class Manifest:
 
     @property
     def parts(self) -> dict[str, list[str]]:
-        """The names of the files of tensors by the part of the state that they hold, sorted."""
+        """The sorted names of tensor files for each part of the state."""
         parts: dict[str, list[str]] = {}
         for name in sorted(self.files):
             if name.endswith(TENSORS_SUFFIX):
@@ -133,14 +133,14 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files that it names."""
+        """Bytes of all files in the manifest."""
         return sum(record.size for record in self.files.values())
 
     def to_json(self) -> bytes:
         """Return the content of manifest.json.
 
         Raises:
-            CheckpointError: The hyperparameters are no JSON values, or too large.
+            CheckpointError: The hyperparameters are not JSON values, or too large.
         """
         assert self.format == FORMAT, self.format
         content = {
@@ -175,11 +175,11 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
-        """Read a manifest.json that nobody vouches for.
+        """Parse an untrusted manifest.json.
 
         Raises:
             NewerFormatError: A newer smddp wrote it.
-            CheckpointError: It is not a manifest, or not as it was written. The message is only the reason.
+            CheckpointError: It is malformed, or its digest does not match. The message is only the reason.
         """
         try:
             content = strict_json.loads(data)
@@ -230,7 +230,7 @@ def _is_match(pattern: re.Pattern[str], value: object) -> bool:
 
 
 def _finite_or_text(value: float) -> float | str:
-    """Return the number as JSON can hold it, which has no nan and no infinity: these are written as text."""
+    """Return a finite number as it is, and nan or infinity, which JSON lacks, as text."""
     return value if math.isfinite(value) else repr(value)
 
 

@@ -1,7 +1,7 @@
-"""Memory for hundreds of megabytes at a time, in huge pages.
+"""Allocate hundreds of megabytes at a time, in huge pages.
 
-Memory that a process has not touched yet is handed over by the kernel page by page, and zeroed. In pages of 4 KiB that
-takes several times as long as reading a checkpoint into it; in pages of 2 MiB it hardly shows.
+The kernel zeroes each page on its first access. With pages of 4 KiB this takes several times as long as reading a
+checkpoint into the memory; with pages of 2 MiB the time is negligible.
 """
 
 from __future__ import annotations
@@ -15,15 +15,10 @@ _HUGE_PAGE = 2 * 2**20  # bytes
 
 
 def allocate(size: int, *, shared: bool = False) -> memoryview:
-    """Take memory, all zeros; it goes back when nothing refers to it any more.
+    """Allocate `size` zeroed bytes, at least one, freed by garbage collection. Raise MemoryError if that fails.
 
-    Args:
-        size: Bytes, at least one.
-        shared: Whether a fork and this process go on having it together. Otherwise the fork makes every page of it
-            copy-on-write, and to write to it again takes as much memory once more, and many times as long.
-
-    Raises:
-        MemoryError: There is not so much.
+    `shared` memory stays common to this process and its forks. Otherwise a fork makes every page copy-on-write, and the
+    next write takes the memory once more, and many times as long.
     """
     try:
         flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
@@ -37,15 +32,9 @@ def allocate(size: int, *, shared: bool = False) -> memoryview:
 
 
 def tensor_at(memory: memoryview, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor whose values lie at a place in memory, not copied.
+    """Return a tensor over memory from byte `start`, a multiple of the dtype's width, without a copy.
 
-    Its storage is that place and no more, so that it saves, moves and shares like any other tensor.
-
-    Args:
-        memory: It stays as long as the tensor does.
-        start: In bytes; a multiple of the dtype's width.
-        dtype: Of the values.
-        shape: Of the tensor.
+    Its storage covers only its own bytes, so it saves, moves and shares like any other tensor. It keeps `memory` alive.
     """
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)

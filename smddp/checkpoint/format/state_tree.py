@@ -1,7 +1,7 @@
-"""Nested state taken apart into tensors and a JSON skeleton, and put together again, exactly.
+"""Split nested state into tensors and a JSON skeleton, and rebuild it exactly.
 
-A state_dict is dicts, lists and tuples around tensors, arrays, numbers and texts. The tensors go to a safetensors file;
-what is left is JSON. Where JSON has no such thing, a JSON object with the key ``"$"`` stands for it:
+A state_dict nests tensors, arrays, numbers and texts in dicts, lists and tuples. The tensors go to a safetensors file,
+the rest to JSON. Types that JSON lacks become a JSON object with the key ``"$"``:
 
     {"$": "tensor", "name": N}      the tensor N of the file           {"$": "tuple", "items": [...]}
     {"$": "array", "name": N}       the same as a numpy array          {"$": "float", "value": "nan" | "inf" | "-inf"}
@@ -9,8 +9,8 @@ what is left is JSON. Where JSON has no such thing, a JSON object with the key `
     {"$": "ordered", "items": [[key, value], ...], "metadata": ...}    an OrderedDict, with a module's _metadata
     {"$": "counter", "items": [[key, value], ...]}                     a collections.Counter
 
-Whatever else there is cannot be saved: it is refused by name, never pickled and never left out. Who saves something
-else than a checkpoint may know `MoreKinds`, each of which is ``{"$": kind, "value": ...}``.
+Other types cannot be saved: they raise an error with their name, and are never pickled or left out. A caller may add
+types with `MoreKinds`; each is saved as ``{"$": kind, "value": ...}``.
 """
 
 from __future__ import annotations
@@ -33,40 +33,27 @@ _KINDS = {kind: name for name, kind in _DICTS.items()}
 
 
 class MoreKinds(Protocol):
-    """Kinds of values beside those of a state_dict."""
+    """Additional types of values, beside those of a state_dict."""
 
     def take_apart(self, value: object) -> tuple[str, Any] | None:
-        """Return a value's kind and what stands for it, which `flatten` can take apart; None: it is none of these."""
+        """Return a value's kind and a representation that `flatten` supports; None for an unknown type."""
 
     def put_together(self, kind: str, value: Any) -> Any:
-        """Return the value of what stands for it.
-
-        Raises:
-            CheckpointError: There is no such kind.
-        """
+        """Return the value from its representation; raise CheckpointError for an unknown kind."""
 
 
 def flatten(state: object, *, path: str, more: MoreKinds | None = None) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Take a state apart.
+    """Split a state into a skeleton for json.dumps, and its tensors by name, not copied.
 
-    Args:
-        state: What a state_dict() gave.
-        path: What to call the state in errors: ``optimizer``.
-        more: What else there may be in it; by default nothing.
-
-    Returns:
-        The skeleton, ready for json.dumps, and the tensors by name, where they are: not copied. A name is the way
-        to the tensor, ``state.0.exp_avg``. The same tensor at two places, as tied weights are, comes once.
-
-    Raises:
-        CheckpointError: Something in the state cannot be saved; says what and where.
+    A tensor's name is its path, ``state.0.exp_avg``; tied weights are listed once. Raise CheckpointError, which names
+    the place below `path` (``optimizer``), for a value that cannot be saved.
     """
     parts = _Parts(more)
     return parts.skeleton(state, path, ""), parts.tensors
 
 
 def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor], more: MoreKinds | None = None) -> Any:
-    """Put together what `flatten` took apart."""
+    """Rebuild a state from the result of `flatten`."""
     if isinstance(skeleton, list):
         return [unflatten(item, tensors, more) for item in skeleton]
     if not isinstance(skeleton, dict):
@@ -96,17 +83,17 @@ def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor], more: MoreKind
 
 
 class _Parts:
-    """The tensors found so far, and the names that they got."""
+    """Collects tensors and their names."""
 
     def __init__(self, more: MoreKinds | None) -> None:
         self._more = more
         self.tensors: dict[str, torch.Tensor] = {}
-        self._at: dict[int, list[str]] = {}  # by their addresses
+        self._at: dict[int, list[str]] = {}  # names by address
 
     def skeleton(self, value: Any, path: str, name: str) -> Any:
-        """Return the JSON for a value; ``path`` is for people, ``name`` for the tensors' file."""
+        """Return the JSON for a value; ``path`` is for messages, ``name`` for the tensor file."""
         kind = type(value)
-        if kind is torch.Tensor:  # first: a training loop waits for this
+        if kind is torch.Tensor:  # first, for speed: the training loop waits for this
             return {_TAG: "tensor", "name": self._add_tensor(value, path, name)}
         if value is None or kind in (bool, int, str):
             return value
@@ -155,10 +142,10 @@ class _Parts:
             )
         if tensor.is_meta or tensor.is_quantized:
             raise CheckpointError(f"{path} is a meta or quantized tensor: it has no plain values to save")
-        # One name for tensors that are the same memory seen in the same way; other views are saved on their own.
+        # Tensors with the same memory and view share one name; other views are saved separately.
         address = tensor.data_ptr()
         there = self._at.setdefault(address, [])
-        if there and address:  # at 0 lie those that have no memory
+        if there and address:  # 0: a tensor without memory
             view = _view(tensor)
             for known in there:
                 if _view(self.tensors[known]) == view:
@@ -171,17 +158,17 @@ class _Parts:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(f"{path} is of {tensor.dtype}; a checkpoint can hold {known}")
         if not name.isascii():
-            name = name.encode(errors="replace").decode()  # a lone surrogate is no text in a safetensors file
+            name = name.encode(errors="replace").decode()  # safetensors has no lone surrogates
         name = name or "value"
         unique, number = name, 2
-        while unique in self.tensors or unique == "__metadata__":  # the latter is not free in safetensors
+        while unique in self.tensors or unique == "__metadata__":  # reserved in safetensors
             unique, number = f"{name}#{number}", number + 1
         self.tensors[unique] = tensor
         return unique
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what tells two tensors apart that begin at the same address."""
+    """Return a key that distinguishes two tensors at the same address."""
     return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 

@@ -1,4 +1,4 @@
-"""JSON that nobody vouches for: one meaning or an error, where Python's parser is generous."""
+"""A parser for untrusted JSON, which rejects ambiguities that Python's parser accepts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from typing import Any
 
 
 def loads(data: bytes) -> Any:
-    """Parse JSON.
-
-    Raises:
-        ValueError: It is not JSON; a key stands in an object twice; a number is NaN or infinite; it is nested too deep.
-    """
+    """Parse JSON; raise ValueError if malformed, nested too deep, or with a duplicate key, NaN or infinity."""
     try:
         return json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
     except RecursionError as error:

@@ -1,9 +1,9 @@
-"""Where each tensor lies in a safetensors file: worked out when it is written, and checked when it is read.
+"""The layout of a safetensors file: compute the offset of each tensor for writing, and verify it for reading.
 
-The format (https://github.com/huggingface/safetensors): eight bytes with the length of the header, the header, a JSON
-object {name: {"dtype", "shape", "data_offsets"}}, and the values, little-endian, one tensor after the other. It is
-written and read here rather than by the safetensors package because the tensors are copied, hashed and written by
-several threads and ranks at a time, and because what is read goes straight to where it stays, hashed on its way.
+The format (https://github.com/huggingface/safetensors): eight bytes with the length of the header; the header, a JSON
+object {name: {"dtype", "shape", "data_offsets"}}; then the values, little-endian, one tensor after the other. This
+module replaces the safetensors package because several threads and ranks copy, hash and write the tensors at a time,
+and because reading goes directly to the final memory and hashes on the way.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ DTYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What the format can hold, and what it calls it."""
+"""The supported dtypes and their names in the format."""
 
 LARGEST_HEADER = 100_000_000
-"""Bytes of JSON; the safetensors package reads no more."""
+"""Bytes of JSON, the limit of the safetensors package."""
 
 MOST_DIMENSIONS = 64
 
@@ -60,33 +60,27 @@ class Entry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
-    """Where its values begin, in bytes from the beginning of the file."""
+    """Offset of the values, in bytes from the beginning of the file."""
     size: int
-    """Bytes of its values."""
+    """Bytes of the values."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Layout:
-    """A safetensors file, but for the values."""
+    """The header and offsets of a safetensors file."""
 
     header: bytes
-    """How the file begins: the length of the JSON, the JSON, and spaces up to the first tensor."""
+    """The bytes before the first tensor: the length of the JSON, the JSON, and padding."""
     entries: tuple[Entry, ...]
-    """Its tensors in the order of the file: one begins where the one before ends."""
+    """The tensors in the order of the file, without gaps."""
     size: int
     """Bytes of the whole file."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> Layout:
-        """Lay out a file. The same for the same names, dtypes and shapes, in whatever order they come.
+        """Compute the layout of a file, which depends only on names, dtypes and shapes, not on their order or values.
 
-        Each tensor begins at a multiple of its own width.
-
-        Args:
-            tensors: By name, of the dtypes that the format has, on any device. Their values are not looked at.
-
-        Raises:
-            CheckpointError: There are more of them, or longer names, than a file can have.
+        Each tensor begins at a multiple of its dtype's width. Raise CheckpointError if the header is too large.
         """
         ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
         content: dict[str, Any] = {}
@@ -108,14 +102,9 @@ class Layout:
 
     @classmethod
     def parse(cls, header: bytes, size: int) -> Layout:
-        """Read the beginning of a file that nobody vouches for.
+        """Parse an untrusted header, the first `header_size` bytes of a file of `size` bytes.
 
-        Args:
-            header: As many bytes as `header_size` says.
-            size: Bytes of the whole file.
-
-        Raises:
-            CheckpointError: It is not the beginning of a safetensors file of this size. The message is only the reason.
+        Raise CheckpointError, whose message is only the reason, if it does not fit a safetensors file of this size.
         """
         try:
             content = strict_json.loads(header[_LENGTH.size :])
@@ -139,14 +128,9 @@ class Layout:
 
 
 def header_size(beginning: bytes, size: int) -> int:
-    """Return the length of a file's header, with the eight bytes that say it.
+    """Return the bytes of a header, its eight length bytes included, from at least the first eight bytes of a file.
 
-    Args:
-        beginning: The first eight bytes of the file, or more.
-        size: Bytes of the whole file.
-
-    Raises:
-        CheckpointError: No safetensors file of this size begins so.
+    Raise CheckpointError if a safetensors file of `size` bytes cannot begin so.
     """
     if len(beginning) < _LENGTH.size:
         raise CheckpointError(f"not a safetensors file: it has {size} bytes")
@@ -157,7 +141,7 @@ def header_size(beginning: bytes, size: int) -> int:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU: its own memory, not a copy."""
+    """Return the bytes of a contiguous CPU tensor, without a copy."""
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
@@ -166,7 +150,7 @@ def _entry(name: str, fields: Any, offset: int) -> Entry:
     start, end = fields["data_offsets"]
     if not (type(shape) is list and len(shape) <= MOST_DIMENSIONS and all(_is_count(each) for each in [*shape, start])):
         raise ValueError(f"the shape {str(shape)[:100]} at {str(start)[:100]}")
-    # Even an empty tensor's strides must be numbers of 64 bits.
+    # torch computes strides in 64 bits, even for an empty tensor.
     if math.prod(max(each, 1) for each in shape) * dtype.itemsize >= 2**63:
         raise ValueError(f"the shape {str(shape)[:100]}")
     size = math.prod(shape) * dtype.itemsize

@@ -1,1 +1,1 @@
-"""From bytes that nobody vouches for to a run that goes on: verified in memory, then given to the parts of the run."""
+"""Restore a checkpoint: read untrusted bytes, verify them in memory, then load them into the parts of the run."""

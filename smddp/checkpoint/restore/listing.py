@@ -1,6 +1,6 @@
-"""The checkpoints of a place, and what each is: valid, damaged, or never finished. To verify bytes alone loads torch.
+"""The checkpoints of a location and the status of each: valid, damaged or incomplete. Only a deep check imports torch.
 
-Reading one to go on from it is for ``smddp.checkpoint.restore.reader``.
+``smddp.checkpoint.restore.reader`` reads a checkpoint to resume from it.
 """
 
 from __future__ import annotations
@@ -24,63 +24,53 @@ _Result = TypeVar("_Result")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class CheckpointInfo:
-    """A checkpoint, and whether it can be trusted."""
+    """A checkpoint and its status."""
 
     step: int
     path: str
     status: Literal["valid", "incomplete", "damaged", "newer", "unreadable"]
-    """Incomplete: it has no manifest, because its save was interrupted; it never was a checkpoint. Damaged: it was one.
-    Newer: it needs a newer smddp. Unreadable: whoever looked may not read it, so that nobody knows; only
-    `inspect_each_alone` says so, others raise."""
+    """Incomplete: an interrupted save without a manifest. Damaged: the manifest or a file is not as it was written.
+    Newer: a newer smddp wrote the checkpoint. Unreadable: this user may not read it; only the command line shows this
+    status, and functions raise the error."""
     reason: str
-    """Why it is not valid; empty if it is."""
+    """The reason why it is not valid; empty if it is."""
     manifest: Manifest | None
-    """What it should be; None where that cannot be read."""
+    """The manifest; None if it is absent or invalid."""
 
     @property
     def valid(self) -> bool:
-        """Whether everything that was verified is as it was written."""
+        """Whether all verified bytes are as they were written."""
         return self.status == "valid"
 
 
 def list_checkpoints(location: str | os.PathLike[str], *, deep: bool = True) -> list[CheckpointInfo]:
-    """Look at all checkpoints of a place.
+    """List all checkpoints of a location, with their status.
 
     Args:
         location: A directory, or ``s3://bucket/prefix``.
-        deep: Verify every byte; otherwise only what `inspect` says.
+        deep: Verify every byte; otherwise the manifests, and the sizes of all files.
 
     Returns:
-        One entry a checkpoint, oldest first; none if the directory does not exist.
+        One entry per checkpoint, oldest first; none if the directory does not exist.
 
     Raises:
-        StoreError, OSError: The place cannot be read.
+        StoreError, OSError: The location cannot be read.
     """
     store = open_store(location)
     return [inspect(store, step, deep=deep) for step in store.steps()]
 
 
 def inspect(store: Store, step: int, *, deep: bool = True) -> CheckpointInfo:
-    """Verify one checkpoint, in little memory.
+    """Verify one checkpoint in little memory: every byte if `deep`, otherwise the manifest and the sizes of all files.
 
-    Args:
-        store: Where it lies.
-        step: Its step.
-        deep: Verify every byte; otherwise the manifest, and that all files are there with their sizes.
-
-    Raises:
-        StoreError, OSError: It cannot be read, whether it is valid or not.
+    Raise StoreError or OSError if the store fails, which says nothing about the checkpoint.
     """
     info, _ = examine(store, step, partial(_verify if deep else check_sizes, store))
     return info
 
 
 def inspect_each_alone(store: Store, step: int, *, deep: bool = True) -> CheckpointInfo:
-    """Verify one checkpoint of several that somebody wants to see: one that may not be read does not hide the others.
-
-    Raises:
-        StoreError: The store cannot be reached now, and so neither can the others.
-    """
+    """Verify one checkpoint of a list. Return "unreadable" where `inspect` raises, except for transient errors."""
     try:
         return inspect(store, step, deep=deep)
     except (StoreError, OSError) as error:
@@ -90,12 +80,9 @@ def inspect_each_alone(store: Store, step: int, *, deep: bool = True) -> Checkpo
 
 
 def examine(store: Store, step: int, look: Callable[[Manifest], _Result]) -> tuple[CheckpointInfo, _Result | None]:
-    """Say what a checkpoint is, and give what a look at its files gave if it is valid.
+    """Return the status of a checkpoint, and the result of `look` if it is valid.
 
-    Args:
-        store: Where it lies.
-        step: Its step.
-        look: Looks at the files that a manifest names; raises CheckpointError if they are not what was written.
+    `look` reads the files that the manifest names. It raises CheckpointError if one is missing or changed.
     """
     found = partial(CheckpointInfo, step=step, path=store.path(step))
     data = manifest = None
@@ -116,21 +103,16 @@ def examine(store: Store, step: int, look: Callable[[Manifest], _Result]) -> tup
     except CheckpointError as error:
         reason = str(error)
     except OSError as error:
-        if error.errno not in MISSING:  # a disk that fails, for instance: that does not make a checkpoint damaged
+        if error.errno not in MISSING:  # a failing disk, for instance, does not make the checkpoint damaged
             raise
         reason = str(error)
     if manifest is not None and store.read_manifest(step) != data:
-        return examine(store, step, look)  # it was removed, or saved again, while it was read
+        return examine(store, step, look)  # it was removed or saved again during the look
     return found(status="damaged", reason=reason, manifest=manifest), None
 
 
 def check_sizes(store: Store, manifest: Manifest) -> None:
-    """See that all files that a manifest names are there, with the sizes that they must have.
-
-    Raises:
-        CheckpointError: They are not; with nothing but the reason.
-        StoreError, OSError: The store can't tell.
-    """
+    """Verify that all files of a manifest exist with their sizes. Raise CheckpointError with only the reason if not."""
     at = partial(store.size, manifest.step, manifest.directory)
     sizes = in_parallel([partial(at, name) for name in manifest.files], threads=store.readers)
     for (name, record), size in zip(manifest.files.items(), sizes, strict=True):

@@ -1,4 +1,11 @@
-"""One checkpoint for all ranks: rank 0 reads and verifies it, the others get it from there, and all take it or none."""
+"""Restores one checkpoint on all ranks, or on none.
+
+Notes on the order, each step agreed by all ranks before the next:
+  1. Rank 0 reads and verifies the checkpoint.
+  2. Rank 0 broadcasts it to the other ranks.
+  3. Every rank checks that it fits. Nothing has changed until then, so an error on any rank leaves all as they were.
+  4. Every rank loads it.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +36,9 @@ def restore_newest(
     per_rank: Mapping[str, Stateful],
     hyperparameters: Mapping[str, Any],
 ) -> Manifest | None:
-    """Go back to the newest valid checkpoint on all ranks; collective.
+    """Restore the newest valid checkpoint, and return its manifest; None if there is no checkpoint. Collective.
 
-    Args:
-        store: Where it lies; rank 0 alone reads there.
-        ranks: Those that go on together.
-        state: The parts that are the same on all ranks, by name.
-        per_rank: The parts that each rank has its own of.
-        hyperparameters: Those of now; what differs from the checkpoint's is logged.
-
-    Returns:
-        What was loaded; None if there is no checkpoint at all.
-
-    Raises:
-        CheckpointError, StoreError, OSError: It cannot be read, or does not fit; on the rank that found it.
-        PeerFailedError: Another rank found it.
+    The rank that fails raises its own error, and the other ranks raise PeerFailedError.
     """
 
     def read() -> Loaded | None:
@@ -53,7 +48,7 @@ def restore_newest(
     if loaded is None:
         return None
     restoration = ranks.agree(lambda: Restoration(loaded, state=state, per_rank=per_rank, rank=ranks.rank))
-    ranks.agree(restoration.check)  # on all ranks, before any of them changes
+    ranks.agree(restoration.check)  # note 3
     ranks.agree(restoration.apply)
     return loaded.manifest
 
@@ -73,7 +68,7 @@ def _read(store: Store, parts: set[str], hyperparameters: Mapping[str, Any]) -> 
 
 
 def _share(ranks: Ranks, read: Loaded | None) -> Loaded | None:
-    """Give what rank 0 has read to the others."""
+    """Broadcast the checkpoint that rank 0 read."""
     description = ranks.from_rank(0, None if read is None else (read.manifest, read.skeletons, _layouts(read)))
     if description is None:
         return None

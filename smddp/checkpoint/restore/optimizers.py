@@ -1,8 +1,8 @@
-"""The state of an optimizer, taken back by the names of its parameters, and only by an optimizer that it fits.
+"""Loads an optimizer's state by parameter names, and only if it fits the optimizer.
 
-PyTorch numbers an optimizer's parameters and groups: a script that lists its layers in another order would give each
-the moments and the options of another. And it takes the saved options without a word: a learning rate that the script
-changed would not hold.
+PyTorch numbers the parameters and groups: a script that lists its layers in another order would load the moments and
+options of the wrong layers. PyTorch also loads the saved options silently: a learning rate changed in the script would
+have no effect.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ DTYPES = "param_dtypes"
 KIND = "kind"
 """The key of the optimizer's class in a saved state."""
 RATE_OPTIONS = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"})
-"""Options of a group that schedules compute from."""
+"""Options of a group from which schedules compute."""
 _IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "params", NAMES, DTYPES}
-"""Options of a group that change how an optimizer computes, and not what."""
+"""Keys of a group that do not affect the result of an optimizer step, only its implementation."""
 _NOT_OF_THE_KIND = {*_IMPLEMENTATION, "maximize", "initial_lr"}
-"""Options of a group that do not tell one kind of optimizer from another."""
+"""Options of a group that do not distinguish kinds of optimizers."""
 _NEW = {"decoupled_weight_decay"}
-"""Options that an older PyTorch did not have."""
+"""Options that older versions of PyTorch lack."""
 _OF_THE_KIND = {"decoupled_weight_decay", "amsgrad", "centered"}
-"""Options that make another algorithm (AdamW of Adam), or need a state that the other one has not."""
+"""Options that select another algorithm (AdamW instead of Adam), or need additional state."""
 _SCHEDULED = {"momentum", "betas"}
-"""What a schedule may change besides the learning rate."""
+"""Options that a schedule may change besides the learning rate."""
 _PLACEHOLDER = re.compile(r"#\d+")
-"""Stands for the name of a parameter that is none of the module's."""
+"""The placeholder name of a parameter that is not in the module."""
 _SHOWN = 5
 
 
@@ -51,22 +51,22 @@ class GroupChanges:
     """How the options of one group of parameters differ between the checkpoint's script and this one."""
 
     label: str
-    """The group in messages: by a parameter of it, or by its number."""
+    """The group in messages, named by its first parameter or its number."""
 
     sources: tuple[int, ...]
-    """The saved groups that its parameters come from."""
+    """The numbers of the saved groups that its parameters come from."""
 
     begin: dict[str, Any]
-    """The options that the checkpoint's script began with."""
+    """The initial options in the checkpoint's script."""
 
     saved: dict[str, Any]
-    """Those of them that this script's are compared with."""
+    """The options of the checkpoint to compare with this script's."""
 
     changed: frozenset[str]
     """The options that this script has changed."""
 
     unlike: frozenset[str]
-    """The options in which the saved groups differ from one another."""
+    """The options that differ among the saved groups."""
 
     moves_rates: bool
     """Whether a schedule computes from one of the changed options."""
@@ -77,11 +77,7 @@ class GroupChanges:
         return frozenset({*self.saved, "lr"}) if self.unlike else self.changed
 
     def told(self, own: Mapping[str, Any]) -> list[str]:
-        """Say what has changed, for people.
-
-        Args:
-            own: The options that this script began with.
-        """
+        """Describe the changes for people. `own` has the initial options of this script."""
         names = set(self.changed)
         if "initial_lr" in names:
             names -= {"lr"}
@@ -94,7 +90,7 @@ class GroupChanges:
         return [self.told_unlike(), *changes] if self.unlike else changes
 
     def told_unlike(self) -> str:
-        """Say in what the saved groups differ, for people."""
+        """Describe for people the options that differ among the saved groups."""
         return (
             f"the parameters{self.label} come from {len(self.sources)} groups of the checkpoint's script, which differ "
             f"in {some(sorted(self.unlike))}"
@@ -104,19 +100,13 @@ class GroupChanges:
 class NamedOptimizer:
     """An optimizer as a part of a checkpoint, with the names of its parameters.
 
-    Names are looked up whenever they are needed: a script may replace layers, or add groups of parameters.
-
-    Args:
-        optimizer: It may be replaced in place only: its state is read and given through it.
-        module: Has the names.
-        on_change: What holds where options differ.
-        speaks: Whether this rank tells of it in the log.
+    It looks up names in `module` at each use, as a script may replace layers or add groups. It logs if `speaks`.
     """
 
     def __init__(self, optimizer: Optimizer, module: nn.Module, *, on_change: OnChange, speaks: bool) -> None:
         self.optimizer = optimizer
         self.changes: list[GroupChanges] = []
-        """Of each group, as the last state that was checked or loaded has it."""
+        """The changes of each group against the last state checked or loaded."""
         self._module = module
         self._on_change = on_change
         self._speaks = speaks
@@ -124,19 +114,19 @@ class NamedOptimizer:
         self._script = self.script_options()
 
     def note_added_groups(self) -> None:
-        """Remember the options of groups that were added, to be called before a schedule moves them."""
+        """Record the options of added groups. Call this before a schedule changes them."""
         if len(self.optimizer.param_groups) != len(self._script):
             self.script_options()
 
     def script_options(self) -> list[dict[str, Any]]:
-        """Return the options that the script gave each group, before any schedule moved them."""
+        """Return the options that the script gave each group, before any schedule changed them."""
         groups = self.optimizer.param_groups
         added = [group_options(group) for group in groups[len(self._script) :]]
         self._script = [*self._script[: len(groups)], *added]
         return self._script
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, with ``param_names`` in each group, and the script's own options."""
+        """Return the optimizer's state, with ``param_names`` in each group and the script's initial options."""
         state = self._taken()
         groups = self.optimizer.param_groups
         for group, own, names in zip(state["param_groups"], groups, self._group_names(), strict=True):
@@ -144,11 +134,7 @@ class NamedOptimizer:
         return {**state, KIND: self._kind, SCRIPT_OPTIONS: copied(self.script_options())}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See that the state fits; nothing is changed.
-
-        Raises:
-            ValueError: It is one of another optimizer, or of other parameters, or options differ and may not.
-        """
+        """Raise ValueError if kind or parameters do not fit, or options differ that may not. Change nothing."""
         if (saved := state.get(KIND, self._kind)) != self._kind:
             raise ValueError(
                 f"it is one of another kind than this run's {self._kind}: {saved}; train with that, or start anew"
@@ -166,7 +152,7 @@ class NamedOptimizer:
                 )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state back, each parameter its own."""
+        """Load the state of each parameter by its name, with the options that `on_change` selects."""
         optimizer = self.optimizer
         own = self.script_options()
         self.changes = self._compare(state)
@@ -182,9 +168,9 @@ class NamedOptimizer:
         if self._on_change == "take":
             for group, script, each in zip(optimizer.param_groups, own, self.changes, strict=True):
                 group.update({name: copied(script[name]) for name in each.taken})
-                for name in RATE_OPTIONS & set(group) - set(script):  # of a schedule that this script does not have
+                for name in RATE_OPTIONS & set(group) - set(script):  # from a schedule that this script lacks
                     del group[name]
-        else:  # what holds now is what a later script is compared with
+        else:  # a later script is compared with the options in effect now
             self._script = [
                 {name: value for name, value in script.items() if name not in RATE_OPTIONS} | each.begin
                 for script, each in zip(own, self.changes, strict=True)
@@ -194,9 +180,9 @@ class NamedOptimizer:
             logger.warning("the optimizer goes on with %s options: %s", holds, "; ".join(told))
 
     def _keep_dtypes(self, state: Mapping[str, Any]) -> None:
-        """Give the state of each parameter the dtypes that it was saved with: PyTorch casts it to the parameter's.
+        """Restore the saved dtypes of the optimizer's state, which PyTorch casts to the parameter's dtype.
 
-        A parameter that this script has in another dtype than the checkpoint's is left to PyTorch.
+        Skip a parameter whose own dtype differs from the checkpoint's.
         """
         for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
             for weight, number, dtype in zip(group["params"], saved["params"], saved.get(DTYPES, ()), strict=False):
@@ -226,18 +212,14 @@ class NamedOptimizer:
 
     def _group_names(self) -> list[list[str]]:
         names = {id(weight): plain_name(name) for name, weight in self._module.named_parameters()}
-        numbers = count()  # over all groups, so that no two parameters without a name have one
+        numbers = count()  # over all groups, so that placeholders are unique
         return [
             [names.get(id(weight), f"#{number}") for weight, number in zip(group["params"], numbers, strict=False)]
             for group in self.optimizer.param_groups
         ]
 
     def _saved_groups(self, state: Mapping[str, Any]) -> list[list[str]] | None:
-        """Return the names of each saved group, or None if parameters are to be found by their numbers.
-
-        Raises:
-            ValueError: The names are those of other parameters.
-        """
+        """Return each saved group's names, or None to match by number. Raise ValueError if the names differ."""
         saved, own = _names(state), self._group_names()
         if saved is None:
             return None
@@ -248,7 +230,7 @@ class NamedOptimizer:
         if list(map(len, saved)) == list(map(len, own)) and all(
             one == other or _PLACEHOLDER.fullmatch(one) or _PLACEHOLDER.fullmatch(other) for one, other in pairs
         ):
-            # In the same order numbers find the nameless, also those that have a name by now.
+            # In the same order, numbers match parameters without a name, too, even if they have a name now.
             return None if nameless else saved
         missing = [name for name in own_flat if name not in saved_flat]
         missing += [name for name in saved_flat if name not in own_flat]
@@ -264,7 +246,7 @@ class NamedOptimizer:
         )
 
     def _sources(self, state: Mapping[str, Any]) -> list[tuple[int, ...]]:
-        """Return the numbers of the saved groups that each group's parameters come from."""
+        """Return, for each group, the numbers of the saved groups that its parameters come from."""
         saved = self._saved_groups(state)
         if saved is None:
             return [(number,) for number in range(len(state["param_groups"]))]
@@ -274,7 +256,7 @@ class NamedOptimizer:
         return [sources or ((rest.pop(0),) if rest else (number,)) for number, sources in enumerate(found)]
 
     def _in_own_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state with its parameters in the order and the groups of this optimizer."""
+        """Return the state, rearranged to the groups and the order of this optimizer."""
         saved = self._saved_groups(state)
         plain = {name: value for name, value in state.items() if name not in (SCRIPT_OPTIONS, KIND)}
         if saved is None:
@@ -298,7 +280,7 @@ class NamedOptimizer:
         return {**plain, "state": moments, "param_groups": groups}
 
     def _compare(self, state: Mapping[str, Any]) -> list[GroupChanges]:
-        """Compare the options that both scripts began with, group by group."""
+        """Compare the initial options of both scripts, group by group."""
         found, groups = [], state["param_groups"]
         scripts = state.get(SCRIPT_OPTIONS, [None] * len(groups))
         own_options, own_names = self.script_options(), self._group_names()
@@ -307,7 +289,7 @@ class NamedOptimizer:
             saved = _comparable(begins[0], groups[sources[0]], own)
             changed = {name for name in saved if not same(saved[name], own[name])}
             if "initial_lr" in saved and "initial_lr" not in changed:
-                changed -= {"lr"}  # a schedule has made it, which is compared itself
+                changed -= {"lr"}  # a schedule computes it, and schedules are compared separately
             unlike = {
                 name
                 for name in saved
@@ -341,16 +323,7 @@ def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, by_name: bool = False) -> None:
-    """See that a state can be one of this optimizer.
-
-    Args:
-        optimizer: This run's.
-        state: The saved one.
-        by_name: Whether parameters are found by their names; else by their numbers.
-
-    Raises:
-        ValueError: It is one of another kind, or of other parameters.
-    """
+    """Raise ValueError if a state has another kind or other parameters, matched by number unless `by_name`."""
     groups, own = state["param_groups"], optimizer.param_groups
     sizes, own_sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in own]
     if len(sizes) != len(own_sizes) or (sizes != own_sizes and not by_name):
@@ -380,7 +353,7 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, by_name: 
 
 
 def _names(state: Mapping[str, Any]) -> list[list[str]] | None:
-    """Return the names of each group's parameters, or None if they were not saved."""
+    """Return the parameter names of each saved group, or None if absent."""
     names = [group.get(NAMES) for group in state["param_groups"]]
     if any(each is None for each in names):
         return None
@@ -388,11 +361,9 @@ def _names(state: Mapping[str, Any]) -> list[list[str]] | None:
 
 
 def _approximate(saved: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a script began with, where a checkpoint of an older version does not have them.
+    """Estimate the initial options of a script for a checkpoint of an older version, which lacks them.
 
-    Args:
-        saved: The options at the checkpoint's step, changed in place.
-        own: The options that this script began with.
+    `saved` has the options at the checkpoint's step, and is changed in place. `own` has this script's initial options.
     """
     if "initial_lr" in saved and "initial_lr" in own:
         moved = _SCHEDULED | ({"lr"} if same(saved["initial_lr"], own["initial_lr"]) else set())
@@ -401,13 +372,9 @@ def _approximate(saved: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 
 def _comparable(begin: Mapping[str, Any], saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options to compare with this script's: what a schedule moved that it does not have, as it was saved.
-
-    Args:
-        begin: The options that the checkpoint's script began with.
-        saved: The group at the checkpoint's step.
-        own: The options that this script began with.
-    """
+    """Return the options of a saved group to compare with this script's initial options, `own`."""
+    # The initial options of the checkpoint's script, except those that its schedule changed and no schedule of this
+    # script does: these as they were at the checkpoint's step.
     left = {"lr"} if "initial_lr" in begin and "initial_lr" not in own else set()
     left |= _SCHEDULED if "max_momentum" in begin and "max_momentum" not in own else set()
     names = set(begin) & set(own) - _IMPLEMENTATION
@@ -415,6 +382,6 @@ def _comparable(begin: Mapping[str, Any], saved: Mapping[str, Any], own: Mapping
 
 
 def some(names: list[str]) -> str:
-    """Return the first few names, and how many there are besides, for people."""
+    """Return the first few names, and the number of the others, for people."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""From a place with checkpoints to the newest that is valid to the last byte, or to one by its step."""
+"""Reads the newest valid checkpoint of a location, or the one of a given step. Verifies the bytes that it returns."""
 
 from __future__ import annotations
 
@@ -25,20 +25,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Loaded:
-    """A checkpoint, verified, each part of its state taken apart as by `smddp.checkpoint.format.state_tree`."""
+    """A verified checkpoint. `smddp.checkpoint.format.state_tree` splits each part into skeleton and tensors."""
 
     manifest: Manifest
     skeletons: Mapping[str, Any]
-    """All but the tensors of each part, by the part's name."""
+    """Each part without its tensors, by name."""
     tensors: Mapping[str, Mapping[str, torch.Tensor]]
-    """The tensors of each part that was asked for, by the part's name and theirs. Each has a storage of its own."""
+    """The tensors of each requested part, by the names of the part and the tensor. Each has its own storage."""
 
     def unflatten(self, part: str) -> Any:
-        """Put a part together, as its state_dict() gave it.
-
-        Raises:
-            CheckpointError: It is not there, or its tensors were not asked for.
-        """
+        """Return a part as its state_dict() was. Raise CheckpointError if it is absent or was not requested."""
         if part not in self.skeletons or part not in self.tensors:
             raise CheckpointError(
                 f"the checkpoint of step {self.manifest.step} has no {part!r}, only {', '.join(sorted(self.tensors))}"
@@ -53,16 +49,9 @@ class Loaded:
 
 
 def read_checkpoint(store: Store, step: int, parts: Collection[str] | None = None) -> Loaded:
-    """Read one checkpoint.
+    """Read one checkpoint, with the tensors of `parts`, or of all parts if None.
 
-    Args:
-        store: Where it lies.
-        step: Its step.
-        parts: The parts of the state whose tensors are wanted; all if None.
-
-    Raises:
-        CheckpointError: There is none, or it is not valid.
-        StoreError, OSError: It cannot be read, whether it is valid or not.
+    Raise CheckpointError if it is absent or not valid. StoreError and OSError say nothing about its validity.
     """
     info, loaded = examine(store, step, partial(_load, store, parts=parts))
     if loaded is None:
@@ -71,20 +60,12 @@ def read_checkpoint(store: Store, step: int, parts: Collection[str] | None = Non
 
 
 def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | None:
-    """Read the newest valid checkpoint. For each newer one that is passed over a warning says why.
+    """Read the newest valid checkpoint; None if no save ever finished. Log a warning for each one skipped.
 
-    Args:
-        store: Where they lie.
-        parts: The parts of the state whose tensors are wanted; all if None. Only their files are verified.
-
-    Returns:
-        It; None if no checkpoint was ever finished here.
-
-    Raises:
-        CheckpointError: There are checkpoints, but none is valid, or the newest needs a newer smddp, or they are
-            removed faster than they can be read.
-        StoreError, OSError: One cannot be read, whether it is valid or not.
+    Raise CheckpointError if none is valid, a newer smddp wrote the newest, or they are removed while they are read.
     """
+    # Only the files of `parts` are read and verified. An error of the store does not skip a checkpoint, which may be
+    # valid: an older one would lose progress.
     told: set[tuple[int, str]] = set()
 
     def look() -> Look[Loaded]:

@@ -1,6 +1,6 @@
-"""From a checkpoint in memory to a run that goes on: each part of it gets its state back, or none does.
+"""Loads a checkpoint from memory into the parts of a run.
 
-What can be seen beforehand, a part that is not there or a module of another model, is seen before anything is changed.
+`Restoration.check` finds missing parts and other models before `Restoration.apply` changes anything.
 """
 
 from __future__ import annotations
@@ -24,54 +24,41 @@ from smddp.job.weight_names import in_names_of, plain_name, plain_state
 logger = logging.getLogger(__name__)
 
 RANKS = "ranks"
-"""The part that each rank has its own of: a list of dicts, in the order of the ranks."""
+"""The name of the per-rank state: a list of dicts, in the order of the ranks."""
 
 RNG = "rng"
-"""The random numbers: in that list a key of each dict, in format 1 a part and such a list itself."""
+"""The key of the random number generators in each of these dicts. In format 1, a part that is such a list."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that gives its state and takes it back: a module, an optimizer, a scheduler, a scaler, a sampler."""
+    """An object that returns its state and loads it: a module, an optimizer, a scheduler, a scaler, a sampler."""
 
     def state_dict(self) -> Any:
-        """Return dicts, lists and tuples of tensors, arrays, numbers, texts and None."""
+        """Return the state: dicts, lists and tuples of tensors, arrays, numbers, texts and None."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Go back to what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
 
 
 @runtime_checkable
 class Checking(Stateful, Protocol):
-    """One that can tell beforehand whether it will take a state."""
+    """A part that can check a state before loading it."""
 
     def check_state_dict(self, state: Any, /) -> None:
-        """See that the state fits; nothing is changed.
-
-        Raises:
-            ValueError: It does not.
-        """
+        """Raise ValueError if the state does not fit. Change nothing."""
 
 
 @runtime_checkable
 class Sharded(Stateful, Protocol):
-    """One whose state the ranks have between them, and that gives all of it once it was gathered."""
+    """A part whose state is sharded among the ranks. `state_dict` needs `gather_state_dict` before it."""
 
     def gather_state_dict(self, *, keep: bool) -> None:
-        """Bring the state together, for the next `state_dict`; all ranks call it.
-
-        Args:
-            keep: Whether this rank will ask for it.
-        """
+        """Gather the state for the next `state_dict`; collective. Set `keep` if this rank calls `state_dict`."""
 
 
 def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
-    """See that parts can be saved under their names.
-
-    Raises:
-        ValueError: A name is not possible, or there twice; or a part of `state` is sharded among the ranks.
-        TypeError: A part has no state_dict and load_state_dict.
-    """
+    """Raise ValueError for an invalid or duplicate name or a sharded part, TypeError for a part not `Stateful`."""
     for name, part in [*state.items(), *per_rank.items()]:
         if name in (RNG, RANKS) or not is_part_name(name):
             raise ValueError(
@@ -101,9 +88,9 @@ def _sharding(part: object) -> str | None:
 
 
 def _empty_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[tuple[torch.nn.Module, str, str]]:
-    """Yield the buffers that are None here, as a forward pass has not assigned them yet, and are in the state.
+    """Yield the buffers that are None here but present in the state, because a forward pass assigns them.
 
-    Each comes as its module, its name there, and its name in the state.
+    Each item is the buffer's module, its name in that module, and its key in the state.
     """
     for prefix, owner in module.named_modules():
         for name, buffer in owner._buffers.items():  # noqa: SLF001
@@ -113,19 +100,12 @@ def _empty_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterato
 
 
 class Restoration:
-    """A checkpoint about to be given to the parts of a run, on one rank."""
+    """Loads a checkpoint into the parts of a run, on one rank: `check` first, then `apply`."""
 
     def __init__(
         self, loaded: Loaded, *, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], rank: int
     ) -> None:
-        """Look at both; nothing is changed yet.
-
-        Args:
-            loaded: The checkpoint.
-            state: The parts that are the same on all ranks, by name.
-            per_rank: The parts that each rank has its own of.
-            rank: This one.
-        """
+        """Change nothing yet."""
         self._loaded = loaded
         self._state = state
         self._per_rank = per_rank
@@ -139,11 +119,7 @@ class Restoration:
         )
 
     def check(self) -> None:
-        """See that the checkpoint fits.
-
-        Raises:
-            CheckpointError: A part is not in it, or it is one of another model.
-        """
+        """Raise CheckpointError if the checkpoint lacks a part or a part's state does not fit. Change nothing."""
         saved = set(self._loaded.skeletons) - {RANKS, RNG}
         own = set(self._ranks[0]) - {RNG}
         missing = sorted((set(self._state) - saved) | (set(self._per_rank) - own - saved))
@@ -168,12 +144,8 @@ class Restoration:
             logger.warning("%s also has %s: not used", self._what, ", ".join(unused))
 
     def apply(self) -> None:
-        """Give each part its state.
-
-        Raises:
-            CheckpointError: A part does not take it.
-        """
-        # Modules last: they always take what was checked, so that a part that does not leaves them as they were.
+        """Load the state into each part. Raise CheckpointError if a part fails to load."""
+        # Modules last: once checked they load without errors, and a part that fails before leaves them unchanged.
         for name, part in sorted(self._state.items(), key=lambda item: isinstance(item[1], torch.nn.Module)):
             state = self._loaded.unflatten(name)
             if isinstance(part, torch.nn.Module):
@@ -187,7 +159,7 @@ class Restoration:
         for name, part in self._per_rank.items():
             if name in own:
                 self._give(name, part, own[name])
-            elif name not in self._ranks[0]:  # it was saved once for all ranks
+            elif name not in self._ranks[0]:  # saved as a part that is the same on all ranks
                 self._give(name, part, self._loaded.unflatten(name))
         if is_new and self._per_rank:
             logger.warning(

@@ -1,6 +1,6 @@
-"""The random number generators of one rank: python's, numpy's global one, torch's on the CPU and on every GPU.
+"""The random number generators of one rank: Python's, numpy's global one, PyTorch's on the CPU and on every GPU.
 
-Generators that a script makes for itself are not known here: give them to the Checkpointer as parts of its state.
+Generators that a script creates are not included: pass them to the Checkpointer as parts of its state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def capture() -> dict[str, Any]:
-    """Return the state of this process's generators, without drawing from them."""
+    """Return the state of this process's generators, without advancing them."""
     version, words, gauss = random.getstate()
     return {
         "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
@@ -29,12 +29,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(states: Sequence[dict[str, Any]], *, rank: int) -> None:
-    """Go on with the random numbers of this rank.
-
-    Args:
-        states: What `capture` gave on each rank, in the order of the ranks.
-        rank: This process. A rank that was not there before gets numbers of its own, the same each time.
-    """
+    """Restore this rank's generators from the `capture` of each rank, in order. Seed a new rank deterministically."""
     if rank >= len(states):
         _seed(states[0], rank)
         logger.info("rank %d has no random state in a checkpoint of %d ranks: seeded anew", rank, len(states))
@@ -55,12 +50,12 @@ def restore(states: Sequence[dict[str, Any]], *, rank: int) -> None:
 
 
 def _uses_gpus() -> bool:
-    """Return whether a number can have been drawn on a GPU, without asking for the GPUs, which takes long."""
+    """Return whether CUDA is initialized, without initializing it, which is slow. If not, no GPU generator was used."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _seed(state: dict[str, Any], rank: int) -> None:
-    """Seed all generators from the state of rank 0 and the number of this rank."""
+    """Seed all generators from rank 0's state and this rank."""
     text = state["torch"].numpy().tobytes() + str(rank).encode()
     seed = int.from_bytes(hashlib.shake_256(text).digest(8), "little")
     random.seed(seed)

@@ -1,8 +1,8 @@
-"""What two scripts say of a learning rate schedule, compared.
+"""Compares the options of a learning rate schedule between the checkpoint's script and this one.
 
-Which entries of a schedule's state are options is not guessed from their names: a checkpoint has those that its script
-began with. A checkpoint of an older version has only the state at its step. For PyTorch's own schedules a list names
-the entries that their steps change; for other schedules smddp says that it cannot tell.
+A checkpoint contains the initial options of its schedules. A checkpoint of an older version contains only the state at
+its step: there, a list names the entries that steps of PyTorch's own schedules change. For other schedules, smddp
+reports that it does not know which entries are options.
 """
 
 from __future__ import annotations
@@ -17,81 +17,77 @@ from torch.optim.lr_scheduler import LRScheduler
 from smddp.checkpoint.restore.script_options import SCRIPT_OPTIONS, change, close, copied, describe_function, same
 
 RATES = frozenset({"base_lrs", "_last_lr"})
-"""Entries that follow from the optimizer's options, and are changes only where nothing else has changed."""
+"""Entries that follow from the optimizer's options. They count as changes only if nothing else has changed."""
 
 _NESTED = "_schedulers"
-"""Where PyTorch's schedules of schedules have these, and their states."""
+"""The attribute of PyTorch's SequentialLR and ChainedScheduler for inner schedules, and its key in their states."""
 _PROGRESS = frozenset({"last_epoch", "_step_count", "_get_lr_called_within_step", "_is_initial", "verbose"})
-"""Entries of every schedule that are no options."""
+"""Entries of every schedule that are not options."""
 _MOVED = frozenset({"_last_lr", "T_cur", "T_i", "best", "num_bad_epochs", "cooldown_counter"})
-"""Further entries of PyTorch's own schedules that their steps change."""
+"""Other entries of PyTorch's own schedules that their steps change."""
 _DERIVED = {"T_i": "T_0", "best": "mode", "mode_worse": "mode", "_schedule_phases": "total_steps"}
-"""Entries that need not be told beside the option that they follow from."""
+"""Entries that follow from an option, by that option: messages name only the option."""
 _FUNCTIONS = frozenset({"lr_lambdas", "_scale_fn_custom"})
-"""Entries of PyTorch's own schedules that are functions: never saved, but for the attributes of an object."""
+"""Entries of PyTorch's own schedules that are functions. Only the attributes of callable objects are saved."""
 _NO_OPTIONS = frozenset({"step", "optimizer", "_scale_fn_ref", "anneal_func"})
-"""Attributes that are no options, though they can be called."""
+"""Callable attributes that are not options."""
 _PER_GROUP = frozenset({"base_lrs", "_last_lr", "max_lrs", "base_momentums", "max_momentums", "min_lrs", "lr_lambdas"})
-"""Entries with one value for each group of parameters."""
+"""Entries with one value per parameter group."""
 _VERSIONS = frozenset({"verbose", "default_min_lr", "anneal_func"})
 """Options that only some versions of PyTorch have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptSchedule:
-    """What a script says of a schedule, or of one of the schedules in it."""
+    """The initial options of a schedule in a script. An inner schedule has its own."""
 
     kind: str
-    """Its class."""
+    """The name of its class."""
 
     options: dict[str, Any]
-    """Its state as the script began."""
+    """Its state when the script began, without progress and functions."""
 
     functions: dict[str, list[dict[str, Any]]]
-    """What can be compared of its functions, by the attribute that has them."""
+    """The descriptions of its functions by `describe_function`, by attribute."""
 
     def as_state(self) -> dict[str, Any]:
-        """Return it as a checkpoint holds it."""
+        """Return the form saved in a checkpoint."""
         return {"kind": self.kind, "options": copied(self.options), "functions": copied(self.functions)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Differences:
-    """What a saved schedule differs in from this script's."""
+    """The differences between a saved schedule and this script's."""
 
     state: dict[str, Any]
-    """The saved state, with its groups in this optimizer's order and without what its script says."""
+    """The saved state in the group order of this optimizer, without the options of its script."""
 
     script: list[ScriptSchedule]
-    """What the checkpoint's script says of the schedule, and of each one in it."""
+    """The options in the checkpoint's script, of the schedule and of each inner schedule."""
 
     changed: list[frozenset[str]]
-    """The changed options of each."""
+    """The changed options of each schedule in `script`."""
 
     unlike: list[str]
-    """Options in which saved groups of parameters differ that are one group now."""
+    """Options that differ between saved parameter groups that are one group now."""
 
     told: list[str]
     """The changed options, for people."""
 
     functions: list[str]
-    """What is seen to differ in functions, of which a checkpoint has nothing to go on with, for people."""
+    """The visible differences in functions, for people. A checkpoint cannot restore functions."""
 
     unknown: list[str]
-    """Entries of which an older checkpoint does not say whether they are options."""
+    """Entries of an older checkpoint that may or may not be options."""
 
     @property
     def is_changed(self) -> bool:
-        """Whether this script's schedule is seen to be another one."""
+        """Whether options or functions differ visibly."""
         return bool(self.told or self.functions)
 
 
 def with_states(scheduler: Any, state: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield a schedule and each one in it, with its state; the outermost first.
-
-    Raises:
-        ValueError: The state is one of more or fewer schedules.
-    """
+    """Yield a schedule and its inner schedules with states, outermost first. Raise ValueError if counts differ."""
     yield scheduler, state
     schedulers, states = list(getattr(scheduler, _NESTED, ())), state.get(_NESTED, [])
     if len(schedulers) != len(states):
@@ -104,12 +100,7 @@ def with_states(scheduler: Any, state: dict[str, Any]) -> Iterator[tuple[Any, di
 
 
 def script_of(scheduler: Any, state: Mapping[str, Any]) -> ScriptSchedule:
-    """Return what a script says of a schedule that has not been stepped yet.
-
-    Args:
-        scheduler: The schedule; those in it are left out.
-        state: Its state.
-    """
+    """Return the options of a schedule that has not been stepped yet, without its inner schedules."""
     functions = {}
     for name, value in vars(scheduler).items():
         values = value if isinstance(value, list | tuple) else [value]
@@ -123,16 +114,9 @@ def script_of(scheduler: Any, state: Mapping[str, Any]) -> ScriptSchedule:
 def compare(
     scheduler: Any, state: Mapping[str, Any], own: Sequence[ScriptSchedule], sources: Sequence[tuple[int, ...]]
 ) -> Differences:
-    """Compare a saved schedule with this script's.
+    """Compare a saved schedule with this script's, `own`. `sources` has the saved groups of each present group.
 
-    Args:
-        scheduler: This script's.
-        state: The saved state, with what its script says.
-        own: What this script says of the schedule, and of each one in it.
-        sources: The saved groups that the parameters of each of the optimizer's groups come from.
-
-    Raises:
-        ValueError: It is another kind of schedule, or it is not known which options are by groups.
+    Raise ValueError if it is another kind of schedule, or if entries may be per group in an unknown order.
     """
     plain = copied({name: value for name, value in state.items() if name != SCRIPT_OPTIONS})
     nodes = list(with_states(scheduler, plain))
@@ -170,13 +154,7 @@ def compare(
 def told(
     script: Sequence[ScriptSchedule], own: Sequence[ScriptSchedule], changed: Sequence[frozenset[str]]
 ) -> list[str]:
-    """Say which options have changed, for people.
-
-    Args:
-        script: What the checkpoint's script says of a schedule, and of each one in it.
-        own: What this script says of them.
-        changed: The options of each to tell of.
-    """
+    """Describe the changed options of a schedule and its inner schedules, for people."""
     texts = []
     for saved, present, names in zip(script, own, changed, strict=True):
         kind = present.kind if present is own[0] else f"{present.kind} in {own[0].kind}"
@@ -189,7 +167,7 @@ def told(
 
 
 def kept(saved: ScriptSchedule, own: ScriptSchedule) -> ScriptSchedule:
-    """Return what holds of a schedule that goes on with the options of the checkpoint's script."""
+    """Return the options of a schedule that keeps the checkpoint's: its own where the checkpoint has none."""
     functions = {}
     for name, present in own.functions.items():
         is_saved = all(each["kind"] == "object" for each in present) and _pairs(saved, own, name) is not None
@@ -198,7 +176,7 @@ def kept(saved: ScriptSchedule, own: ScriptSchedule) -> ScriptSchedule:
 
 
 def steps_taken(begin: Mapping[str, Any], state: Mapping[str, Any]) -> int | None:
-    """Return how often a schedule was stepped between two of its states, or None if they do not say."""
+    """Return the number of steps between two states of a schedule, or None if unknown."""
     for name in ("last_epoch", "_step_count"):
         if type(begin.get(name)) is int and type(state.get(name)) is int:
             return int(state[name] - begin[name])
@@ -222,13 +200,9 @@ def _of_another_kind(saved: str, own: str) -> ValueError:
 
 
 def _approximate(scheduler: Any, saved: Mapping[str, Any], own: ScriptSchedule, unknown: list[str]) -> ScriptSchedule:
-    """Return what a script said of one schedule, where a checkpoint of an older version does not have it.
+    """Estimate the initial options of a schedule for a checkpoint of an older version, which lacks them.
 
-    Args:
-        scheduler: This script's.
-        saved: Its state at the checkpoint's step.
-        own: What this script says of it.
-        unknown: Gets the entries of which it cannot be told.
+    Add to `unknown` the entries that may or may not be options.
     """
     options = {name: copied(value) for name, value in saved.items() if name in own.options}
     if _is_torchs(scheduler):
@@ -253,13 +227,9 @@ def _approximate(scheduler: Any, saved: Mapping[str, Any], own: ScriptSchedule, 
 
 
 def _reorder(scheduler: Any, values: dict[str, Any], sources: Sequence[tuple[int, ...]]) -> set[str]:
-    """Put what a schedule has for each group in the order of this optimizer's groups, in place.
+    """Reorder per-group entries in place, and return those that differ between saved groups that are one group now.
 
-    Returns:
-        The entries in which saved groups differ that are one group now.
-
-    Raises:
-        ValueError: It is not known which entries are by groups.
+    Raise ValueError if an entry of an unknown schedule may be per group.
     """
     unlike = set()
     if list(sources) != [(number,) for number in range(len(sources))]:
@@ -289,7 +259,7 @@ def _changed(saved: ScriptSchedule, own: ScriptSchedule) -> frozenset[str]:
 def _compare_functions(
     scheduler: Any, saved: ScriptSchedule, own: ScriptSchedule, *, objects: list[str], functions: list[str]
 ) -> None:
-    """Say what is seen to differ in functions: in the attributes of objects, which are saved, and in others."""
+    """Append the differences in functions: to `objects` for attributes that PyTorch saves, else to `functions`."""
     for name in sorted({*saved.functions, *own.functions}):
         pairs = _pairs(saved, own, name)
         if pairs is None:
@@ -311,14 +281,14 @@ def _compare_functions(
 
 
 def _pairs(saved: ScriptSchedule, own: ScriptSchedule, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]] | None:
-    """Return what both scripts say of the functions under a name, or None if these are other functions."""
+    """Return pairs of descriptions of the functions under a name, or None if the functions differ."""
     functions, own_functions = saved.functions.get(name, []), own.functions.get(name, [])
     names, own_names = ([(each["name"], each["kind"]) for each in some] for some in (functions, own_functions))
     return list(zip(functions, own_functions, strict=True)) if names == own_names else None
 
 
 def _drop_functions(scheduler: Any, state: dict[str, Any], saved: ScriptSchedule, own: ScriptSchedule) -> None:
-    """Leave out what is saved of functions that this script does not have."""
+    """Remove the saved attributes of functions that this script does not have, in place."""
     for name in _FUNCTIONS & set(state) if _is_torchs(scheduler) else ():
         if _pairs(saved, own, name) is None:
             state[name] = [None] * len(state[name]) if isinstance(state[name], list) else None

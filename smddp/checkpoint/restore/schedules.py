@@ -1,13 +1,13 @@
-"""The state of learning rate schedules, with their options kept, taken or refused as an optimizer's are.
+"""Loads learning rate schedules, and keeps, takes or refuses changed options, as for an optimizer.
 
-PyTorch saves a schedule's options with its progress, and takes both back without a word: a script that trains twice as
-long would go on with the half schedule.
+PyTorch saves a schedule's options with its progress, and loads both silently: a script that now trains twice as long
+would continue with a schedule of half the length.
 
-1. What has not changed is loaded as it was saved, to the bit.
-2. ``"take"`` steps this script's schedules anew, as often as the checkpoint's were: their learning rates are those of a
-   run that had these options from its start. All schedules of an optimizer go together, as most of them compute from
-   the learning rate that the others left.
-3. That is tried while the checkpoint is checked, before anything is loaded, and undone until then.
+1. A schedule without changes is loaded bit for bit.
+2. ``"take"`` steps this script's schedules from the beginning, as often as the checkpoint's: the learning rates are
+   those of a run that always had these options. All schedules of an optimizer step together, as most of them compute
+   from the current learning rate.
+3. These steps run in the check, before anything is loaded. They are undone at once, and `load` uses the result.
 """
 
 from __future__ import annotations
@@ -38,22 +38,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Replay:
-    """What this script's schedules come to at the checkpoint's step."""
+    """The result of this script's schedules at the checkpoint's step."""
 
     groups: list[dict[str, Any] | None]
-    """The options that they move, of each group; None for a group that goes on as it was saved."""
+    """The options of each group that schedules change; None for a group that keeps the saved options."""
 
     states: list[dict[str, Any]]
     """The state of each schedule."""
 
 
 class OptimizerSchedules:
-    """The schedules of one optimizer, which change its learning rates together.
+    """The schedules of one optimizer, which change its learning rates together. It logs if `speaks`.
 
-    Args:
-        optimizer: Its part of the checkpoint, which is checked and loaded before its schedules.
-        on_change: What holds where options differ.
-        speaks: Whether this rank tells of it in the log.
+    The optimizer is checked and loaded before its schedules, and the schedules in the order of their `part` calls.
     """
 
     def __init__(self, optimizer: NamedOptimizer, *, on_change: OnChange, speaks: bool) -> None:
@@ -69,11 +66,7 @@ class OptimizerSchedules:
         return self._schedules[-1]
 
     def check(self, schedule: Schedule) -> None:
-        """Find what this script's options come to, once the last schedule is checked.
-
-        Raises:
-            ValueError: It is not known, or an error.
-        """
+        """Step this script's schedules, once the last one is checked. Raise ValueError if they cannot be."""
         if schedule is not self._schedules[-1]:
             return
         self._replay = None
@@ -94,16 +87,16 @@ class OptimizerSchedules:
         self._replay = self._stepped(count, kinds, affected)
 
     def load(self, schedule: Schedule) -> dict[str, Any] | None:
-        """Return a schedule's state with this script's options, or None if it goes on as it was saved."""
+        """Return a schedule's state with this script's options, or None to load the saved state."""
         if self._replay is None:
             return None
-        if schedule is self._schedules[-1]:  # the optimizer was loaded before
+        if schedule is self._schedules[-1]:  # the optimizer is already loaded
             for group, options in zip(self.optimizer.optimizer.param_groups, self._replay.groups, strict=True):
                 group.update(options or {})
         return self._replay.states[self._schedules.index(schedule)]
 
     def _stepped(self, count: int, kinds: str, affected: list[bool]) -> _Replay:
-        """Step this script's schedules from their begin, and put everything back."""
+        """Step this script's schedules from the beginning, and restore optimizer and schedules afterwards."""
         groups, schedulers = self.optimizer.optimizer.param_groups, [each.scheduler for each in self._schedules]
         script = self.optimizer.script_options()
         before = [dict(group) for group in groups]
@@ -115,7 +108,7 @@ class OptimizerSchedules:
             for each in self._schedules:
                 each.begin_anew()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that the optimizer has taken no steps
+                warnings.simplefilter("ignore")  # the warning that the optimizer took no steps
                 while step < count:
                     step += 1
                     for scheduler in schedulers:
@@ -139,7 +132,7 @@ class OptimizerSchedules:
 
 
 class Schedule:
-    """A schedule as a part of a checkpoint, with what its script says of it; made by `OptimizerSchedules`."""
+    """A schedule as a part of a checkpoint, with its initial options. `OptimizerSchedules.part` makes it."""
 
     def __init__(self, scheduler: LRScheduler, together: OptimizerSchedules) -> None:
         self.scheduler = scheduler
@@ -150,28 +143,24 @@ class Schedule:
 
     @property
     def differences(self) -> Differences:
-        """What the state that was checked differs in."""
+        """The differences found by `check_state_dict`."""
         assert self._differences is not None, "check_state_dict comes before load_state_dict"
         return self._differences
 
     def steps_taken(self) -> int | None:
-        """Return how often the checkpoint's schedule was stepped, or None if it is not known."""
+        """Return the number of steps of the checkpoint's schedule, or None if unknown."""
         return steps_taken(self._begin, self.differences.state)
 
     def begin_anew(self) -> None:
-        """Go back to where this script's schedule began."""
+        """Reset the schedule to its state at the beginning of this script."""
         self.scheduler.load_state_dict(copied(self._begin))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule's state, and what its script says of it."""
+        """Return the schedule's state, with its initial options."""
         return {**self.scheduler.state_dict(), SCRIPT_OPTIONS: [each.as_state() for each in self._script]}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See that the state fits, and that options that differ may; nothing is changed.
-
-        Raises:
-            ValueError: It is one of another kind of schedule, or options differ and may not.
-        """
+        """Raise ValueError if the kind differs, or options differ that may not. Do not change the schedule."""
         found = self._compare(state)
         self._differences = found
         on_change = self._together.on_change
@@ -184,13 +173,13 @@ class Schedule:
             self._together.check(self)
 
     def load_state_dict(self, _state: Mapping[str, Any]) -> None:
-        """Take the progress of the state that was checked, with the options that hold."""
+        """Load the checked state, with the options that `on_change` selects."""
         found = self.differences
         if self._together.on_change == "take":
             self.scheduler.load_state_dict(copied(self._together.load(self) or self._with_own_options(found)))
         else:
             self.scheduler.load_state_dict(copied(found.state))
-            self._script = list(map(kept, found.script, self._script))  # a later script is compared with what holds now
+            self._script = list(map(kept, found.script, self._script))  # a later script is compared with these
         if self._together.speaks:
             self._tell(found)
 
@@ -217,10 +206,9 @@ class Schedule:
                 )
 
     def _with_own_options(self, found: Differences) -> dict[str, Any]:
-        """Return the saved state; with this script's options, if the schedule waits for a metric.
+        """Return the saved state; for ReduceLROnPlateau, with this script's options.
 
-        Raises:
-            ValueError: The progress was made with an option that was changed.
+        Raise ValueError if the progress depends on a changed option, as `best` depends on `mode`.
         """
         state = dict(found.state)
         if isinstance(self.scheduler, ReduceLROnPlateau):
@@ -252,6 +240,6 @@ class Schedule:
 
 
 def _moved(options: dict[str, Any], begin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a group that its schedules move, or compute from."""
+    """Return the options of a group that its schedules change or compute from."""
     names = RATE_OPTIONS | ({"momentum", "betas"} if "max_momentum" in options else set())
     return {name: value for name, value in options.items() if name in names or not same(value, begin.get(name))}

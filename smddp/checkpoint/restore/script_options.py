@@ -1,7 +1,7 @@
-"""The options that a script gives its optimizers and schedules: recorded as the script begins, compared by a resume.
+"""The initial options of a script's optimizers and schedules: saved in a checkpoint, and compared on resume.
 
-What a script changed is found by comparing two beginnings, the one that is in the checkpoint and this script's own. The
-values of a later step say nothing of it: a schedule, or the script's loop, may have moved them.
+A change in a script shows in the initial options only. The values of a later step do not show it, as a schedule or the
+training loop may have changed them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 
 OnChange = Literal["keep", "take", "refuse"]
-"""What a resume does where this script's optimizers or schedules have other options, the learning rate for instance,
-than those of the script that saved: keep the saved ones, take this script's, or refuse."""
+"""What resuming does if optimizer or schedule options, such as the learning rate, differ from the checkpoint's script:
+keep the saved options, take this script's, or refuse."""
 
 SCRIPT_OPTIONS = "script_options"
-"""The key of a saved state under which the options stand that the script had when it began."""
+"""The key of the initial options in a saved state."""
 
 _SHOWN = 60
 _CLOSE = 1e-9
@@ -51,7 +51,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def close(one: Any, other: Any) -> bool:
-    """Return whether two lists of learning rates are equal but for rounding, which may differ between PyTorchs."""
+    """Return whether two lists of learning rates are equal up to rounding, which varies with PyTorch's version."""
     one, other = _plain(one), _plain(other)
     if not (isinstance(one, list) and isinstance(other, list) and len(one) == len(other)):
         return same(one, other)
@@ -62,15 +62,15 @@ def close(one: Any, other: Any) -> bool:
 
 
 def change(name: str, saved: object, own: object) -> str:
-    """Say of an option what the checkpoint's script had, and what this one has."""
+    """Describe an option's value in the checkpoint's script and in this one."""
     return f"{name} was {_shown(saved)} in the checkpoint's script and is {_shown(own)} in this one"
 
 
 def describe_function(function: Any) -> dict[str, Any]:
-    """Return what can be compared of a function: its name, and the plain values that it was made with.
+    """Return the comparable facts of a function: its name, its kind, and its plain values.
 
-    These are a partial's arguments, a closure's variables and defaults, or an object's attributes. What a function
-    computes, and what it reads elsewhere, is not seen.
+    The values are a partial's arguments, a closure's variables and defaults, or an object's attributes. Code and global
+    variables are not compared.
     """
     if isinstance(function, functools.partial):
         arguments = {f"argument {number}": value for number, value in enumerate(function.args)}
@@ -116,7 +116,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor's values, and a tuple as a list; anything else as it is."""
+    """Return a tensor or tuple as a list, and anything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return list(value) if isinstance(value, tuple) else value

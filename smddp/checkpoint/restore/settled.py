@@ -1,7 +1,7 @@
-"""A look for a checkpoint that a running training does not mislead: it removes old ones while the new ones come.
+"""Finds a checkpoint while a running training adds new checkpoints and removes old ones.
 
-A list of checkpoints is old as soon as it is read. All of it may be gone when one looks, and newer ones be there: so
-nothing is only said not to be there after two looks that saw the same.
+A list of checkpoints is outdated as soon as it is read: when the reader opens one, all of them may be gone, and newer
+ones present. So the reader reports "absent" only after two looks with the same result, within `_MOST_LOOKS`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,18 @@ _Result = TypeVar("_Result")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Look(Generic[_Result]):
-    """What a look at all checkpoints of a place came to."""
+    """The result of one look at all checkpoints of a location."""
 
     found: _Result | None
-    """What was looked for."""
+    """The checkpoint or other result; None if absent."""
     passed_over: Mapping[int, str | None]
-    """Why each step that was listed is not it; None: it had no manifest when it was looked at."""
+    """The reason each listed step was rejected; None if it had no manifest."""
 
 
 def look_until_settled(store: Store, look: Callable[[], Look[_Result]]) -> Look[_Result]:
-    """Look for something until it is found, or is not there: until nothing changed between two looks.
+    """Repeat `look` until it finds a result or two looks agree, and return the last one.
 
-    Args:
-        store: Where.
-        look: Lists the steps, and looks at each.
-
-    Returns:
-        The last look.
-
-    Raises:
-        CheckpointError: What is there changes all the time, or was removed by somebody.
+    Raise CheckpointError if the checkpoints keep changing, or if all that were listed are removed.
     """
     before: Mapping[int, str | None] | None = None
     listed: set[int] = set()

@@ -1,8 +1,8 @@
-"""The state of a ZeroRedundancyOptimizer, of which each rank keeps only its share, as a part of a checkpoint.
+"""The state of a ZeroRedundancyOptimizer, which is sharded among the ranks, as a part of a checkpoint.
 
-A checkpoint has it whole, in the form of the plain optimizer's: so it is resumed on any number of ranks, and a plain
-optimizer of the same kind goes on from it, or it from that one's. PyTorch's own ``consolidate_state_dict`` gathers on
-one rank, while several share the writing here.
+A checkpoint contains the whole state in the form of the plain optimizer. So any number of ranks can resume it, and so
+can a plain optimizer of the same kind; the reverse works, too. PyTorch's own ``consolidate_state_dict`` gathers on one
+rank only, but several ranks write here.
 """
 
 from __future__ import annotations
@@ -24,28 +24,22 @@ if TYPE_CHECKING:
 
 
 def is_sharded(optimizer: Optimizer) -> TypeGuard[ZeroRedundancyOptimizer]:
-    """Return whether each rank keeps only a share of this optimizer's state."""
-    home = sys.modules.get("torch.distributed.optim")  # to import it takes half a second; who has one, has done so
+    """Return whether this optimizer is a ZeroRedundancyOptimizer."""
+    home = sys.modules.get("torch.distributed.optim")  # not imported here, which takes 0.5 s
     return home is not None and isinstance(optimizer, home.ZeroRedundancyOptimizer)
 
 
 class ShardedOptimizer(NamedOptimizer):
     """A ZeroRedundancyOptimizer as a part of a checkpoint, with the names of its parameters.
 
-    While a save takes the state, each rank that writes has all of it in the CPU's memory: as much as the plain
-    optimizer has on its device (twice the weights for AdamW). The other ranks have one rank's share at a time.
-
-    Args:
-        optimizer: As `NamedOptimizer` has it.
-        module: Has the names.
-        on_change: What holds where options differ.
-        speaks: Whether this rank tells of it in the log.
+    During a snapshot each rank that writes needs CPU memory for the whole state, as much as the plain optimizer uses on
+    its device (twice the weights for AdamW). The other ranks need memory for one share at a time.
     """
 
     def __init__(
         self, optimizer: ZeroRedundancyOptimizer, module: nn.Module, *, on_change: OnChange, speaks: bool
     ) -> None:
-        # Before its first step it only knows the options that it was given, not those that its kind has besides.
+        # Before its first step it has only the options that the script passed, without the defaults of its kind.
         _complete(optimizer.defaults, optimizer.optim.defaults)
         for group, local in zip(optimizer.param_groups, optimizer.optim.param_groups, strict=True):
             _complete(group, local)
@@ -54,11 +48,7 @@ class ShardedOptimizer(NamedOptimizer):
         self._gathered: dict[int, dict[str, Any]] | None = None
 
     def gather_state_dict(self, *, keep: bool) -> None:
-        """Bring the shares of all ranks together, for the next ``state_dict``; collective.
-
-        Args:
-            keep: Whether this rank needs the state.
-        """
+        """Gather all shares for the next ``state_dict``; collective. Set `keep` on ranks that write."""
         ranks = Ranks.current()
         own = self._own_share()
         layouts = ranks.gather(
@@ -108,12 +98,12 @@ class ShardedOptimizer(NamedOptimizer):
         local.load_state_dict({"state": share, "param_groups": groups})
 
     def _numbers(self) -> dict[int, int]:
-        """Return the number of each parameter by its identity, as the plain optimizer numbers them."""
+        """Return the number of each parameter in the plain optimizer, by its `id`."""
         weights = [weight for group in self._sharded.param_groups for weight in group["params"]]
         return {id(weight): number for number, weight in enumerate(weights)}
 
     def _own_share(self) -> dict[int, dict[str, Any]]:
-        """Return what this rank keeps, by the parameter's number."""
+        """Return this rank's share of the state, by parameter number."""
         local, numbers = self._sharded.optim, self._numbers()
         weights = [weight for group in local.param_groups for weight in group["params"]]
         return {numbers[id(weight)]: local.state[weight] for weight in weights if weight in local.state}
@@ -125,12 +115,12 @@ def _complete(options: dict[str, Any], all_options: Mapping[str, Any]) -> None:
 
 
 def _layout(value: Any) -> Any:
-    """Return a tensor's shape and dtype, as a tensor without values; anything else as it is."""
+    """Return a tensor on the meta device, with shape and dtype only. Return anything else as it is."""
     return value.detach().to("meta") if isinstance(value, torch.Tensor) else value
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return a tensor of these values, or memory for one that has none; anything else as it is."""
+    """Return a CPU copy of a tensor, uninitialized if it is on the meta device. Return anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty(value.shape, dtype=value.dtype) if value.is_meta else value.detach().cpu().contiguous()

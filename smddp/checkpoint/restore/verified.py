@@ -1,7 +1,7 @@
-"""The files of one checkpoint, read or only verified, by several threads; no byte is given out that was not verified.
+"""Reads or verifies the files of one checkpoint, with several threads. Returns only verified bytes.
 
-Each thread takes a span of a file at a time, some whole tensors, reads it block by block into the memory where it
-stays, and hashes each block while the processor's cache still holds it. Reading and hashing both let go of the GIL.
+Each thread takes one span of a file at a time, which contains whole tensors. It reads the span block by block into its
+final memory, and hashes each block while the CPU cache still holds it. Reading and hashing both release the GIL.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from smddp.errors import CheckpointError
 from smddp.storage.parallel import in_parallel
 
 _MOST_CORES = 8
-"""That read and hash at a time: more would wait for the memory."""
+"""Threads that read and hash at the same time, unless the store wants more: memory bandwidth limits them."""
 
 _SPAN = 32 * 2**20
-"""Bytes of tensors that share a piece of memory, which goes back when the last of them does; a larger tensor has its
-own. Small tensors need to share: they are smaller than the huge pages that make memory cheap to take."""
+"""Bytes of a span at most; a larger tensor has its own. The tensors of a span share one allocation, which is freed with
+the last of them: small tensors are smaller than the huge pages that make an allocation cheap."""
 
 _FIRST_READ = 2**16
-"""Bytes read of a file to see its header; most headers are shorter."""
+"""Bytes of the first read of a file. Most headers are shorter."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Stretch:
-    """Bytes that have a digest of their own: a tensor, or in format 1 a file."""
+    """Bytes with one digest: a tensor, or a whole file in format 1."""
 
     name: str
     size: int
@@ -46,43 +46,42 @@ class _Stretch:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Span:
-    """Neighbouring stretches of a file, read by one thread."""
+    """Adjacent stretches of a file, read by one thread."""
 
     file: str
     start: int
-    """In bytes from the beginning of the file."""
+    """Offset in the file, in bytes."""
     size: int
     stretches: tuple[_Stretch, ...]
     entries: tuple[Entry, ...] | None
-    """The tensors in it. None in format 1: the header, which says, is verified with the rest of the file."""
+    """The tensors in it. None in format 1, where the header is verified together with the rest of the file."""
 
 
 class VerifiedFiles:
-    """The files that a manifest names.
+    """The files of a manifest, verified as they are read.
 
-    When they are not what was written, the methods raise CheckpointError with nothing but the reason; when the store
-    cannot tell, what the store raises: StoreError or OSError.
+    Methods raise CheckpointError with only the reason if a file was changed, and the store's own errors if it fails.
     """
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
-        """Look at these files, none of which is read yet."""
+        """Read nothing yet."""
         self._store = store
         self._threads = max(store.readers, min(_cores(), _MOST_CORES))
         self.manifest = manifest
 
     def verify(self) -> None:
-        """Verify every byte of every file, in little memory, once ``check_sizes`` has seen the files."""
+        """Verify every byte of every file, in little memory. Call `check_sizes` first."""
         self.state()
         in_parallel([partial(self._read, span) for span in self._spans(self.manifest.parts)], threads=self._threads)
 
     def state(self) -> bytes:
-        """Return the content of state.json, once ``check_sizes`` has seen it."""
+        """Return the content of state.json. Call `check_sizes` first."""
         return self._small_file(STATE_NAME)
 
     def tensors(self, parts: Collection[str]) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the tensors of parts of the state, by part and name, once `check_sizes` has seen the files.
+        """Return the tensors of some parts, by part and name. Call `check_sizes` first.
 
-        Each has a storage of its own. A part that is not there has none.
+        Each tensor has its own storage. A part without files has no tensors.
         """
         tensors: dict[str, dict[str, torch.Tensor]] = {part: {} for part in parts}
         spans = self._spans(parts)
@@ -97,7 +96,7 @@ class VerifiedFiles:
         return tensors
 
     def _spans(self, parts: Collection[str]) -> list[_Span]:
-        """Divide the files of some parts; the largest spans come first, so that the threads end together."""
+        """Divide the files of some parts into spans, largest first, so that all threads end at about the same time."""
         names = [name for part, names in self.manifest.parts.items() if part in parts for name in names]
         if self.manifest.format == 1:
             spans = [self._whole(name) for name in names]
@@ -136,7 +135,7 @@ class VerifiedFiles:
         return memory
 
     def _read(self, span: _Span, memory: memoryview | None = None) -> None:
-        """Read and verify a span, into memory if there is some."""
+        """Read and verify a span, into `memory` or block by block into a scratch buffer."""
         scratch = memoryview(bytearray(min(span.size, self._store.read_size))) if memory is None else memory[:0]
         block, done, position = scratch[:0], 0, 0
         for stretch in span.stretches:

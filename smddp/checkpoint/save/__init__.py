@@ -1,1 +1,1 @@
-"""From a running training to a durable checkpoint: one copy in memory, then the ranks' threads and rank 0's commit."""
+"""Save a checkpoint while training runs: copy the state to memory, write it in background threads, commit on rank 0."""

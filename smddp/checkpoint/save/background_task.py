@@ -1,7 +1,11 @@
-"""The thread that saves while training goes on: one at a time, and nothing that goes wrong in it is lost.
+"""A background thread for one action at a time, whose error or result the training thread takes. Not about checkpoints.
 
-Each save is a thread of its own, which begins with it and ends with it: between two saves there is none that a fork
-or the end of Python could meet. It knows nothing of checkpoints.
+Notes on the hand-over:
+  1. Each action has its own thread, so that between two saves no thread runs that a fork or the exit could interrupt.
+  2. Only the training thread calls `BackgroundTask`. It needs no lock: `submit` hands the action over by starting the
+     thread, and `result` reads the outcome only once the thread has ended.
+  3. `_under_way` keeps running tasks for `_leave_in_order`, as a task may outlive its `BackgroundTask`. Its additions
+     and removals are single operations under the GIL.
 """
 
 from __future__ import annotations
@@ -16,63 +20,44 @@ from typing import Any, Generic, TypeVar
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10.0
-"""How long a process that ends without `BackgroundTask.wait` waits for what is under way."""
+"""How long `give_up`, and the exit of the process, wait for running tasks."""
 
-_LAST_SECONDS = 1.0
+_LAST_SECONDS = 1.0  # how long `cancel` waits for the thread
 
 _Result = TypeVar("_Result")
 
 
 class BackgroundTask(Generic[_Result]):
-    """Does one thing at a time in the background.
-
-    What it does gets an event that tells it to give up: the process is about to end.
-    """
+    """Runs one action at a time in the background. Each gets an event that is set when it shall give up."""
 
     def __init__(self) -> None:
         self._task: _Task[_Result] | None = None
 
     @property
     def under_way(self) -> str | None:
-        """The name of what is under way, if something is."""
+        """The name of the running action; None if absent."""
         return self._task.name if self._task is not None and self._task.is_under_way else None
 
     def submit(self, action: Callable[[threading.Event], _Result], *, name: str) -> None:
-        """Begin with an action. The one before must have ended, and its outcome been taken.
+        """Start an action, once the previous outcome is taken. Raise RuntimeError if no thread can start.
 
-        Args:
-            action: What to do; its argument is set when it shall give up.
-            name: What it is, for people: ``the checkpoint of step 7``.
-
-        Raises:
-            RuntimeError: There can be no more threads: nothing has begun.
+        `name` is for people: ``the checkpoint of step 7``.
         """
         assert self._task is None, "one at a time"
-        # Order: known before it begins, so that after a Ctrl-C in the midst of this it is still waited for.
+        # Order: set `_task` before the start, so that after a Ctrl-C between the two `wait` still finds the task.
         self._task = _Task(action, name)
         try:
             self._task.start()
         except RuntimeError:
-            self._task = None  # a thread that never began can't be waited for
+            self._task = None  # a thread that did not start cannot be joined
             raise
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for what is under way.
-
-        Args:
-            timeout: Seconds; None waits as long as it takes.
-
-        Returns:
-            Whether nothing is under way any more.
-        """
+        """Wait for the running action, `timeout` seconds at most, and return whether it has ended."""
         return self._task is None or self._task.wait(timeout)
 
     def result(self) -> _Result | None:
-        """Return the result of what has ended, once; None if there is nothing new.
-
-        Raises:
-            Exception: What the action raised, with its own traceback.
-        """
+        """Return the result of an ended action, or raise its error, once. Return None if there is no new outcome."""
         task = self._task
         if task is None or task.is_under_way:
             return None
@@ -80,11 +65,7 @@ class BackgroundTask(Generic[_Result]):
         return task.outcome()
 
     def give_up(self) -> str | None:
-        """Give what is under way ten seconds to end, then tell it to give up.
-
-        Returns:
-            The name of what did not end by itself.
-        """
+        """Wait `GRACE_SECONDS` for the running action, then cancel it and return its name; None if it ended."""
         if self._task is None or self._task.wait(GRACE_SECONDS):
             return None
         self._task.cancel()
@@ -100,12 +81,12 @@ class _Task(Generic[_Result]):
         self._cancelled = threading.Event()
         self._result: _Result | None = None
         self.error: BaseException | None = None
-        # A daemon: a disk that hangs must not keep a process alive that has nothing left to do.
+        # A daemon, so that a disk that hangs does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="smddp-checkpoint", daemon=True)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the thread runs. After a fork it does not in the child."""
+        """Whether the thread runs. Always False in a forked child."""
         return self._thread.is_alive()
 
     def start(self) -> None:
@@ -126,7 +107,7 @@ class _Task(Generic[_Result]):
         return self._result
 
     def cancel(self) -> bool:
-        """Tell it to give up; whether it does at once."""
+        """Set the event, and return whether the thread ends within `_LAST_SECONDS`."""
         self._cancelled.set()
         return self.wait(_LAST_SECONDS)
 
@@ -134,25 +115,24 @@ class _Task(Generic[_Result]):
         assert self._action is not None
         try:
             self._result = self._action(self._cancelled)
-        except BaseException as error:  # not swallowed: `outcome` raises it where training goes on
+        except BaseException as error:  # not swallowed: `outcome` raises it in the training thread
             self.error = error
         finally:
-            self._action = None  # and with it all that it holds
+            self._action = None  # frees the state that the action refers to
             _under_way.discard(self)
 
 
 _under_way: set[_Task[Any]] = set()
+"""Tasks from just before their thread starts until it ends."""
 
 
 def _leave_in_order() -> None:
-    """Let what is under way end before Python does, which stops threads wherever they are.
-
-    A thread that is stopped within C++, as the store of torch.distributed is, would abort the process; so it is told to
-    give up, and only one that waits for a disk or a server is left to its fate.
-    """
+    """Wait `GRACE_SECONDS` for running tasks at exit, then cancel each and wait `_LAST_SECONDS`."""
+    # Python stops daemon threads at exit, wherever they are. A thread stopped within C++, such as in the store of
+    # torch.distributed, would abort the process: so tasks end first. One that waits for a disk or server is abandoned.
     deadline = time.monotonic() + GRACE_SECONDS
     for task in list(_under_way):
-        if not task.is_under_way:  # a fork's memory of its parent's thread
+        if not task.is_under_way:  # the parent's thread does not exist in a forked child
             continue
         logger.warning(
             "the process ends while %s is being written: waiting up to %g s; call close() to wait as long as it takes",

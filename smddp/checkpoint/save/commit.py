@@ -1,7 +1,13 @@
-"""What rank 0 does for all: from files that the ranks have written to a checkpoint that exists.
+"""The commit on rank 0: turns the files that all ranks wrote into a checkpoint, then removes superseded ones.
 
-It completes the files by those that belong to the whole, and puts the manifest: the one act by which the checkpoint
-is there. Only then what it replaces, and what is old enough, is removed.
+Notes on the order:
+  1. The location is locked first, until `release_place`.
+  2. Files that belong to all ranks are written, and every file is found again with its size. Then the manifest may
+     name them.
+  3. The lock is checked just before the commit: a process that was suspended may have lost it.
+  4. `Store.commit` publishes the manifest if the step still has the manifest that was read before the save began
+     (compare and swap). That one operation makes the checkpoint.
+  5. Replaced and superseded files are removed only after it, once the lock is checked again.
 """
 
 from __future__ import annotations
@@ -36,33 +42,23 @@ logger = logging.getLogger(__name__)
 
 
 class CommitListener(Protocol):
-    """Whoever wants to know of each checkpoint that is durable: what watches its way to S3, for instance."""
+    """Receives each durable checkpoint on rank 0, in the background thread. `UploadMonitor` is one."""
 
     def expect(self, step: int, manifest: bytes, /) -> object:
-        """Take note of a checkpoint."""
+        """Receive the step and the manifest of a checkpoint."""
 
 
 class Committer:
-    """Makes the attempts of one run checkpoints, one after the other, in a background thread of rank 0.
-
-    Attributes:
-        loaded: The checkpoint that the run goes on from, if there is one: it may be replaced, another run's may not.
-    """
+    """Commits the save attempts of one run, one after the other, in the background thread of rank 0."""
 
     def __init__(
         self, store: Store, *, keep: Retention, hyperparameters: Mapping[str, Any], listener: CommitListener | None
     ) -> None:
-        """Prepare.
-
-        Args:
-            store: Where to save.
-            keep: Which checkpoints stay.
-            hyperparameters: To be kept in each manifest; JSON values.
-            listener: Told of each checkpoint.
-        """
+        """Write nothing yet. `hyperparameters` are JSON values for each manifest."""
         self._store = store
         self._hyperparameters = hyperparameters
         self.loaded: Manifest | None = None
+        """The checkpoint that the run resumed from. The run may replace it, but no checkpoint of another run."""
         self._listener = listener
         self._pruner = Pruner(store, keep)
         self._replaced: bytes | None = None
@@ -70,16 +66,9 @@ class Committer:
         self._hold: Hold | None = None
 
     def take_place(self, run: str, *, make: bool) -> None:
-        """Keep other runs out of the place, from now until `release_place`.
+        """Lock the location until `release_place`. Raise PlaceTakenError if another run owns it.
 
-        Args:
-            run: The run's id.
-            make: Whether to make the place if it is not there: otherwise nothing is done then, nor where this user may
-                not write.
-
-        Raises:
-            PlaceTakenError: Another run saves there.
-            OSError, StoreError: It cannot be written.
+        Without `make`, a location that does not exist or that this user may not write stays unlocked.
         """
         if self._hold is not None:
             return
@@ -91,18 +80,15 @@ class Committer:
             logger.debug("%s; a save would fail", error)
 
     def release_place(self) -> None:
-        """Let other runs have the place."""
+        """Unlock the location."""
         if self._hold is not None:
             self._hold.release()
             self._hold = None
 
     def existing_manifest(self, request: SaveRequest) -> bytes | None:
-        """Return the manifest already committed at this step, or None.
+        """Return the manifest already committed at this step, or None. Raise CheckpointError if it must stay.
 
-        It is one of this run, or the one it goes on from, or damaged.
-
-        Raises:
-            CheckpointError: It may not be replaced.
+        Only a checkpoint of this run, the loaded one, and a damaged one may be replaced.
         """
         path, content = self._store.path(request.step), self._store.read_manifest(request.step)
         if content is None:
@@ -126,20 +112,9 @@ class Committer:
         return content
 
     def commit(self, request: SaveRequest, results: Sequence[RankResult], *, replacing: bytes | None) -> int:
-        """Make the attempt a checkpoint; it is durable when this returns.
+        """Commit the attempt durably, and return the checkpoint's size in bytes.
 
-        Args:
-            request: What is saved, as rank 0 has it.
-            results: How the ranks did their parts, in their order; all did.
-            replacing: What `existing_manifest` gave.
-
-        Returns:
-            The checkpoint's size in bytes.
-
-        Raises:
-            CheckpointError: What the ranks wrote does not fit together, or is not there any more; or another run has
-                the place.
-            OSError, StoreError: It could not be written.
+        `results` has one success per rank, in order. `replacing` is the value of `existing_manifest`.
         """
         step, directory = request.step, request.directory
         written = {name: file for result in results for name, file in result.files.items()}
@@ -188,9 +163,9 @@ class Committer:
         return manifest.size
 
     def prune(self, request: SaveRequest) -> None:
-        """Remove what need not stay once an attempt is a checkpoint; what cannot be removed now is tried again.
+        """Remove superseded checkpoints after a commit. The next call retries failures.
 
-        Nothing is removed from a place that another run has.
+        Remove nothing if another run owns the location.
         """
         try:
             if self._hold is not None:
@@ -209,11 +184,8 @@ class Committer:
             logger.warning("could not look for checkpoints to remove: %s; trying again after the next save", error)
 
     def discard(self, request: SaveRequest) -> None:
-        """Remove what was written of an attempt that failed.
-
-        If the commit had no answer, it may yet be done, and its manifest names the files: then they stay until the step
-        is pruned.
-        """
+        """Remove the files of a failed attempt."""
+        # If the commit got no answer, the store may have taken the manifest: its files stay until the step is pruned.
         if request.directory == self._commit_unconfirmed:
             return
         try:
@@ -223,7 +195,7 @@ class Committer:
             logger.warning("could not remove the unfinished checkpoint %s: %s", path, error)
 
     def _check_visible(self, request: SaveRequest, results: Sequence[RankResult]) -> None:
-        """See that rank 0 sees what the others wrote: its manifest vouches for it."""
+        """Verify that rank 0 finds the files of the other ranks, before its manifest names them."""
         for rank, result in enumerate(results[1:], start=1):
             for name, file in result.files.items():
                 size = self._store.size(request.step, request.directory, name)
@@ -236,7 +208,7 @@ class Committer:
 
 
 def _check_same(results: Sequence[RankResult]) -> None:
-    """See that the ranks divided the same state: else tensors of it are missing, or there twice."""
+    """Verify that all ranks divided the same state; otherwise tensors would be missing or written twice."""
     for rank, result in enumerate(results):
         if result.fingerprint not in ("", results[0].fingerprint):
             raise CheckpointError(
@@ -246,7 +218,7 @@ def _check_same(results: Sequence[RankResult]) -> None:
 
 
 def _tensors_of(results: Sequence[RankResult]) -> dict[str, torch.Tensor]:
-    """Return the tensors of the ranks' own states; their names begin with the rank's number."""
+    """Return the tensors of all per-rank states. Each name begins with the rank."""
     tensors = {}
     for result in results:
         content = memoryview(bytearray(result.tensors))

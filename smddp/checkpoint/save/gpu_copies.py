@@ -1,9 +1,9 @@
-"""The copies of one save from the GPUs: when they are done, and how long training stood still for them.
+"""The copies of one save from the GPUs to CPU memory: wait for them, and measure how long they stall training.
 
-They run on the streams that training uses. So each comes after what computed its tensor and before what training does
-to it next, and the CPU waits for neither. A stream of their own would gain nothing: training may change any tensor as
-soon as the state is taken, and so would have to wait for that stream at once. What they cost shows on the GPU alone,
-between two events, which are read once the copies are done.
+The copies run on training's current streams. So each copy runs after the kernels that computed its tensor, and before
+the next kernels that change it, and the CPU does not wait. A separate stream would gain nothing: training may change
+any tensor right after the snapshot, and would have to wait for that stream at once. Two events around the copies
+measure their time on the GPU.
 """
 
 from __future__ import annotations
@@ -14,26 +14,22 @@ import torch
 
 
 class GpuCopies:
-    """Copies to the CPU's memory that are asked for between the making of this and `end`."""
+    """The copies to CPU memory that are enqueued between construction and `end`."""
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
-        """Begin on the current streams of these GPUs, which may be none."""
+        """Record the start on the current streams of these GPUs, if any."""
         self._streams = {device: torch.cuda.current_stream(device) for device in devices}
         self._began = self._record()
         self._ended: dict[torch.device, torch.cuda.Event] = {}
 
     def end(self) -> None:
-        """Say that all of them have been asked for; does not wait."""
+        """Record the end, once all copies are enqueued. Does not wait."""
         self._ended = self._record()
 
     def wait(self) -> float:
-        """Return once all of them are done; any thread may call it.
-
-        Returns:
-            The seconds for which they held up the GPU that took longest.
-        """
+        """Wait for all copies, in any thread, and return the seconds that they took on the slowest GPU."""
         for device, event in self._ended.items():
-            with torch.cuda.device(device):  # a thread that never said so would open the first GPU
+            with torch.cuda.device(device):  # a new thread would open a context on GPU 0
                 event.synchronize()
         return max((self._began[device].elapsed_time(event) for device, event in self._ended.items()), default=0) / 1e3
 

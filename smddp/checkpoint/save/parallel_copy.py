@@ -1,8 +1,8 @@
-"""Memory copied by several threads that share the work as it comes.
+"""Copies memory with several threads that take pieces from one queue.
 
-Torch copies a tensor with several threads too, but gives each a fixed share of every tensor and waits for all of them:
-where other processes want the cores as well, loaders of data for instance, it waits for the slowest each time. Here
-whoever is free takes the next piece, and there is one wait at the end, for one piece.
+PyTorch also copies with several threads, but gives each a fixed share of every tensor and waits for all: when other
+processes use the cores, such as DataLoader workers, each tensor waits for the slowest thread. Here each free thread
+takes the next piece, and the only wait is at the end, for one piece per thread.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import NamedTuple
 import torch
 
 _PIECE = 8 * 2**20
-"""Bytes: what a thread takes at a time. Milliseconds of work."""
+"""Bytes that a thread takes at a time: milliseconds of work."""
 
 _BYTES_A_THREAD = 32 * 2**20
-"""No thread is begun for less."""
+"""Bytes per thread, at least: a smaller copy starts fewer threads."""
 
 _MOST_THREADS = 8
-"""More than a few do not copy faster: the memory is busy."""
+"""A few threads already use all the memory bandwidth."""
 
 
 class Span(NamedTuple):
-    """Bytes to be copied, by their addresses. Whoever gives it sees to it that the memory stays."""
+    """A copy of `size` bytes between two addresses. The caller keeps both memories alive until it ends."""
 
     target: int
     source: int
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 def copy_spans(spans: Iterable[Span]) -> None:
-    """Copy them all, with as many threads as torch would use, at most; the other threads of Python run meanwhile."""
+    """Copy all spans, with at most `torch.get_num_threads()` threads. The copies release the GIL."""
     pieces: list[tuple[int, int, int]] = []
     total = 0
     for target, source, size in spans:
@@ -43,7 +43,7 @@ def copy_spans(spans: Iterable[Span]) -> None:
         else:
             pieces += [(target + at, source + at, min(_PIECE, size - at)) for at in range(0, size, _PIECE)]
     threads = min(torch.get_num_threads(), _MOST_THREADS, total // _BYTES_A_THREAD)
-    left = iter(pieces)  # of a list: two threads never get the same from it
+    left = iter(pieces)  # shared by the threads: under the GIL no two get the same piece
 
     def work() -> None:
         for target, source, size in left:

@@ -1,8 +1,12 @@
-"""What the ranks' background threads tell each other about a save, through the job's key-value store.
+"""The messages between the ranks' background threads about a save, through the job's key-value store.
 
-Collectives are training's: a thread that used them meanwhile would get between its calls. So each rank puts its result
-under a key, rank 0 collects them and puts the outcome under another, and everybody looks from time to time. Nobody
-waits without a bound, and what was told is removed again. One process alone tells nobody, and has no store.
+Collectives would interleave with those of training, so the threads poll keys instead. Notes on one save:
+  1. Every other rank sets ``result/<rank>``. Rank 0 polls for all of them, `WAIT_SECONDS` at most.
+  2. Rank 0 commits or discards, and sets ``save_result``. The other ranks poll for it, twice `WAIT_SECONDS` at most:
+     once for rank 0's own wait, once for its writing.
+  3. Each of them reads it and then counts itself in ``heard``. Rank 0 deletes the keys once all are counted, so that no
+     rank misses them. After `FAREWELL_SECONDS` it leaves them behind; no later save uses these keys.
+A single process has no store and sends nothing.
 """
 
 from __future__ import annotations
@@ -24,49 +28,49 @@ from smddp.checkpoint.stores.store import StoreError
 from smddp.errors import CheckpointError
 
 WAIT_SECONDS = 1800.0
-"""How long a rank that has written its own files waits for the others."""
+"""How long rank 0, once its own files are written, waits for the other ranks. They wait twice as long for rank 0."""
 
 FAREWELL_SECONDS = 10.0
-"""How long rank 0, which may serve the store, waits until the others have heard how it went."""
+"""How long rank 0, which may serve the store, waits until the other ranks have read the outcome."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Failure:
-    """Why a save failed, as other ranks learn of it."""
+    """The reason why a save failed, for all ranks."""
 
     rank: int
-    """Where."""
+    """The rank that failed."""
     text: str
-    """The error."""
+    """The message of the error."""
     environmental: bool
-    """Whether the disk, the network or the like is the cause: the next save may succeed."""
+    """Whether the disk, the network or the like is the cause, so that the next save may succeed."""
 
     @classmethod
     def of(cls, error: Exception, *, rank: int) -> Failure:
-        """Describe an error."""
+        """Return the description of an error."""
         text = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         return cls(rank=rank, text=text, environmental=isinstance(error, (OSError, StoreError)))
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RankResult:
-    """How one rank did its part of a save."""
+    """The files and per-rank state that one rank adds to a save, or its failure."""
 
     files: Mapping[str, WrittenFile] = field(default_factory=dict)
-    """What it wrote, durably, by the file's name."""
+    """The files that the rank wrote durably, by name."""
     fingerprint: str = ""
-    """A digest of the names and sizes of the replicated state's tensors; empty on a rank that wrote nothing of it."""
+    """A digest of the names and sizes of the replicated tensors. Empty on a rank that writes none of them."""
     skeleton: Any = None
-    """Its own state without the tensors, as `smddp.checkpoint.format.state_tree` has it."""
+    """The per-rank state without its tensors, in the form of `smddp.checkpoint.format.state_tree`."""
     tensors: bytes = b""
-    """The tensors of its own state, a safetensors file."""
+    """The tensors of the per-rank state, as a safetensors file."""
     failure: Failure | None = None
-    """What went wrong; then there is nothing else."""
+    """The failure, or None. With a failure all other fields are empty."""
 
     def to_json(self) -> str:
-        """Return what travels."""
+        """Return the message for rank 0."""
         content = {
             "files": {
                 name: [file.size, file.digests.header, dict(file.digests.tensors)] for name, file in self.files.items()
@@ -80,7 +84,7 @@ class RankResult:
 
     @classmethod
     def from_json(cls, data: bytes) -> RankResult:
-        """Read what travelled, from a rank of this very job."""
+        """Read the message of another rank of this job, which is trusted."""
         content = json.loads(data)
         return cls(
             files={
@@ -96,43 +100,34 @@ class RankResult:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SaveResult:
-    """How a save ended, for all ranks."""
+    """The outcome of a save, for all ranks."""
 
     size: int = 0
-    """Bytes of the checkpoint."""
+    """Bytes of the checkpoint; 0 if it failed."""
     failure: Failure | None = None
-    """What went wrong first; None if the checkpoint is durable."""
+    """The first failure; None if the checkpoint is durable."""
 
     def to_json(self) -> str:
-        """Return what travels."""
+        """Return the message for the other ranks."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes) -> SaveResult:
-        """Read what travelled."""
+        """Read the message of rank 0."""
         content = json.loads(data)
         return cls(size=content["size"], failure=None if content["failure"] is None else Failure(**content["failure"]))
 
 
 class RankResults:
-    """The results of the ranks and the outcome of each save of a run, as one rank takes part in them.
+    """Exchanges the results of the ranks and the outcome of each save, on one rank, in its background thread.
 
-    Every method but the constructor is called in a background thread, and raises CheckpointError when contact is lost,
-    when it took too long, or when it shall give up.
+    Each method raises CheckpointError on lost contact, on a timeout, or once `cancelled` is set.
     """
 
     def __init__(
         self, store: Store | None, *, rank: int, world_size: int, run: str, seconds: float = WAIT_SECONDS
     ) -> None:
-        """Take part.
-
-        Args:
-            store: What all ranks see, a connection of this rank's own; None for one process alone.
-            rank: This process.
-            world_size: How many there are.
-            run: The run's id; keys begin with it.
-            seconds: How long to wait for others.
-        """
+        """Send nothing yet. `store` is a connection that only this rank uses, or None for a single process."""
         self._store = store
         self._rank = rank
         self._world_size = world_size
@@ -140,13 +135,7 @@ class RankResults:
         self._seconds = seconds
 
     def collect(self, save: int, own: RankResult, cancelled: threading.Event) -> list[RankResult]:
-        """Give all results of a save, in the order of the ranks; rank 0's part.
-
-        Args:
-            save: The save's number.
-            own: Rank 0's.
-            cancelled: Set when it shall give up.
-        """
+        """Return all results of a save, in the order of the ranks. Called by rank 0 only."""
         if self._store is None:
             return [own]
         store, keys = self._store, [self._key(save, f"result/{rank}") for rank in range(1, self._world_size)]
@@ -160,7 +149,7 @@ class RankResults:
             return [own, *(RankResult.from_json(store.get(key)) for key in keys)]
 
     def announce(self, save: int, save_result: SaveResult, cancelled: threading.Event) -> None:
-        """Tell the others how the save ended, and remove what was told about it once they know; rank 0's part."""
+        """Send the outcome to the other ranks, and delete the keys of the save. Called by rank 0 only."""
         if self._store is None:
             return
         store, heard = self._store, self._key(save, "heard")
@@ -172,12 +161,12 @@ class RankResults:
                     store.delete_key(self._key(save, name))
 
     def send(self, save: int, result: RankResult, cancelled: threading.Event) -> SaveResult:
-        """Tell rank 0 how it went here, and give the outcome of the whole; every other rank's part."""
+        """Send this rank's result to rank 0, and return the outcome of the save. Called by all other ranks."""
         assert self._store is not None
         store, save_result = self._store, self._key(save, "save_result")
         with _in_contact():
             store.set(self._key(save, f"result/{self._rank}"), result.to_json())
-            if not _poll(lambda: store.check([save_result]), 2 * self._seconds, cancelled):  # rank 0 waits, then writes
+            if not _poll(lambda: store.check([save_result]), 2 * self._seconds, cancelled):  # see note 2
                 raise CheckpointError(f"rank 0 did not say how it went within {2 * self._seconds:g} s")
             told = SaveResult.from_json(store.get(save_result))
             store.add(self._key(save, "heard"), 1)
@@ -188,11 +177,7 @@ class RankResults:
 
 
 def _poll(is_done: Callable[[], bool], seconds: float, cancelled: threading.Event) -> bool:
-    """Look until it is done; whether it is before the time is over.
-
-    Raises:
-        CheckpointError: It shall give up.
-    """
+    """Poll, and return whether `is_done` within `seconds`. Raise CheckpointError once `cancelled` is set."""
     deadline = time.monotonic() + seconds
     pause = _SHORTEST_PAUSE
     while not cancelled.is_set():
@@ -207,7 +192,7 @@ def _poll(is_done: Callable[[], bool], seconds: float, cancelled: threading.Even
 
 @contextlib.contextmanager
 def _in_contact() -> Iterator[None]:
-    """Say what it means when the store fails: whoever serves it, rank 0 or its host's torchrun, has ended."""
+    """Turn an error of the store into a CheckpointError: the process that serves it has ended."""
     try:
         yield
     except CheckpointError:

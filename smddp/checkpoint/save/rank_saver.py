@@ -1,7 +1,13 @@
-"""One rank's part in a save, in its background thread.
+"""One rank's part in a save, in its background thread: a two-phase commit that rank 0 leads.
 
-Each rank writes its files and reports. Rank 0 waits for all reports, commits, and tells the others. So a failure
-anywhere becomes a failure everywhere, and nobody waits for ever.
+Notes on the protocol:
+  1. Rank 0 locks the location and reads the manifest that the step has now, for the compare and swap of the commit.
+  2. Every rank writes its files durably and reports success or failure, even if its snapshot failed: no other rank
+     waits for a report that never comes.
+  3. Rank 0 waits for all reports, and commits only if all are successes. Otherwise it discards the attempt.
+  4. Rank 0 announces the outcome only after that. A failure on one rank is a failure on every rank.
+`rank_results` bounds each wait for another rank. A rank that loses contact raises an error, even if
+rank 0 has committed.
 """
 
 from __future__ import annotations
@@ -27,64 +33,36 @@ logger = logging.getLogger(__name__)
 
 
 class SaveFailedError(CheckpointError):
-    """A checkpoint could not be saved, on any rank; earlier ones are as they were."""
+    """A save failed, on every rank. Earlier checkpoints are intact."""
 
     def __init__(self, message: str, *, environmental: bool) -> None:
-        """Say it.
-
-        Args:
-            message: What went wrong, and where.
-            environmental: The disk, the network or the like is the cause: the next save may succeed.
-        """
+        """Set `environmental` if the disk, the network or the like is the cause, so that the next save may succeed."""
         super().__init__(message)
         self.environmental = environmental
 
 
 class RankSaver:
-    """This rank in the saves of a run; called in a background thread.
-
-    Attributes:
-        group: All ranks.
-        committer: What rank 0 commits with.
-        snapshotter: What takes this rank's state, while training waits.
-        gpu_stall_seconds: For how long the last save that was written held training up on a GPU, beyond the time that
-            its snapshot took.
-    """
+    """Writes this rank's part of each save, in a background thread."""
 
     def __init__(self, store: Store, group: SaveGroup, committer: Committer, snapshotter: Snapshotter) -> None:
-        """Take part.
-
-        Args:
-            store: Where to save.
-            group: All ranks.
-            committer: What rank 0 commits with.
-            snapshotter: What takes this rank's state.
-        """
+        """Write nothing yet. Only rank 0 uses `committer`."""
         self.group = group
         self.committer = committer
         self._store = store
         self._rank = group.ranks.rank
         self.snapshotter = snapshotter
         self.gpu_stall_seconds = 0.0
+        """How long the copies of the last save stalled training on a GPU, beyond the time of the snapshot."""
 
     def save(self, request: SaveRequest, cancelled: threading.Event) -> int:
-        """Do this rank's part.
+        """Do this rank's part, and return the checkpoint's size in bytes once it is durable.
 
-        Args:
-            request: What to save.
-            cancelled: Set when the process is about to end.
-
-        Returns:
-            The size of the checkpoint, in bytes, once it is durable.
-
-        Raises:
-            SaveFailedError: It failed, on every rank. On the one that has the cause it is raised from that.
-            CheckpointError: The ranks lost contact.
+        Raise SaveFailedError on every rank if one rank fails, and CheckpointError if the ranks lose contact.
         """
         return self._lead(request, cancelled) if self._rank == 0 else self._follow(request, cancelled)
 
     def prune(self, request: SaveRequest) -> None:
-        """Remove, on rank 0, what need not stay now that the attempt is a checkpoint."""
+        """Remove superseded checkpoints, on rank 0, after the commit."""
         if self._rank == 0:
             self.committer.prune(request)
 
@@ -92,7 +70,7 @@ class RankSaver:
         result, cause = RankResult(), None
         try:
             result = self._write(request)
-        except Exception as error:  # not swallowed: rank 0 makes it everybody's
+        except Exception as error:  # not swallowed: rank 0 sends it to every rank
             result, cause = RankResult(failure=Failure.of(error, rank=self._rank)), error
         save_result = self.group.results.send(request.number, result, cancelled)
         if save_result.failure is not None:
@@ -108,13 +86,13 @@ class RankSaver:
                     self.committer.take_place(request.run, make=True)
                 existing_manifest = self.committer.existing_manifest(request)
                 result = self._write(request)
-            except Exception as error:  # not swallowed: the others report first, so that nobody still writes
+            except Exception as error:  # not swallowed: rank 0 collects all reports first, so that no rank still writes
                 result, cause = RankResult(failure=Failure.of(error, rank=0)), error
             results = self.group.results.collect(request.number, result, cancelled)
             failure = next((each.failure for each in results if each.failure is not None), None)
             if failure is None:
                 size = self.committer.commit(request, results, replacing=existing_manifest)
-        except Exception as error:  # not swallowed: raised below, once the others know
+        except Exception as error:  # not swallowed: raised below, after the announcement
             failure, cause = Failure.of(error, rank=0), error
         if failure is not None:
             self.committer.discard(request)

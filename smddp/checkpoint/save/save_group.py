@@ -1,4 +1,4 @@
-"""The ranks of a run as they save together: who they are, who of them writes, and where their threads meet."""
+"""The ranks that save together: which of them write, and the key-value store that connects their threads."""
 
 from __future__ import annotations
 
@@ -24,32 +24,24 @@ _CONNECT = timedelta(seconds=60)
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SaveGroup:
-    """What all ranks agreed on before the first save or load of a run."""
+    """The facts that all ranks agree on before the first save or load of a run."""
 
     ranks: Ranks
     run: str
-    """The run's id, 12 hexadecimal digits: of this life of it, not of those before it that it goes on from."""
+    """The id of this run, 12 hexadecimal digits. A resumed run has a new one."""
     writers: Sequence[int]
     """The ranks that write replicated state; rank 0 is the first."""
     results: RankResults
 
     @classmethod
     def gather(cls, ranks: Ranks, share: Literal["node", "all", "alone"]) -> SaveGroup:
-        """Agree; collective.
-
-        Args:
-            ranks: Those that save together.
-            share: Whether the ranks of rank 0's node share the writing, or all.
-
-        Raises:
-            DistributedError, PeerFailedError: A rank cannot reach the store that the threads meet in.
-        """
+        """Agree on a group; collective. Raise DistributedError or PeerFailedError if a rank cannot reach the store."""
         run = ranks.on_main(lambda: secrets.token_hex(6))
         if ranks.world_size == 1:
             return cls(ranks=ranks, run=run, writers=[0], results=RankResults(None, rank=0, world_size=1, run=run))
         cluster = _cluster(ranks)
         nodes: list[Any] = ranks.gather(lambda: None if cluster is None else cluster.node_rank)
-        if cluster is None or None in nodes:  # the process group was made in a way of its own
+        if cluster is None or None in nodes:  # the script made the process group without a cluster that smddp knows
             nodes = ranks.gather(socket.gethostname)
             store = _serve(ranks, hosts=nodes)
         else:
@@ -63,7 +55,7 @@ class SaveGroup:
 
 
 def _cluster(ranks: Ranks) -> Cluster | None:
-    """Return where the ranks met, if this rank knows."""
+    """Return the cluster that the ranks joined; None if this rank does not know it."""
     membership = current_membership()
     if membership is not None:
         return membership.cluster
@@ -75,7 +67,7 @@ def _cluster(ranks: Ranks) -> Cluster | None:
 
 
 def _join(ranks: Ranks, cluster: Cluster) -> Store:
-    """Connect to the store in which the job's ranks met: rank 0's, or that of its host's torchrun."""
+    """Open a new connection to the rendezvous store of the job, which rank 0 or torchrun on its host serves."""
     membership = current_membership()
 
     def open_store() -> Store:
@@ -86,7 +78,7 @@ def _join(ranks: Ranks, cluster: Cluster) -> Store:
 
 
 def _serve(ranks: Ranks, hosts: Sequence[str]) -> Store:
-    """Let rank 0 serve a store, and connect to it."""
+    """Start a store on rank 0, and connect every rank to it."""
     host = "localhost" if len(set(hosts)) == 1 else hosts[0]
 
     def serve() -> TCPStore | None:

@@ -1,4 +1,4 @@
-"""One try to save, as one rank has it in memory: what its background thread is given, and what it took."""
+"""The values around one save attempt on one rank: the request to the background thread, and the report."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from smddp.errors import CheckpointError
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SaveRequest:
-    """What is to be saved; nothing in it changes any more when training goes on."""
+    """The state to save, and its metadata. Training does not change it."""
 
     run: str
     """The run's id."""
     number: int
-    """How many the run has made, with this one; the same on all ranks."""
+    """The number of this save in the run, from 1; the same on all ranks."""
     step: int
     epoch: int
     position: int | None
-    """Samples of the epoch that are consumed, if that is known."""
+    """Samples of the epoch consumed so far; None if unknown."""
     metrics: Mapping[str, float]
     snapshot: Snapshot | None
-    """The state, as this rank took it."""
+    """This rank's copy of the state; None if it failed."""
     failure: CheckpointError | None
-    """Why this rank could not take its state, if it could not."""
+    """The reason why this rank could not copy its state, or None."""
 
     @classmethod
     def create(
@@ -40,17 +40,7 @@ class SaveRequest:
         position: int | None,
         metrics: Mapping[str, float],
     ) -> SaveRequest:
-        """Copy the state as it is now. If that fails, the request says so: the other ranks must hear of it.
-
-        Args:
-            snapshotter: What takes this rank's state.
-            run: See the fields.
-            number: See the fields.
-            step: See the fields.
-            epoch: See the fields.
-            position: See the fields.
-            metrics: See the fields.
-        """
+        """Copy the state. Put an error into `failure` instead of raising it: the other ranks need the report."""
         request = partial(cls, run=run, number=number, step=step, epoch=epoch, position=position, metrics=metrics)
         try:
             return request(snapshot=snapshotter.take(), failure=None)
@@ -59,20 +49,20 @@ class SaveRequest:
 
     @property
     def directory(self) -> str:
-        """Where its files are, beside the manifest."""
+        """The name of the attempt's directory, beside the manifest."""
         return f"{self.run}-{self.number:04}"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SaveReport:
-    """What a save took."""
+    """The durations and the size of a save."""
 
     step: int
     stall_seconds: float
-    """How long training stood still while its state was copied, on this rank's GPU or on the CPU."""
+    """How long the copy of the state stalled training, on this rank's GPU or CPU."""
     waited_seconds: float
-    """How long it stood still before, because the save before had not ended."""
+    """How long training waited for the previous save before that."""
     durable_seconds: float
-    """How long it was, from the beginning of the copy, until the checkpoint could not be lost any more."""
+    """Time from the start of the copy until the checkpoint was durable."""
     size: int
     """Bytes of the checkpoint, over all ranks."""

@@ -1,8 +1,8 @@
-"""Who writes which tensor: replicated state, which each rank could write whole, divided among several.
+"""Divides the replicated tensors among the ranks that write them.
 
-A pure function of names and sizes, so that every rank comes to the same answer without asking. Whole tensors are dealt
-out, the largest first, each to the writer that has the least so far (Graham's longest-processing-time rule): no writer
-gets more than a fair share and one tensor.
+A pure function of names and sizes, so that every rank computes the same answer without communication. Whole tensors go,
+largest first, to the writer with the fewest bytes so far (Graham's longest-processing-time rule): no writer gets more
+than a fair share and one tensor.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from smddp.checkpoint.format.names import file_names
 
 WHOLE_BELOW = 2**20
-"""Bytes. A smaller part of the state goes to the first writer whole: another file would cost more than it saves."""
+"""Bytes. The first writer writes a smaller part alone: another file would cost more than it saves."""
 
 _NONE: Mapping[str, Set[str]] = {}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class FilePlan:
-    """One file, and what is in it."""
+    """One file and its tensors."""
 
     name: str
-    """The file."""
+    """The name of the file."""
     part: str
     """The part of the state."""
     tensors: tuple[str, ...]
@@ -34,16 +34,9 @@ class FilePlan:
 def share(
     parts: Mapping[str, Mapping[str, int]], writers: int, *, of_first: Mapping[str, Set[str]] = _NONE
 ) -> list[list[FilePlan]]:
-    """Divide the state among writers.
+    """Return the files of each writer, at most one per part. Every tensor is in exactly one file.
 
-    Args:
-        parts: For each part of the state the bytes of each tensor, by name.
-        writers: How many there are, at least 1.
-        of_first: By part the names of tensors that are the first writer's to write: those that it has the true ones of.
-
-    Returns:
-        For each writer the files that it writes, at most one a part. Every tensor is in exactly one file; a part
-        without tensors has none.
+    `parts` gives the bytes of each tensor. The first writer writes the tensors in `of_first`: its values count.
     """
     assert writers >= 1
     dealt: dict[str, list[list[str]]] = {part: [[] for _ in range(writers)] for part in parts}
@@ -69,7 +62,7 @@ def share(
 
 
 def _share_of(part: str, dealt: list[list[str]], writer: int) -> list[FilePlan]:
-    """Return the file that a writer writes of a part; none if it got no tensor of it."""
+    """Return the file of one writer for a part; empty if the writer has no tensor of it."""
     with_some = [each for each, names in enumerate(dealt) if names]
     if writer not in with_some:
         return []

@@ -1,4 +1,4 @@
-"""The state of a run at one moment, on one rank: what of it this rank writes, copied into memory of its own."""
+"""The snapshot of a run on one rank: a copy in memory of the state that this rank writes."""
 
 from __future__ import annotations
 
@@ -21,34 +21,27 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Snapshot:
-    """The state at one moment, apart from what training changes next."""
+    """A copy of the state at one moment. Training does not change it."""
 
     skeletons: Mapping[str, Any]
-    """All but the tensors of the replicated state, by part; empty on a rank that writes nothing of it."""
+    """The replicated state without its tensors, by part. Empty on a rank that writes none of it."""
     sizes: Mapping[str, Mapping[str, int]]
-    """Bytes of its tensors, by part and name; empty too."""
+    """Bytes of the replicated tensors, by part and name. Empty on a rank that writes none of them."""
     files: Sequence[StagedFile]
-    """What this rank writes of it."""
+    """The files of replicated tensors that this rank writes."""
     own_skeleton: Any
-    """This rank's own state without the tensors."""
+    """The per-rank state without its tensors."""
     own_file: StagedFile
-    """The tensors of this rank's own state; their names begin with the rank's number."""
+    """The tensors of the per-rank state. Each name begins with the rank."""
 
 
 class Snapshotter:
-    """Takes the state of a run, again and again, into the same memory."""
+    """Copies the state of a run into the same memory for each save. One snapshot is valid until the next."""
 
     def __init__(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], *, rank: int, writers: Sequence[int]
     ) -> None:
-        """Prepare.
-
-        Args:
-            state: The parts that are the same on all ranks, by name.
-            per_rank: The parts that each rank has its own of.
-            rank: This one.
-            writers: The ranks that share the writing of what is the same on all.
-        """
+        """Copy nothing yet. `writers` are the ranks that write the replicated `state`, each a share."""
         self._state = state
         self._per_rank = per_rank
         self._rank = rank
@@ -56,12 +49,9 @@ class Snapshotter:
         self._staging, self._own_staging = Staging(), Staging()
 
     def take(self) -> Snapshot:
-        """Copy the state as it is now; it may be changed as soon as this returns.
+        """Copy the state. Raise CheckpointError with the reason if it cannot be saved.
 
-        What comes from a GPU is in memory once `await_copies` returns.
-
-        Raises:
-            CheckpointError: Something in the state cannot be saved; says what and where.
+        Training may change the state once this returns. Copies from a GPU are complete once `await_copies` returns.
         """
         try:
             return self._take()
@@ -71,15 +61,11 @@ class Snapshotter:
             raise CheckpointError(f"could not take the state: {type(error).__name__}: {error}") from error
 
     def await_copies(self) -> float:
-        """Return once the state that was taken last has come from the GPUs.
-
-        Returns:
-            The seconds for which that held training up on a GPU, beyond those that `take` kept the CPU.
-        """
+        """Wait for the GPU copies of the last snapshot. Return the seconds that they stalled a GPU beyond `take`."""
         return self._staging.await_copies() + self._own_staging.await_copies()
 
     def preparation(self) -> Callable[[], None]:
-        """Return what takes the memory for a state like the present one; it may be called beside training."""
+        """Return a function that allocates the memory for the present state. Any thread may call it."""
         _, tensors = self._flatten()
         files = {
             file: {name: tensor.detach() for name, tensor in each.items()}
@@ -103,11 +89,11 @@ class Snapshotter:
         )
 
     def _flatten(self) -> tuple[dict[str, Any], dict[str, Tensors]]:
-        """Take the replicated state apart, on a rank that writes some of it; collective where the ranks share some."""
+        """Return the skeletons and tensors of the replicated state, by part. Collective if a part is `Sharded`."""
         skeletons: dict[str, Any] = {}
         tensors: dict[str, Tensors] = {}
         writes = self._rank in self._writers
-        for part in self._state.values():  # before anything may fail on one rank alone: the others would wait for it
+        for part in self._state.values():  # first: after an error here, others would wait
             if isinstance(part, Sharded):
                 part.gather_state_dict(keep=writes)
         if writes:
@@ -116,7 +102,7 @@ class Snapshotter:
         return skeletons, tensors
 
     def _files(self, tensors: Mapping[str, Tensors], sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Tensors]:
-        """Return the tensors that this rank writes, by file."""
+        """Return the replicated tensors that this rank writes, by file."""
         if self._rank not in self._writers:
             return {}
         shares = share(sizes, len(self._writers), of_first=self._buffers())[self._writers.index(self._rank)]
@@ -125,8 +111,8 @@ class Snapshotter:
     def _buffers(self) -> dict[str, set[str]]:
         """Return the names of the modules' buffers, by part.
 
-        They are not quite the same on all ranks: DistributedDataParallel gives rank 0's to the others before a forward
-        pass, not after it, and the running statistics of BatchNorm differ until then. Those of rank 0 count.
+        Buffers may differ by rank: DistributedDataParallel broadcasts rank 0's before a forward pass, not after it,
+        so the running statistics of BatchNorm differ in between. Rank 0 writes its own.
         """
         modules = {name: part for name, part in self._state.items() if isinstance(part, torch.nn.Module)}
         return {part: {plain_name(name) for name, _ in module.named_buffers()} for part, module in modules.items()}

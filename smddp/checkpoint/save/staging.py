@@ -1,8 +1,10 @@
-"""The copy of the state that training waits for: into memory that is kept from one save to the next.
+"""Copies the state into memory that is reused for every save. Training waits for this copy only.
 
-Each file to be written is put together in memory, byte for byte, so that writing and hashing it afterwards need nothing
-of torch and nothing of the state, which training changes meanwhile. The memory is taken and touched once: what a save
-costs training is one copy of the state.
+Each file is laid out in memory byte for byte, so that the background thread writes and hashes it without torch and
+without the state, which training changes. The memory is allocated and touched once.
+
+The memory is handed over without a lock: the training thread copies, the background thread reads, and the next copy
+starts only after the background thread has ended.
 """
 
 from __future__ import annotations
@@ -25,51 +27,47 @@ from smddp.checkpoint.save.parallel_copy import Span, copy_spans
 logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 64  # bytes: a cache line
-_PAGE = 4096  # bytes: the smallest that a kernel hands over
+_PAGE = 4096  # bytes: the smallest page of a kernel
 
 Signature = tuple[tuple[str, torch.dtype, torch.Size, torch.device], ...]
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class StagedFile:
-    """A file as it is to be written."""
+    """The bytes of a file to write."""
 
     name: str
     layout: Layout
     content: memoryview
-    """All its bytes, valid until the next copy. What came from a GPU is there once `Staging.await_copies` returns."""
+    """The bytes, valid until the next copy. Those from a GPU are complete once `Staging.await_copies` returns."""
 
 
 class Staging:
-    """The memory that holds the state of one save, and is used again for the next.
+    """The memory for the state of one save, reused for the next. As large as the largest state so far.
 
-    It is as large as the largest state so far, and pinned where tensors come from a GPU, so that they are copied at the
-    bus's full speed while the CPU goes on. Memory that can't be pinned is used as it is.
+    It is pinned if tensors come from a GPU: they are then copied asynchronously, at the full speed of the bus. Memory
+    that cannot be pinned is used unpinned.
     """
 
     def __init__(self) -> None:
         self._memory = memoryview(b"")
         self._pinned: torch.Tensor | None = None
         self._files: list[StagedFile] = []
-        self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # name, place, its address and bytes
+        self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # name, view, address, bytes
         self._signatures: dict[str, Signature] = {}
         self._gpu_copies = GpuCopies([])
-        self._copy_seconds = 0.0  # for which the last copy kept the CPU
+        self._copy_seconds = 0.0  # how long `copy` took on the CPU the last time
 
     def prepare(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Take the memory for these files and touch it, so that the copy finds it ready; may run beside training."""
+        """Allocate and touch the memory for these files, so that the first copy is fast. Any thread may call it."""
         self._arrange(files)
-        if len(self._memory) > 0:  # a rank that writes nothing has none
-            np.frombuffer(self._memory, dtype=np.uint8)[::_PAGE] = 0  # lets go of the GIL
+        if len(self._memory) > 0:  # 0 on a rank that writes nothing
+            np.frombuffer(self._memory, dtype=np.uint8)[::_PAGE] = 0  # releases the GIL
 
     def copy(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> list[StagedFile]:
-        """Copy tensors as they are now; they may be changed as soon as this returns.
+        """Copy the tensors of each file, on any device, with any strides, and return the files in the same order.
 
-        Args:
-            files: By the file's name the tensors in it by theirs, on any device, with any strides.
-
-        Returns:
-            The files in the same order.
+        Training may change the tensors once this returns.
         """
         self._arrange(files)
         started = time.perf_counter()
@@ -87,20 +85,16 @@ class Staging:
                 else:
                     view.copy_(tensor, non_blocking=tensor.is_cuda)
         self._gpu_copies.end()
-        copy_spans(spans)  # the CPU's own, while the GPUs copy
+        copy_spans(spans)  # CPU tensors, while the GPU copies run
         self._copy_seconds = time.perf_counter() - started
         return list(self._files)
 
     def await_copies(self) -> float:
-        """Return once everything has come from the GPUs.
-
-        Returns:
-            The seconds for which the copies held training up on a GPU, beyond those that `copy` kept the CPU.
-        """
+        """Wait for the GPU copies. Return the seconds that they stalled a GPU beyond the time of `copy`."""
         return max(self._gpu_copies.wait() - self._copy_seconds, 0.0)
 
     def _arrange(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """Give each file its place in the memory, and each tensor its own; nothing to do if all is as the last time."""
+        """Assign memory to each file and tensor, unless names, dtypes, shapes and devices are unchanged."""
         signatures = {name: _signature(tensors) for name, tensors in files.items()}
         if signatures == self._signatures and list(signatures) == list(self._signatures):
             return
@@ -125,21 +119,21 @@ class Staging:
         self._signatures = signatures
 
     def _reserve(self, size: int, *, gpu: torch.device | None) -> None:
-        """Have at least so many bytes, pinned if a GPU copies to them."""
+        """Allocate at least `size` bytes, pinned if a GPU copies to them, unless the present memory suffices."""
         if size <= len(self._memory) and (self._pinned is not None or gpu is None):
             return
         logger.debug(
             "taking %.1f MB of %s memory to save from, instead of %.1f MB",
             *(size / 1e6, "plain" if gpu is None else "pinned", len(self._memory) / 1e6),
         )
-        self._memory, self._pinned = memoryview(b""), None  # give back first: never more than the state at once
-        self._memory = allocate(size, shared=True)  # data loader workers are forked while training goes on
+        self._memory, self._pinned = memoryview(b""), None  # free the old memory before allocating
+        self._memory = allocate(size, shared=True)  # shared with forks: no copy on write when DataLoader workers fork
         if gpu is not None:
             self._pinned = _pin(self._memory, gpu)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether its values lie in the CPU's memory as they are to be written."""
+    """Return whether the tensor's bytes in CPU memory are those to write."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -148,10 +142,8 @@ def _signature(tensors: Mapping[str, torch.Tensor]) -> Signature:
 
 
 def _pin(memory: memoryview, gpu: torch.device) -> torch.Tensor:
-    """Pin memory for as long as what is returned lives; if that fails, leave it as it is, which is slower.
-
-    Not by torch's own allocator of pinned memory, which takes up to twice what it is asked for.
-    """
+    """Pin memory for the lifetime of the returned tensor. On failure, log a warning and leave the memory unpinned."""
+    # PyTorch's own allocator of pinned memory rounds up, to twice the size at worst.
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     with torch.cuda.device(gpu):
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -166,9 +158,7 @@ def _pin(memory: memoryview, gpu: torch.device) -> torch.Tensor:
 
 
 def _forget_error(gpu: torch.device) -> None:
-    """Take the error that a call to CUDA has left in this thread, which the next kernel would be blamed for.
-
-    Torch's binding lacks cudaGetLastError, but torch calls it after each kernel: let that be one that does not matter.
-    """
+    """Clear this thread's last CUDA error, which PyTorch would otherwise raise after the next kernel."""
+    # PyTorch has no binding of cudaGetLastError, but calls it after each kernel: launch one whose error is ignored.
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device=gpu)

@@ -1,7 +1,7 @@
-"""Files that lie in memory, hashed and written to a store while training goes on.
+"""Hashes the staged files and writes them to the store, in the background thread.
 
-Both let go of the GIL. One thread does both, one after the other: hashing takes a tenth of the time of writing, and a
-thread of its own for it would take that time from the training loop where all cores are busy.
+Both release the GIL. One thread does both in turn: hashing takes a tenth of the time of writing, and a second thread
+would take that time from training when all cores are busy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smddp.checkpoint.stores.store import Store
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class WrittenFile:
-    """What was written of a file of tensors."""
+    """The size and the digests of a written file of tensors."""
 
     size: int
     """Bytes."""
@@ -26,19 +26,9 @@ class WrittenFile:
 
 
 def write(store: Store, step: int, directory: str, files: Sequence[StagedFile]) -> dict[str, WrittenFile]:
-    """Write files of tensors; they are durable when this returns.
+    """Write the bytes of files durably to an attempt's directory, and return their digests by file name.
 
-    Args:
-        store: Where to.
-        step: The step they belong to.
-        directory: That of the attempt.
-        files: What to write; it must not change meanwhile.
-
-    Returns:
-        What was written, by the file's name.
-
-    Raises:
-        OSError, StoreError: A file could not be written.
+    The memory of the files must not change until this returns.
     """
     written: dict[str, WrittenFile] = {}
     for file in files:

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: what every such place can do, and the places: a directory, and S3."""
+"""Checkpoint stores: the `Store` protocol, and its two implementations, a directory and S3."""
 
 from smddp.checkpoint.stores.opening import open_store
 from smddp.checkpoint.stores.store import AlreadyCommittedError, Store, StoreError

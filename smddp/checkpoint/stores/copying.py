@@ -1,4 +1,4 @@
-"""A whole checkpoint from a directory to another store, without the memory for it."""
+"""Copy a whole checkpoint from a directory to another store, without loading it into memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ from smddp.errors import CheckpointError
 
 
 def missing_files(store: Store, committed: bytes, *, among: Collection[str]) -> list[str]:
-    """Give those of a checkpoint's files that a store lacks, or has of another size; the manifest is one of them.
+    """Return the names in `among` that the store lacks, or stores in another size; one request for each name.
 
-    Args:
-        store: Where to look.
-        committed: The bytes of its manifest.
-        among: The names to look for, one request each.
-
-    Raises:
-        StoreError: The store does not say.
+    `committed` is the checkpoint's manifest, whose own name may be in `among`.
     """
     manifest = Manifest.from_json(committed)
     step, directory = manifest.step, manifest.directory
@@ -37,15 +31,9 @@ def missing_files(store: Store, committed: bytes, *, among: Collection[str]) -> 
 
 
 def copy_checkpoint(source: DirectoryStore, target: Store, committed: bytes) -> None:
-    """Copy the files that the target lacks, then commit them in place of whatever stands there.
+    """Copy the files that the target lacks, then commit `committed` in place of the target's manifest of this step.
 
-    Args:
-        source: Where it is.
-        target: Where to.
-        committed: The bytes of its manifest.
-
-    Raises:
-        CheckpointError: The source does not have it any more, or the target does not take it. OSError likewise.
+    Raise CheckpointError or OSError if the source no longer has a file, or the target refuses it.
     """
     manifest = Manifest.from_json(committed)
     step, directory = manifest.step, manifest.directory
@@ -58,7 +46,7 @@ def copy_checkpoint(source: DirectoryStore, target: Store, committed: bytes) -> 
 
 
 def _content(path: Path) -> list[memoryview]:
-    """Map a file into memory. It ends with the last view of it; a file that is removed meanwhile stays so long."""
+    """Map a file into memory. The mapping, and a file removed meanwhile, last until the last view of it is gone."""
     if path.stat().st_size == 0:
         return []
     with path.open("rb") as file:

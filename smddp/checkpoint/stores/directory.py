@@ -1,4 +1,14 @@
-"""Checkpoints in a directory, and the order of operations in it that no kill and no power loss can spoil."""
+"""Checkpoints in a directory: an order of operations that is safe under kill and power loss at any point.
+
+Notes on a save, in order. After each step, a reader finds either no checkpoint of this step or a complete one.
+  1. `write` creates each file of the attempt and flushes its bytes (fsync). Nothing refers to the attempt yet.
+  2. `commit` writes and flushes the manifest under a partial name, in the attempt's directory.
+  3. `commit` flushes the names: the attempt's directory, the step's directory, the root.
+  4. Under the step's lock, `commit` compares the existing manifest with the expected one, and links (or renames) the
+     partial manifest to its final name. This is the commit point.
+  5. `commit` flushes the step's directory: the commit is durable.
+Removal is the reverse: first the manifest, flushed, then the files.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +43,8 @@ from smddp.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _WRITE_SIZE = 8 * 2**20
-"""Bytes. After as many the disk is told to begin: with one fsync at the end it would stand idle until then (0.4 to 0.7
-times as long, measured)."""
+"""Bytes written between two requests to start writeback. A single fsync at the end would leave the disk idle until
+then; starting early takes 0.4 to 0.7 times as long (measured)."""
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK}
 _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 
@@ -42,37 +52,31 @@ _NOT_EMPTY = {errno.ENOTEMPTY, errno.EEXIST}
 class DirectoryStore:
     """Checkpoints as directories ``step-000000001234`` in one directory.
 
-    The files of an attempt are flushed to the disk, then their names; then the manifest gets its name, by an operation
-    that fails if somebody else's stands there. Removing goes the other way: the manifest first. So at any moment a
-    manifest has all its files. Nothing within the directory is written or removed through a symbolic link; where one is
-    in the place of a file or of a step, what it leads to is read, and its digest tells whether that is right. A step
-    that is a link is removed by removing the link.
+    Invariant: a manifest exists only while all its files exist.
+
+    Symbolic links inside the directory are followed for reading only: the digest verifies the target's bytes. Nothing
+    is written or removed through a link. Removing a step that is a link removes the link.
     """
 
     read_size = 2 * 2**20  # the processor's cache still holds it when it is hashed
     readers = 2
 
     def __init__(self, root: str | os.PathLike[str], *, files: FileSystem | None = None) -> None:
-        """Use this directory.
-
-        Args:
-            root: The directory. It is made, with those above it, by `check_writable` or the first `write`.
-            files: How to get at it.
-        """
+        """Use this directory; `check_writable` or the first `write` creates it with its parents."""
         self.root = Path(root).absolute()
         self._files = files or FileSystem()
         self._root_is_durable = False
 
     def __str__(self) -> str:
-        """Give the directory."""
+        """Return the directory."""
         return str(self.root)
 
     def path(self, step: int) -> str:
-        """Give the directory of a step."""
+        """Return the directory of a step."""
         return str(self._step(step))
 
     def check_writable(self) -> None:
-        """Make the directory and write a byte into it. Raises StoreError."""
+        """Create the directory and write one byte into it. Raise StoreError if either fails."""
         probe = self.root / ("writable" + PARTIAL_SUFFIX)
         with telling("write to", self.root):
             self._make_root()
@@ -80,14 +84,14 @@ class DirectoryStore:
             self._files.unlink(probe)
 
     def hold(self, owner: Owner, *, make: bool) -> DirectoryHold | None:
-        """Have the directory, by a lock."""
+        """Lock the directory; None if it is absent and `make` is false."""
         with telling("write to", self.root):
             if make:
                 self._make_root()
             return DirectoryHold(self._files, self.root, owner) if self.root.is_dir() else None
 
     def steps(self) -> list[int]:
-        """Give all steps, oldest first."""
+        """Return all steps, oldest first."""
         with telling("read", self.root):
             try:
                 names = self._files.names(self.root)
@@ -100,11 +104,11 @@ class DirectoryStore:
             )
 
     def newest_first(self) -> Iterator[int]:
-        """Give all steps, newest first."""
+        """Return all steps, newest first."""
         return reversed(self.steps())
 
     def attempts(self, step: int) -> list[str]:
-        """Give the directories of all attempts of a step."""
+        """Return the directory names of all attempts of a step."""
         with telling("read", self._step(step)):
             if not self._files.is_directory(self._step(step)):
                 return []
@@ -120,16 +124,20 @@ class DirectoryStore:
             self._write(path, content)
 
     def commit(self, step: int, directory: str, manifest: bytes, *, replacing: bytes | None) -> None:
-        """Flush the names, then give the manifest its own."""
+        """Flush the file names, then publish the manifest under its final name (notes 2 to 5 above)."""
         final = self._step(step) / MANIFEST_NAME
         attempt = self._step(step) / directory
         partial = attempt / (MANIFEST_NAME + PARTIAL_SUFFIX)
         with telling("write", final):
             if self._files.status(partial) is not None:
-                self._files.unlink(partial)  # after a try that failed, it may be the manifest itself by another name
+                self._files.unlink(
+                    partial
+                )  # after a failed try it may be a hard link to the manifest: do not overwrite
             self._write(partial, [memoryview(manifest)])
             for path in (attempt, self._step(step), self.root):
                 self._files.sync_directory(path)
+            # The lock makes compare and swap one operation among all processes that see it. No other lock is taken
+            # inside, and `LONGEST_LOCK` bounds the wait.
             with self._files.lock(self._step(step)):
                 try:
                     existing = self.read_manifest(step)
@@ -144,12 +152,12 @@ class DirectoryStore:
                 elif existing != manifest:
                     self._files.replace(partial, final)
             self._files.sync_directory(self._step(step))
-        # It is durable; its other name, if it has one, does not count.
+        # The commit is durable. A partial name that is left over never counts.
         with contextlib.suppress(OSError):
             self._files.unlink(partial)
 
     def read_manifest(self, step: int) -> bytes | None:
-        """Give the manifest's bytes; None where there is none."""
+        """Return the manifest's bytes; None if absent."""
         path = self._step(step) / MANIFEST_NAME
         with telling_unless_missing(path):
             found = self._files.status(path)
@@ -166,14 +174,14 @@ class DirectoryStore:
                 return None
 
     def size(self, step: int, directory: str, name: str) -> int | None:
-        """Give the size of a file in bytes; None where there is none."""
+        """Return the size of a file in bytes; None if absent."""
         path = self._step(step) / path_in_step(directory, name)
         with telling_unless_missing(path):
             found = self._files.status(path)
         return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
 
     def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
-        """Fill memory with the bytes of a file from an offset on."""
+        """Fill memory with the bytes of a file, starting at `offset`."""
         path = self._step(step) / path_in_step(directory, name)
         try:
             flat = memory.cast("B") if memory.nbytes else memoryview(b"")
@@ -185,7 +193,7 @@ class DirectoryStore:
             raise CheckpointError(f"{name} ends after {offset + count} of at least {offset + memory.nbytes} bytes")
 
     def discard(self, step: int, directory: str) -> None:
-        """Remove the files of an attempt, unless the manifest names it."""
+        """Remove the files of an attempt, unless the manifest names the attempt."""
         assert directory == "" or is_attempt_name(directory), directory
         path = self._step(step)
         existing = existing_manifest(self, step)
@@ -198,7 +206,7 @@ class DirectoryStore:
                 self._remove_if_empty(path)
 
     def remove(self, step: int) -> None:
-        """Remove what is ours of a step; from the first moment on it is no checkpoint any more."""
+        """Remove our files of a step, the manifest first: a removal that is interrupted leaves no checkpoint."""
         path = self._step(step)
         with telling("remove", path):
             if self._files.is_link(path):
@@ -223,10 +231,9 @@ class DirectoryStore:
         return removed_beside(self, step, files)
 
     def _leads_to_directory(self, path: Path) -> bool:
-        """Return whether a symbolic link is there that leads to a directory.
+        """Return whether the path is a symbolic link to a directory; raise StoreError if its target is absent.
 
-        Raises:
-            StoreError: It leads to none: that a checkpoint is missing is not passed over.
+        An unmounted checkpoint must not be skipped silently.
         """
         if not self._files.is_link(path):
             return False
@@ -242,15 +249,15 @@ class DirectoryStore:
         return self.root / step_name(step)
 
     def _make_root(self) -> None:
-        """Make the root and those above it, durably."""
+        """Create the root and its parents, and flush their names."""
         if self._root_is_durable and self.root.is_dir():
             return
         missing = [path for path in (self.root, *self.root.parents) if not path.is_dir()]
         for path in reversed(missing):
             self._make(path)
             self._files.sync_directory(path.parent)
-        # Somebody may have made those above it a moment ago: the job its run directory. Another file system's root is
-        # there for longer; and where a name is not ours to flush, it is theirs.
+        # Another process may have created a parent a moment ago (the job, its run directory), so flush existing parents
+        # as well. Stop at the file system's root; skip parents that this user may not open.
         root = self.root.resolve()
         device = root.stat().st_dev
         for path in root.parents:
@@ -262,11 +269,11 @@ class DirectoryStore:
         self._root_is_durable = True
 
     def _make_attempt(self, path: Path) -> None:
-        """Make the directory of an attempt and that of its step; `commit` makes their names durable."""
+        """Create the directories of a step and of an attempt; `commit` makes their names durable."""
         self._make(path.parent)
         try:
             self._make(path)
-        except FileNotFoundError:  # another writer has just discarded the only other attempt, and the step with it
+        except FileNotFoundError:  # another writer just discarded the step's only other attempt, and the step
             self._make(path.parent)
             self._make(path)
 
@@ -294,16 +301,16 @@ class DirectoryStore:
             self._files.close(descriptor)
 
     def _put(self, partial: Path, final: Path, step: int, manifest: bytes) -> None:
-        """Give the manifest its name, if nobody has it."""
+        """Link the partial manifest to its final name; fail if another manifest has that name."""
         try:
             self._files.link(partial, final)
-        except FileExistsError as error:  # by a host that does not see the lock; or by a network's second try
+        except FileExistsError as error:  # a host that does not see the lock was first, or NFS repeated our own request
             if self.read_manifest(step) != manifest:
                 raise self._already_committed(step) from error
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
-            self._files.replace(partial, final)  # never half there, and exclusive for those who see the lock
+            self._files.replace(partial, final)  # atomic; exclusive only among hosts that see the lock
 
     def _already_committed(self, step: int) -> AlreadyCommittedError:
         return AlreadyCommittedError(
@@ -312,7 +319,7 @@ class DirectoryStore:
         )
 
     def _remove_directory(self, path: Path) -> None:
-        """Remove our files in the directory of an attempt, and itself; in that of a step our files, for format 1."""
+        """Remove our files in an attempt's directory, and the directory itself; in a step's, only the files."""
         if not self._files.is_directory(path):
             return
         for name, is_directory in sorted(self._files.names(path).items()):

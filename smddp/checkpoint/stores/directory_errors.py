@@ -1,4 +1,4 @@
-"""What a file system can refuse: its errors as one of ours that says what to do."""
+"""Translate file system errors to StoreError, with advice on what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smddp.checkpoint.stores.store import StoreError
 
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
 MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
-"""What the operating system says of a file that is not there, or is none. All else says nothing about the file."""
+"""Error codes of an absent file, or of a path that is no file. Other codes say nothing about the file."""
 _FULL = "free some space there, or keep fewer checkpoints"
 _BARRED = "let this user write there, or save somewhere else"
 _UNREADABLE = "let this user read it, and enter the directories above it"
@@ -38,7 +38,7 @@ _ADVICE_OF_READING = {
 
 @contextlib.contextmanager
 def telling(action: str, path: Path) -> Iterator[None]:
-    """Say what was tried and what to do when the file system fails."""
+    """Turn OSError into a StoreError that names the action and gives advice."""
     try:
         yield
     except OSError as error:
@@ -52,7 +52,7 @@ def telling(action: str, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def telling_unless_missing(path: Path) -> Iterator[None]:
-    """Say what to do when the file system does not let one read what is there; what is not there is the reader's."""
+    """Turn OSError of a read into a StoreError; leave the errors of an absent file (`MISSING`) to the caller."""
     try:
         with telling("read", path):
             yield

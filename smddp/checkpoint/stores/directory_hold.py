@@ -1,8 +1,13 @@
-"""A directory that one run has: by a lock of the operating system, which no death of a process leaves behind.
+"""The owner lock of a directory: one run at a time saves there, and the kernel frees the lock when the process dies.
 
-The lock is on a file in the directory, `OWNER_NAME`, which says who has it. It is one of those that belong to a
-process (POSIX): a fork has it not, so that a data loader's worker does not keep it; several objects in one process do
-not shut each other out; and NFS, Lustre and the like know it among hosts, where they know locks at all.
+Notes on the lock:
+  1. It is a POSIX record lock on the file `OWNER_NAME` in the directory; the file's content names the owner.
+  2. It belongs to the process. A fork does not inherit it, so a DataLoader worker does not keep it. NFS and Lustre
+     share it among hosts, if they support locks.
+  3. Closing any descriptor of the file frees it. So each process opens the file once (`_locks`), counts the users, and
+     `check` locks again before each commit.
+  4. The owner deletes the file before it unlocks. A second process that opened the deleted file sees another inode at
+     the path, and tries again.
 """
 
 from __future__ import annotations
@@ -19,14 +24,14 @@ from smddp.checkpoint.stores import owner as owners
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.owner import LARGEST_OWNER, OWNER_NAME, Owner, PlaceTakenError
 
-_PAUSE = 0.1  # seconds between two tries
+_PAUSE = 0.1  # seconds between two tries; `PATIENCE_SECONDS` bounds all of them
 
 _Key = tuple[int, int]  # a file's device and inode
 
 
 @dataclass(kw_only=True, slots=True)
 class _Lock:
-    """A lock that this process has. Closing any descriptor of the file would give it up: so there is one of it."""
+    """A lock of this process, with its only descriptor: closing any other one would free the lock."""
 
     path: Path
     descriptor: int
@@ -35,25 +40,15 @@ class _Lock:
 
 _locks: dict[_Key, _Lock] = {}
 _guard = threading.RLock()
-"""Held while `_locks` is read or changed, and while a file is opened that may be in it. Reentrant: the collection of
-garbage may give up a hold at any moment."""
+"""Guards `_locks`, and the opening of owner files. Taken alone, for a few system calls that never wait for the lock.
+Reentrant: garbage collection may run `_release` at any moment."""
 
 
 class DirectoryHold:
-    """This process has a directory, until this is released or nothing refers to it any more."""
+    """The ownership of a directory, until `release` or garbage collection."""
 
     def __init__(self, files: FileSystem, root: Path, owner: Owner) -> None:
-        """Take it, once another run that is still there has had `PATIENCE_SECONDS` to end.
-
-        Args:
-            files: How to get at it.
-            root: The directory.
-            owner: Who wants it.
-
-        Raises:
-            PlaceTakenError: Another process has it.
-            OSError: It cannot be taken.
-        """
+        """Lock the directory. Raise PlaceTakenError if another process still owns it after `PATIENCE_SECONDS`."""
         self._files = files
         self._path = root / OWNER_NAME
         self._owner = owner
@@ -61,25 +56,19 @@ class DirectoryHold:
         self._take(patience=owners.PATIENCE_SECONDS)
 
     def check(self) -> None:
-        """See that nobody else has it; take it again if the file was removed.
-
-        Raises:
-            PlaceTakenError: Another process has it.
-            OSError: It cannot be taken.
-        """
+        """Verify the lock, and lock again if the file was removed. Raise PlaceTakenError if another process owns it."""
         if _key(self._path) != self._key:
             self.release()
             self._take(patience=0)
         with _guard:
-            # Whoever closes another descriptor of the file in this process, a copy of the directory for instance, gives
-            # the lock up: what is still ours is taken again, which changes nothing where it was kept. A fork has none:
-            # its parent has it.
+            # Code in this process that opened and closed the file, such as a copy of the directory, freed the lock.
+            # Locking again restores it, and changes nothing otherwise. In a fork `_locks` is empty.
             lock = _locks.get(self._key)
             if lock is not None and not self._files.try_lock(lock.descriptor):
                 raise PlaceTakenError(str(self._path.parent), None)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Unlock the directory, if this is its last user in the process."""
         self._finalizer()
 
     def _take(self, *, patience: float) -> None:
@@ -90,21 +79,21 @@ class DirectoryHold:
             time.sleep(_PAUSE)
         self._key = key
         self._finalizer = weakref.finalize(self, _release, key, os.getpid())
-        self._finalizer.atexit = False  # the process's end does it
+        self._finalizer.atexit = False  # the kernel unlocks at exit
 
     def _try(self) -> _Key | None:
-        """Take the lock; None if another process has it, whose record is kept."""
+        """Try to lock; None if another process owns the lock, whose record is kept in `_found`."""
         with _guard:
             key = _key(self._path)
             if key is not None and (known := _locks.get(key)) is not None:
                 known.holds += 1
-                if _locks.get(key) is known:
+                if _locks.get(key) is known:  # else garbage collection ran `_release` before the count was raised
                     return key
             descriptor = self._files.open_lock(self._path)
             try:
                 is_ours = self._files.try_lock(descriptor)
                 key = _key_of(os.fstat(descriptor))
-                if is_ours and key == _key(self._path):  # else whoever had it removed it while it was opened
+                if is_ours and key == _key(self._path):  # else the previous owner deleted the file meanwhile
                     _locks[key] = _Lock(path=self._path, descriptor=descriptor, holds=1)
                     _tell(descriptor, self._owner)
                     descriptor = -1
@@ -117,14 +106,14 @@ class DirectoryHold:
 
 
 def _tell(descriptor: int, owner: Owner) -> None:
-    """Say who has it. On a full disk nobody does; the lock counts."""
+    """Write the owner's record. A full disk leaves it empty; only the lock counts."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, owner.to_json(), 0)
 
 
 def _release(key: _Key, process: int) -> None:
-    """Give up one hold of a lock, and with the last one the lock; a fork has none."""
+    """Drop one user of a lock, and unlock after the last one; do nothing in a fork."""
     if process != os.getpid():
         return
     with _guard:
@@ -133,14 +122,14 @@ def _release(key: _Key, process: int) -> None:
         if lock.holds:
             return
         del _locks[key]
-        with contextlib.suppress(OSError):  # it says nothing any more, and may stay
+        with contextlib.suppress(OSError):  # a file left over is harmless
             if _key(lock.path) == key:
                 lock.path.unlink()
         os.close(lock.descriptor)
 
 
 def _forget() -> None:
-    """Begin anew in a fork: the locks are its parent's, and another thread may have had the guard."""
+    """Reset in a fork: the locks are the parent's, and another thread may have owned the guard."""
     global _guard
     _guard = threading.RLock()
     _locks.clear()

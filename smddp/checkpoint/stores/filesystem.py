@@ -1,6 +1,6 @@
-"""The operations of a file system that a store of checkpoints is made of, and nothing of what they are for.
+"""The file system operations that `DirectoryStore` uses.
 
-It is a class so that a test can count, record and fail them, or die in one.
+They are methods of a class, so that a test can count, record or fail them, or die in one.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LONGEST_LOCK = 30.0
-"""Seconds that a lock is waited for; who has it needs it for some milliseconds."""
+"""Seconds to wait for a lock. Its owner needs some milliseconds."""
 
 _MODE = 0o666  # less the umask, as open() does it
-# What file systems answer that do not know an operation at all; EBADF: NFS, for the lock of a directory.
+# Error codes of a file system that does not support an operation. EBADF: NFS, when a directory is locked.
 _NOT_SUPPORTED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK, errno.EBADF}
 
 
 class FileSystem:
-    """The real one. Every method raises OSError."""
+    """The real file system. Every method raises OSError."""
 
     def make_directory(self, path: Path) -> None:
-        """Make one directory, that must not be there."""
+        """Create a directory, which must not exist."""
         path.mkdir()
 
     def create(self, path: Path) -> int:
-        """Open a file for writing, new or emptied, and give its descriptor. A symbolic link is not followed."""
+        """Create or truncate a file, and return its descriptor. Symbolic links are not followed."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
 
     def write(self, descriptor: int, content: memoryview) -> None:
-        """Append flat bytes, all of them. Other threads run meanwhile."""
+        """Write all bytes of a flat view, without the GIL."""
         while content:
             content = content[os.write(descriptor, content) :]
 
     def begin_sync(self, descriptor: int, offset: int, size: int) -> None:
-        """Let the disk begin with bytes that were written, so that `sync` has less to wait for: advice, no more."""
+        """Ask the kernel to start writeback of a range, so that `sync` waits less. Only a hint."""
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
     def sync(self, descriptor: int) -> None:
-        """Make the bytes of a file durable."""
+        """Flush the bytes of a file (fsync)."""
         os.fsync(descriptor)
 
     def close(self, descriptor: int) -> None:
@@ -54,7 +54,7 @@ class FileSystem:
         os.close(descriptor)
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable, where the file system knows such a thing."""
+        """Flush the names in a directory (fsync), if the file system supports it."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -65,27 +65,26 @@ class FileSystem:
             os.close(descriptor)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name, that must not be there."""
+        """Give a file a second name, which must not exist (hard link)."""
         os.link(source, target)
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give a file another name, in place of the file that had it."""
+        """Rename a file, replacing the target."""
         source.replace(target)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file, or a symbolic link and not what it leads to."""
+        """Remove a file, or a symbolic link but not its target."""
         path.unlink()
 
     def rmdir(self, path: Path) -> None:
-        """Remove a directory, that must be empty."""
+        """Remove an empty directory."""
         path.rmdir()
 
     @contextlib.contextmanager
     def lock(self, path: Path) -> Iterator[None]:
-        """Keep other processes out that lock the same directory, where the file system has locks. A kill frees it.
+        """Lock a directory exclusively (flock); the kernel unlocks it if the process is killed.
 
-        Raises:
-            BlockingIOError: Another process has it, and goes on having it for `LONGEST_LOCK`.
+        Raise BlockingIOError after `LONGEST_LOCK`. Without support in the file system, lock nothing.
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -96,8 +95,8 @@ class FileSystem:
                     raise
             yield
         finally:
-            with contextlib.suppress(OSError):  # there was no lock
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile has the descriptor, too
+            with contextlib.suppress(OSError):  # nothing was locked
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # explicit: a process forked meanwhile shares the descriptor
             os.close(descriptor)
 
     def _lock(self, descriptor: int, path: Path) -> None:
@@ -112,13 +111,13 @@ class FileSystem:
             time.sleep(0.01)
 
     def open_lock(self, path: Path) -> int:
-        """Open a file for `try_lock`, which is made if it is not there, and give its descriptor."""
+        """Open a file for `try_lock`, creating it if absent, and return its descriptor."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
 
     def try_lock(self, descriptor: int) -> bool:
-        """Lock a file for this process, until it closes any descriptor of the file or ends; whether no other has it.
+        """Lock a file for this process, until it closes any descriptor of the file; False if another process owns it.
 
-        Where the file system has no locks, nobody is kept out.
+        Without support in the file system, return True.
         """
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,30 +129,30 @@ class FileSystem:
         return True
 
     def is_directory(self, path: Path) -> bool:
-        """Return whether a directory is there. A symbolic link to one is none."""
+        """Return whether the path is a directory. Symbolic links are not followed."""
         try:
             return stat.S_ISDIR(path.lstat().st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
     def is_link(self, path: Path) -> bool:
-        """Return whether a symbolic link is there, wherever it leads."""
+        """Return whether the path is a symbolic link, dangling or not."""
         return path.is_symlink()
 
     def status(self, path: Path) -> os.stat_result | None:
-        """Give what is known of a file; None if nothing is there."""
+        """Return the status of a file, following symbolic links; None if absent."""
         try:
             return path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def names(self, path: Path) -> dict[str, bool]:
-        """Give the names in a directory, and of each whether it is a directory. A symbolic link to one is none."""
+        """Return the names in a directory, each with whether it is a directory. Symbolic links are not followed."""
         with os.scandir(path) as entries:
             return {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
 
     def read_into(self, path: Path, offset: int, memory: memoryview) -> int:
-        """Fill flat memory with a file's bytes from an offset on; give how many there were. Other threads run."""
+        """Fill a flat view with bytes of a file, without the GIL; return the count, smaller at the file's end."""
         start = 0
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

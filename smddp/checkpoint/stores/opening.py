@@ -1,4 +1,4 @@
-"""What a location names: the store that keeps checkpoints there, in a directory or S3, or one checkpoint in it."""
+"""Resolve a location, a path or ``s3://`` URI, to a checkpoint store or to one checkpoint in it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ from smddp.checkpoint.stores.store import Store, step_of
 from smddp.errors import CheckpointError
 
 _CHECKPOINTS = "checkpoints"
-"""What a run's directory calls the one with its checkpoints."""
+"""The name of the checkpoints' directory in a run's directory."""
 
 
 def open_store(location: str | os.PathLike[str]) -> Store:
-    """Give the store at a location.
-
-    Args:
-        location: A directory, or ``s3://bucket/prefix``.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Return the store at a directory or ``s3://bucket/prefix``; raise ValueError for any other location."""
     text = os.fspath(location)
     if text.startswith("s3://"):
-        from smddp.checkpoint.stores.s3 import S3Store  # only who saves there needs boto3
+        from smddp.checkpoint.stores.s3 import S3Store  # needs boto3, which is slow to import
 
         return S3Store(text)
     if text.startswith("s3:/") or "://" in text or not text:
@@ -36,10 +29,9 @@ def open_store(location: str | os.PathLike[str]) -> Store:
 
 
 def place_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """Take the location of one checkpoint apart; that of a place with checkpoints has no step.
+    """Split the location of a checkpoint into store and step; the step is None for the location of a store.
 
-    Raises:
-        CheckpointError: It is a local directory of a checkpoint's name that is not there.
+    Raise CheckpointError if a local checkpoint is absent.
     """
     place, step = split(location)
     text = os.fspath(location)
@@ -49,7 +41,7 @@ def place_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
 
 
 def split(location: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """Take the name of one checkpoint apart, whether it is there or not; any other has no step."""
+    """Split like `place_and_step`, by the name only: the checkpoint need not exist."""
     text = os.fspath(location)
     if text.startswith("s3://"):
         place, _, name = text.rstrip("/").rpartition("/")
@@ -61,7 +53,7 @@ def split(location: str | os.PathLike[str]) -> tuple[str, int | None]:
 
 
 def no_checkpoint_in(store: Store) -> CheckpointError:
-    """Say that a place has no checkpoint, and where there may be some."""
+    """Return the error for a store without checkpoints, with a hint where they may be."""
     text = str(store)
     advice = f"a checkpoint is a directory step-… with a {MANIFEST_NAME}"
     if not text.startswith("s3://"):

@@ -1,8 +1,8 @@
-"""Which run saves in a place: what it leaves there for a second one to see, and what that one can know of the first.
+"""The owner record of a checkpoint store: which run saves there, and whether that run is still alive.
 
-Two runs in one place remove each other's checkpoints while they are written. So the first has the place until it ends,
-and a second is refused at its start. A run that was killed must not keep the place: where the second can, it sees that
-the first's process is gone.
+Two runs in one store remove each other's checkpoints while they are written. So the first run owns the store until it
+ends, and a second run is refused at its start. A killed run must not keep the store: the second run reads the record,
+and checks whether the first run's process is gone.
 """
 
 from __future__ import annotations
@@ -20,25 +20,20 @@ from smddp.errors import CheckpointError
 from smddp.process.process_tree import started
 
 OWNER_NAME = "run.smddp-owner"
-"""What the file, or the object in S3, is called that says who saves in a place. It is no part of any checkpoint."""
+"""The name of the file or S3 object with the owner record. It is no part of a checkpoint."""
 
 LARGEST_OWNER = 2**16
-"""Bytes; nothing larger is read."""
+"""Bytes. A larger record is not read."""
 
 PATIENCE_SECONDS = 10.0
-"""How long a run waits for the one before it to end, that is still there: it may just be stopping."""
+"""How long a new run waits for a live owner, which may be stopping."""
 
 
 class PlaceTakenError(CheckpointError):
-    """Another run saves in the place."""
+    """Another run owns the checkpoint store."""
 
     def __init__(self, place: str, owner: Owner | None) -> None:
-        """Say who.
-
-        Args:
-            place: Where.
-            owner: Who; None if that cannot be seen.
-        """
+        """Name the store and its owner; None if the owner is unknown."""
         who = "another run" if owner is None else f"the run {owner}"
         super().__init__(
             f"{who} saves its checkpoints in {place}, and two runs in one place would remove each other's; stop that "
@@ -48,30 +43,26 @@ class PlaceTakenError(CheckpointError):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Owner:
-    """A process that saves in a place."""
+    """A process that owns a checkpoint store."""
 
     run: str
     """The id of its run."""
     host: str
     pid: int
     since: str
-    """When it took the place, ISO 8601."""
+    """When it took ownership, ISO 8601."""
     machine: str
-    """The boot of a kernel and the process namespace in it, within which pids can be compared; empty if not known."""
+    """Boot ID and PID namespace: PIDs are comparable only within the same one. Empty if unknown."""
     start: int
-    """When the process started, in the kernel's ticks: a pid is used again, both are not."""
+    """When the process started, in kernel ticks. Tells apart two processes with the same PID."""
     job: str
-    """The name of the job, as the platform gives it, which runs a job once at a time; empty if there is none."""
+    """The platform's name of the job, which runs once at a time; empty without a platform."""
     renewals: int = 0
-    """How often this was written again, where that tells that the run goes on."""
+    """How often the record was rewritten: in S3, each rewrite shows that the run is alive."""
 
     @classmethod
     def here(cls, run: str) -> Owner:
-        """Describe this process.
-
-        Args:
-            run: The id of its run.
-        """
+        """Describe this process; `run` is the id of its run."""
         return cls(
             run=run,
             host=socket.gethostname(),
@@ -83,16 +74,16 @@ class Owner:
         )
 
     def __str__(self) -> str:
-        """Say who it is, for people."""
+        """Return a description for messages."""
         return f"{self.run} (process {self.pid} on {self.host}, since {self.since})"
 
     def to_json(self) -> bytes:
-        """Give what is left in the place."""
+        """Return the content of the owner record."""
         return json.dumps(asdict(self), indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> Owner | None:
-        """Read what somebody left; None if it says nothing."""
+        """Read an owner record; None if it is malformed."""
         try:
             content: dict[str, Any] = strict_json.loads(data)
             owner = cls(**content)
@@ -102,31 +93,27 @@ class Owner:
         return owner if tuple(map(type, asdict(owner).values())) == types else None
 
     def is_same_process(self, other: Owner) -> bool:
-        """Return whether both are one process, which may save in one place by several objects, one after the other."""
+        """Return whether both describe one process, which may open a store several times in turn."""
         return bool(self.machine) and (self.machine, self.pid, self.start) == (other.machine, other.pid, other.start)
 
     def state(self, seen_by: Owner) -> Literal["alive", "over", "unknown"]:
-        """Say what another process can know of this one.
-
-        Args:
-            seen_by: The other.
-        """
+        """Return what the process `seen_by` can know about this process."""
         if self.machine and self.machine == seen_by.machine:
             return "alive" if self._is_running() else "over"
         return "over" if self.job and self.job == seen_by.job else "unknown"
 
     def _is_running(self) -> bool:
-        """Return whether the process is there, in whose namespace this one is."""
+        """Return whether the process exists; valid only within its own PID namespace."""
         start = started(self.pid)
         if start is not None:
             return start == self.start
         try:
             os.kill(self.pid, 0)
         except PermissionError:
-            return True  # another user's, hidden in /proc
+            return True  # another user's process, hidden in /proc
         except (OSError, OverflowError):
             pass
-        return False  # it has ended, whether anybody asked for its code or not
+        return False  # it has ended, reaped or not
 
 
 def _machine() -> str:

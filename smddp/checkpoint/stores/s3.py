@@ -1,8 +1,8 @@
 """Checkpoints as objects in S3.
 
-The keys are the paths of the directory store, so each reads what the other, or SageMaker's copying agent, wrote. S3
-shows an object as a whole or not at all: the data files are simply there once they are uploaded, and the manifest
-goes last, on a condition that one writer can meet.
+The keys equal the paths of the directory store, so each store reads checkpoints that the other, or SageMaker's copying
+agent, wrote. S3 shows an object whole or not at all. So a save uploads the data files, then puts the manifest on a
+condition that one writer can meet (`s3_commit`).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ORPHAN_AGE = timedelta(hours=1)
-"""A multipart upload of a checkpoint's file that was begun longer ago, and not ended, is an orphan."""
+"""An unfinished multipart upload older than this is an orphan."""
 
-_DELETED_AT_ONCE = 1000  # keys that one DeleteObjects takes
+_DELETED_AT_ONCE = 1000  # keys per DeleteObjects request, S3's maximum
 
 
 class S3Store:
-    """The store at ``s3://bucket/prefix``; `smddp.checkpoint.stores.store.Store` says what each method promises.
+    """The store at ``s3://bucket/prefix``; see `smddp.checkpoint.stores.store.Store` for each method's contract.
 
-    It makes no bucket. Every request waits for a bounded time and is tried again for a bounded time.
+    The bucket must exist. Each request, and all its retries together, wait for a bounded time (`patience`).
     """
 
     def __init__(
@@ -56,17 +56,11 @@ class S3Store:
         connections: int = CONNECTIONS,
         patience: float = PATIENCE,
     ) -> None:
-        """Say where; nothing is asked of S3 yet.
+        """Parse the URI, without a request to S3; raise ValueError if it cannot hold checkpoints.
 
-        Args:
-            uri: ``s3://bucket/prefix``.
-            client: boto3's client. Default: `smddp.storage.s3_client.connect` makes one in each process that needs one.
-            part_size: Bytes of a request; larger objects go and come in several. S3 wants at least 5 MiB.
-            connections: Requests at a time.
-            patience: Seconds without a byte, and with an error again and again, until S3 is given up.
-
-        Raises:
-            ValueError: Checkpoints cannot lie at this URI.
+        `client` defaults to one per process. `part_size` is the bytes of a request, for S3 at least 5 MiB;
+        `connections` bounds the requests at a time; `patience` is the seconds without progress before a request is
+        given up.
         """
         self._location = S3Location.parse(uri)
         self.read_size = part_size
@@ -88,39 +82,39 @@ class S3Store:
         self._orphans_are_aborted = False
 
     def __str__(self) -> str:
-        """Give the URI."""
+        """Return the URI."""
         return str(self._location)
 
     def path(self, step: int) -> str:
-        """Give the URI of a step."""
+        """Return the URI of a step."""
         return f"s3://{self._location.bucket}/{self._location.step_prefix(step)}".rstrip("/")
 
     def check_writable(self) -> None:
-        """Put a tiny object beside the checkpoints and delete it. Raises StoreError."""
+        """Put a tiny object beside the checkpoints and delete it. Raise StoreError if that fails."""
         self._commits.probe()
 
     def hold(self, owner: Owner, *, make: bool) -> S3Hold:  # noqa: ARG002 - a prefix need not be made
-        """Have the prefix, by an object."""
+        """Take ownership of the prefix."""
         return S3Hold(self._bucket, self._commits, self._location, owner)
 
     def steps(self) -> list[int]:
-        """Give all steps, oldest first, in one request a thousand."""
+        """Return all steps, oldest first; one request per thousand."""
         return self._listing.steps()
 
     def newest_first(self) -> Iterator[int]:
-        """Give all steps, newest first; until the first it takes at most `s3_listing.MOST_REQUESTS`."""
+        """Return all steps, newest first; the first takes at most `s3_listing.MOST_REQUESTS` requests."""
         return self._listing.newest_first()
 
     def attempts(self, step: int) -> list[str]:
-        """Give the attempts of a step that left a file there."""
+        """Return the attempts of a step that left any file."""
         return sorted({attempt for _, attempt in self._keys(step) if attempt})
 
     def write(self, step: int, directory: str, name: str, content: Sequence[memoryview]) -> None:
-        """Upload a file. If that fails, nothing of it stays."""
+        """Upload a file; a failed upload leaves nothing."""
         self._uploads.write(self._location.key(step, directory, name), content)
 
     def commit(self, step: int, directory: str, manifest: bytes, *, replacing: bytes | None) -> None:
-        """Put the manifest."""
+        """Put the manifest; after the store's first commit, abort orphaned uploads."""
         assert not directory or mentions(manifest, directory), directory
         self._commits.put(step, manifest, replacing=replacing)
         if not self._orphans_are_aborted:
@@ -128,18 +122,18 @@ class S3Store:
             self._abort_orphans_of_earlier_runs()
 
     def read_manifest(self, step: int) -> bytes | None:
-        """Give the manifest's bytes; None where there is none."""
+        """Return the manifest's bytes; None if absent."""
         found = read_small(self._downloads, self._location.manifest_key(step), largest=LARGEST_MANIFEST)
         return None if found is None else found[0]
 
     def size(self, step: int, directory: str, name: str) -> int | None:
-        """Give the size of a file in bytes; None where there is none."""
+        """Return the size of a file in bytes; None if absent."""
         key = self._location.key(step, directory, name)
         found = self._bucket.version(key, doing=f"could not look for {self._bucket.uri(key)}")
         return found.size if found else None
 
     def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
-        """Fill memory with the bytes of a file from an offset on."""
+        """Fill memory with the bytes of a file, starting at `offset`."""
         try:
             count = self._downloads.fill_in_parallel(self._location.key(step, directory, name), offset, memory)
         except FileNotFoundError as error:
@@ -150,7 +144,7 @@ class S3Store:
             raise CheckpointError(f"{name} has less than {offset + memory.nbytes} bytes")
 
     def discard(self, step: int, directory: str) -> None:
-        """Remove the files of an attempt, unless the manifest names it, and the parts of its unfinished uploads."""
+        """Remove an attempt's files and unfinished uploads, unless the manifest names the attempt."""
         assert directory == "" or is_attempt_name(directory), directory
         existing = existing_manifest(self, step)
         if existing is not None and mentions(existing, directory):
@@ -161,7 +155,7 @@ class S3Store:
             self._abort_uploads_if_allowed(f"{self._location.step_prefix(step)}{directory}/")
 
     def remove(self, step: int) -> None:
-        """Remove what is ours of a step; from the first moment on it is no checkpoint any more."""
+        """Remove our files of a step, the manifest first: a removal that is interrupted leaves no checkpoint."""
         keys, prefix = self._keys(step), self._location.step_prefix(step)
         beside = removed_beside(self, step, [key.removeprefix(prefix) for key, attempt in keys if not attempt])
         self._remove_keys(step, [self._location.manifest_key(step)], [])
@@ -171,18 +165,9 @@ class S3Store:
         self._abort_uploads_if_allowed(self._location.step_prefix(step))
 
     def abort_orphans(self, *, older_than: timedelta = ORPHAN_AGE) -> int:
-        """Abort the multipart uploads that processes left that were killed: their parts are not seen, but paid for.
+        """Abort the unfinished multipart uploads of killed processes, and return the count: their parts are billed.
 
-        The first commit of a process does it, so that nobody has to think of it.
-
-        Args:
-            older_than: Only those begun longer ago: younger ones may be another process's that is alive.
-
-        Returns:
-            How many there were.
-
-        Raises:
-            StoreError: S3 does not let them be listed or aborted.
+        Younger uploads may belong to a live process, so they stay. A store's first commit calls this.
         """
         return self._abort_uploads(f"{self._location.above_steps}step-", begun_before=_now() - older_than)
 
@@ -196,7 +181,7 @@ class S3Store:
             logger.info("aborted %d unfinished uploads of earlier processes in %s", count, self)
 
     def _abort_uploads_if_allowed(self, prefix: str) -> None:
-        """Abort uploads; a role that may not list them keeps nothing else from being done."""
+        """Abort uploads; only warn if the role may not list or abort them."""
         try:
             self._abort_uploads(prefix)
         except StoreError as error:
@@ -208,17 +193,17 @@ class S3Store:
         logger.log(level, "%s; a lifecycle rule of the bucket can do it (AbortIncompleteMultipartUpload)", error)
 
     def _keys(self, step: int) -> list[tuple[str, str]]:
-        """List the keys of ours of a step, but for the manifest, each with its attempt."""
+        """List our keys of a step except the manifest, each with its attempt."""
         manifest = self._location.manifest_key(step)
         listed = self._listing.keys(self._location.step_prefix(step))
         found = [(key, self._location.attempt_of(key)) for key in listed]
         return [(key, attempt) for key, attempt in found if attempt is not None and key != manifest]
 
     def _remove_keys(self, step: int, keys: Sequence[str], attempts: Sequence[str]) -> None:
-        """Remove objects, and the folders of attempts and of the step, if they are empty.
+        """Remove objects, and the empty folders of attempts and of the step.
 
-        A server that keeps its objects in a file system lists empty folders as if something were there, until the
-        object of the folder's name is deleted; where there are no folders, that changes nothing.
+        A server that stores objects in a file system still lists an empty folder until the key of the folder is
+        deleted. On other servers deleting that key changes nothing.
         """
         step_prefix, doing = self._location.step_prefix(step), f"could not remove {self.path(step)}"
         folders = [f"{step_prefix}{attempt}/" for attempt in attempts if attempt] + [step_prefix]

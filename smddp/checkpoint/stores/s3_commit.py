@@ -1,4 +1,12 @@
-"""The commit of a checkpoint: one object put on a condition that only one of several writers can meet."""
+"""Commit a checkpoint to S3: a conditional put of the manifest, which succeeds for one writer only.
+
+Notes on the commit:
+  1. Read the manifest and its ETag. Equal to ours: an earlier try succeeded and its answer was lost; done.
+  2. Neither ours nor the expected one: another writer committed; fail.
+  3. Put ours with ``If-None-Match: *``, or with ``If-Match`` and the ETag read in 1.
+  4. If the condition is not met, or the server ignores conditions, go to 1, with growing pauses, `_TRIES` times at
+     most.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +27,15 @@ from smddp.storage.s3_upload import Uploads
 logger = logging.getLogger(__name__)
 
 _TRIES = 5
-# Something stands there or changed; somebody writes there at this moment; and, to If-Match, nothing stands there.
+# The object exists or changed; another write is in progress; or, for If-Match, the object is absent.
 _UNMET = MISSING | {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
 
 class Commits:
-    """Puts manifests. Compares and swaps with ``If-None-Match: *``, or ``If-Match`` and the ETag of what stands there.
+    """Put manifests by compare and swap.
 
-    A server that ignores these headers is found out before the first commit, and said so once: then what stands
-    there is only looked at before and after, and two writers at the same moment may both believe that they won.
+    A probe before the first commit detects a server that ignores conditions, and logs a warning. On such a server the
+    manifest is only read before and after the put, so two writers at the same moment may both believe that they won.
     """
 
     def __init__(self, bucket: S3Bucket, uploads: Uploads, location: S3Location) -> None:
@@ -37,11 +45,9 @@ class Commits:
         self._are_exclusive: bool | None = None
 
     def put(self, step: int, manifest: bytes, *, replacing: bytes | None) -> None:
-        """Put the manifest of a step where `replacing` stands, or nothing if that is None.
+        """Put the manifest of a step in place of `replacing`; None expects no manifest.
 
-        Raises:
-            AlreadyCommittedError: Something else stands there.
-            StoreError: S3 did not take it; it may stand there nevertheless.
+        Raise AlreadyCommittedError if another manifest exists. After a StoreError the put may have succeeded anyway.
         """
         if self._are_exclusive is None:
             self.probe()
@@ -49,7 +55,7 @@ class Commits:
         for tried in range(_TRIES + 1):
             content, etag = read_small(Downloads(self._bucket), key, largest=LARGEST_MANIFEST) or (None, "")
             if content == manifest:
-                return  # perhaps by an earlier try, whose answer was lost
+                return
             if content != replacing:
                 break
             if tried == _TRIES:
@@ -65,12 +71,9 @@ class Commits:
         )
 
     def probe(self) -> None:
-        """Find out whether one may write there, and whether the server keeps conditions.
+        """Put a tiny object of a random name twice, and delete it, to test write access and conditional puts.
 
-        It puts a tiny object of a random name beside the checkpoints, twice, and deletes it.
-
-        Raises:
-            StoreError: It cannot be written.
+        Raise StoreError if the object cannot be written.
         """
         key = f"{self._location.above_steps}smddp-writable-{secrets.token_hex(8)}"
         content = b"Written, and deleted again, to see whether checkpoints can be saved here.\n"
@@ -91,15 +94,9 @@ class Commits:
             )
 
     def put_if(self, condition: dict[str, Any], key: str, content: bytes) -> bool:
-        """Put a small object; False if the condition is not met.
+        """Put a small object; False if the condition is not met. After a StoreError the put may have succeeded anyway.
 
-        Args:
-            condition: ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
-            key: Where.
-            content: What.
-
-        Raises:
-            StoreError: S3 did not take it; it may stand there nevertheless.
+        `condition` is ``{"IfNoneMatch": "*"}`` or ``{"IfMatch": etag}``.
         """
         doing = f"could not write {self._bucket.uri(key)}"
         return self._uploads.put(key, [memoryview(content)], doing=doing, condition=condition, none_if=_UNMET)

@@ -1,4 +1,4 @@
-"""What S3 can refuse to a store, as one of the store's errors that says what to do."""
+"""Translate S3's refusals to StoreError, with advice on what to do."""
 
 from __future__ import annotations
 
@@ -20,19 +20,14 @@ ADVICE = {
 
 
 def store_error(refused: Refusal) -> StoreError:
-    """Make a store's error of a refusal."""
+    """Convert a refusal to a StoreError."""
     return StoreError(refused.message, transient=refused.transient)
 
 
 def read_small(downloads: Downloads, key: str, *, largest: int) -> tuple[bytes, str] | None:
-    """Read a small object at once.
+    """Read a small object in one request: its bytes and their ETag; None if absent.
 
-    Returns:
-        Its bytes and its ETag, which belong together; None if it is missing.
-
-    Raises:
-        CheckpointError: It is larger than the largest. The message is only the reason.
-        StoreError: S3 did not give it.
+    Raise CheckpointError, whose message is only the reason, if it has more than `largest` bytes.
     """
     try:
         return downloads.read_whole(key, largest=largest)

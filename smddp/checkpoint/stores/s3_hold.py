@@ -1,8 +1,13 @@
-"""A prefix in S3 that one run has: by an object that says who, and that its owner writes again and again.
+"""The ownership of an S3 prefix: an object that names the owner, and that the owner rewrites as a heartbeat.
 
-There are no locks in S3, and a killed process deletes nothing. That the owner is gone a second run sees by its process,
-if that was on the same machine; by the name of the job, which a platform runs once at a time; and else by the object,
-which was not written for `STALE_SECONDS`. Clocks are not compared: all times are S3's, or those of one process.
+S3 has no locks, and a killed process deletes nothing. A second run decides as follows whether the owner is gone:
+  1. The object is absent, or names this run or process: it is free.
+  2. Its ETag changes while the second run watches: the owner is alive.
+  3. The owner ran on this machine: look for its process.
+  4. The owner has the same job name: it is gone, because a platform runs a job once at a time.
+  5. The object was not rewritten for `STALE_SECONDS`: it is gone.
+To take over is a conditional put on the ETag that was read, so one of several runs succeeds. Clocks of different
+machines are never compared: each duration is taken between two times of S3, or of one process.
 """
 
 from __future__ import annotations
@@ -28,31 +33,23 @@ from smddp.storage.s3_errors import MISSING
 logger = logging.getLogger(__name__)
 
 RENEWAL_SECONDS = 10.0
-"""How often the owner writes the object: two small requests."""
+"""Seconds between two rewrites by the owner; each takes two small requests."""
 
 STALE_SECONDS = 60.0
-"""After which an object that was not written again says that its owner is gone."""
+"""Seconds without a rewrite after which the owner counts as gone."""
 
-_PAUSE = 1.0  # seconds between two looks
-_LAST_SECONDS = 5.0  # how long the end waits for the object to be deleted
+_PAUSE = 1.0  # seconds between two reads while waiting for an owner
+_LAST_SECONDS = 5.0  # bounds the wait of `release` for the deletion
 _TRIES = 5
 
 
 class S3Hold:
-    """This process has a prefix, until this is released or nothing refers to it any more."""
+    """The ownership of a prefix, until `release` or garbage collection."""
 
     def __init__(self, bucket: S3Bucket, commits: Commits, location: S3Location, owner: Owner) -> None:
-        """Take it, once another run that is still there has had `PATIENCE_SECONDS` to end.
+        """Take ownership. Raise PlaceTakenError if another run is still alive after `PATIENCE_SECONDS`.
 
-        Args:
-            bucket: That of the prefix.
-            commits: Puts objects on a condition.
-            location: The prefix.
-            owner: Who wants it.
-
-        Raises:
-            PlaceTakenError: Another process has it.
-            StoreError: It cannot be taken.
+        The wait ends after `STALE_SECONDS` at most, if nothing else shows whether the owner is alive.
         """
         self._object = _Object(bucket, commits, location, owner)
         self._object.acquire()
@@ -63,26 +60,21 @@ class S3Hold:
         self._thread.start()
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, released.set)
-        self._finalizer.atexit = False  # a save may still be under way
+        self._finalizer.atexit = False  # a save may still run at exit
 
     def check(self) -> None:
-        """See that nobody else has it.
-
-        Raises:
-            PlaceTakenError: Another process has it.
-            StoreError: S3 does not say.
-        """
+        """Verify the ownership by a rewrite. Raise PlaceTakenError if another process is the owner."""
         self._object.renew()
 
     def release(self) -> None:
-        """Let others have it; in a fork this does nothing."""
+        """Give up the ownership; do nothing in a fork."""
         if self._process == os.getpid():
             self._finalizer()
             self._thread.join(_LAST_SECONDS)
 
 
 class _Object:
-    """The object that says who has a prefix."""
+    """The object that names a prefix's owner."""
 
     def __init__(self, bucket: S3Bucket, commits: Commits, location: S3Location, owner: Owner) -> None:
         self._bucket = bucket
@@ -95,12 +87,7 @@ class _Object:
         return self._bucket.uri(self._key)
 
     def acquire(self) -> None:
-        """Write it, where there is none or its owner is gone.
-
-        Raises:
-            PlaceTakenError: Its owner is not.
-            StoreError: S3 does not do it.
-        """
+        """Write the object if it is absent or its owner is gone; raise PlaceTakenError if its owner is alive."""
         begun = time.monotonic()
         first_seen, age, told = None, 0.0, False
         while True:
@@ -126,11 +113,9 @@ class _Object:
             time.sleep(_PAUSE)
 
     def renew(self) -> None:
-        """Write it once more.
+        """Rewrite the object; raise PlaceTakenError if it names another process.
 
-        Raises:
-            PlaceTakenError: Another process has it.
-            StoreError: S3 does not do it.
+        `check` and the heartbeat thread may do so at the same moment: the ETag lets one succeed, and the other retries.
         """
         for _ in range(_TRIES):
             owner, etag = self._read()
@@ -141,11 +126,7 @@ class _Object:
         raise StoreError(f"could not write {self}: another request for it is always under way", transient=True)
 
     def delete(self) -> None:
-        """Let others have it.
-
-        Raises:
-            StoreError: S3 does not do it.
-        """
+        """Delete the object if it still names this process."""
         owner, etag = self._read()
         if etag is not None and self._is_own(owner):
             self._bucket.ask(
@@ -157,18 +138,18 @@ class _Object:
         return owner is not None and (owner.run == self._owner.run or owner.is_same_process(self._owner))
 
     def _read(self) -> tuple[Owner | None, str | None]:
-        """Give who it says, if it says that, and its ETag; None if there is none."""
+        """Return the owner, None if malformed, and the ETag, None if the object is absent."""
         found = read_small(Downloads(self._bucket), self._key, largest=LARGEST_OWNER)
         return (None, None) if found is None else (Owner.from_json(found[0]), found[1])
 
     def _put(self, etag: str | None) -> bool:
-        """Write it where there is one of this ETag, or none; whether it was so."""
+        """Write the object if its ETag is `etag`, or if it is absent for None; return whether the condition was met."""
         self._owner = replace(self._owner, renewals=self._owner.renewals + 1)
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         return self._commits.put_if(condition, self._key, self._owner.to_json())
 
     def _age(self) -> float:
-        """Give the seconds since it was written, by S3's clock; 0 if S3 does not say."""
+        """Return the seconds since the last write, by S3's clock; 0 if unknown."""
         answer = self._bucket.ask(
             f"could not look for {self}",
             lambda client: client.head_object(Bucket=self._bucket.name, Key=self._key),
@@ -181,23 +162,23 @@ class _Object:
 
 
 def _renew(owned: _Object, released: threading.Event) -> None:
-    """Renew the object until it is released, and delete it then. A thread does it, which does not keep the hold."""
+    """Rewrite the object until `released` is set, then delete it. The thread keeps no reference to the `S3Hold`."""
     while not released.wait(RENEWAL_SECONDS):
         if not _renewed(owned):
             return
     try:
         owned.delete()
-    except Exception as error:  # not swallowed: said, and the next run waits a little
+    except Exception as error:  # logged; the next run waits until the object is stale
         logger.info("%s; the next run on another machine waits up to %.0f s", error, STALE_SECONDS)
 
 
 def _renewed(owned: _Object) -> bool:
-    """Renew the object once; whether to go on with it."""
+    """Rewrite the object once; return False if another process took it."""
     try:
         owned.renew()
     except PlaceTakenError as error:
-        logger.error("%s", error)  # the next save fails with it
+        logger.error("%s", error)  # the next save raises it
         return False
-    except Exception as error:  # not swallowed: the next save sees whether it matters
+    except Exception as error:  # the next save runs `check`, and raises it if it lasts
         logger.debug("could not renew %s: %s", owned, error)
     return True

@@ -1,4 +1,4 @@
-"""What lies below a prefix in S3. Which step is the newest is found without listing all of them."""
+"""List steps and keys below a prefix in S3, and find the newest step without listing all steps."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from smddp.checkpoint.stores.store import step_name
 from smddp.storage.s3_bucket import S3Bucket
 
 PAGE = 1000
-"""Names that one request lists: as many as S3 gives at most."""
+"""Names per list request, S3's maximum."""
 
 MOST_REQUESTS = 95
-"""Requests until the newest step is known, whatever the steps are: one page from the start, 31 doublings of a page's
-reach until 10**12, and two a halving until a page's reach again. Ten thousand steps at equal distances take 4, or 7 if
-the distance is 1."""
+"""Requests to find the newest step, in the worst case: one page from the start, 31 doublings from a page's reach up to
+10**12, and two for each halving back to a page's reach. Ten thousand evenly spaced steps take 4 requests, or 7 if they
+are consecutive."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Page:
-    """What one request lists of the steps after a certain one."""
+    """The answer to one list request: steps after a given step."""
 
     steps: list[int]
     """Oldest first."""
     is_last: bool
-    """Whether there are none after these."""
+    """Whether no step follows."""
 
 
 class Listing:
@@ -37,7 +37,7 @@ class Listing:
         self._location = location
 
     def page(self, after: int) -> Page:
-        """List the first steps after one; -1: from the start."""
+        """List the first steps after `after`; -1 lists from the start."""
         above = self._location.above_steps
         start = f"{above}{step_name(after)}0" if after >= 0 else ""  # after all keys of the step: "0" follows on "/"
         answer = self._bucket.ask(
@@ -58,9 +58,9 @@ class Listing:
         return sorted(step for step in found if step is not None)
 
     def newest_first(self) -> Iterator[int]:
-        """List all steps, newest first; up to the first it takes at most MOST_REQUESTS requests.
+        """List all steps, newest first; the first one takes at most `MOST_REQUESTS` requests.
 
-        More are needed only where a thousand names of other people begin with ``step-``.
+        It takes more only if a whole page of foreign names begins with ``step-``.
         """
         newest = newest_page(self.page)
         if newest is None:
@@ -82,27 +82,29 @@ class Listing:
 
 
 def newest_page(page: Callable[[int], Page]) -> list[int] | None:
-    """Find the last steps of an ordered list that can only be read forward, in pages, from any step on.
+    """Return the last page of steps, oldest first, from a list that can only be read forward; [] if there are no steps.
 
-    Args:
-        page: Lists the first steps after one.
+    `page(after)` lists the first steps after one. None if a page has no steps and is not the last: then this search is
+    blind, and the caller lists everything.
 
-    Returns:
-        The last steps, oldest first, and the newest of all among them; none if there are none at all. None if a page
-        had no step in it but was not the last, so that this search sees nothing.
+    Notes on the search:
+      1. Invariant: the newest step is the last of `low`, or lies in (low[-1], high].
+      2. Gallop: probe `reach` beyond low[-1], and double `reach` after each hit, until a probe lists no steps.
+      3. After the first overshoot, list directly after low[-1] once: often little is left.
+      4. Otherwise bisect between low[-1] and high.
     """
     found = page(-1)
     if found.is_last:
         return found.steps
     if not found.steps:
         return None
-    low, high = found.steps, LARGEST_STEP  # the newest step is the last of low, or after it and not after high
+    low, high = found.steps, LARGEST_STEP
     reach = max(PAGE, low[-1] - low[0])
-    is_bounded = False  # whether a step was sought after the newest
+    is_bounded = False  # whether a probe lay after the newest step
     seen_after_low = overshot = False
     while True:
         if overshot and not seen_after_low:
-            probe, seen_after_low = low[-1], True  # often there is little left
+            probe, seen_after_low = low[-1], True
         elif is_bounded:
             probe = (low[-1] + high) // 2
         else:

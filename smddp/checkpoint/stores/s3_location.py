@@ -1,4 +1,4 @@
-"""A place in S3 for the checkpoints of one run: which URIs there are, and which keys below them are ours."""
+"""The S3 location of a run's checkpoints: parse its URI, build keys, and recognise our keys."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ _URI = re.compile(r"s3://(?P<bucket>[^/]*)(?:/(?P<prefix>.*))?", re.DOTALL)
 # docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html; the aliases of access points look the same.
 _BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _DIRECTORY_BUCKET = "--x-s3"
-_LONGEST_PREFIX = 800  # bytes: a key has 1024 at most, and step, attempt and file need some of them
+_LONGEST_PREFIX = 800  # bytes: S3 limits a key to 1024, and step, attempt and file name need the rest
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class S3Location:
-    """A bucket and a prefix in it: ``<prefix>/step-000000001234/`` lies a checkpoint, as it would in a directory."""
+    """A bucket and a prefix. A checkpoint is below ``<prefix>/step-000000001234/``, laid out as in a directory."""
 
     bucket: str
     prefix: str
-    """Without a slash at its ends; empty for the bucket's root."""
+    """Without leading or trailing slashes; empty for the bucket's root."""
 
     @classmethod
     def parse(cls, uri: str) -> S3Location:
-        """Read ``s3://bucket/prefix``; slashes at the end do not count.
-
-        Raises:
-            ValueError: It is no such URI, or keys below it could be mistaken for others.
-        """
+        """Parse ``s3://bucket/prefix``, ignoring trailing slashes. Raise ValueError for any other URI."""
         match = _URI.fullmatch(uri)
         if match is None:
             raise ValueError(f"{uri!r} is no place in S3: expected s3://bucket/prefix")
@@ -57,34 +53,30 @@ class S3Location:
 
     @property
     def above_steps(self) -> str:
-        """What all keys of steps begin with."""
+        """The common prefix of all keys."""
         return f"{self.prefix}/" if self.prefix else ""
 
     def step_prefix(self, step: int) -> str:
-        """Return what all keys of a step begin with."""
+        """Return the common prefix of a step's keys."""
         return f"{self.above_steps}{step_name(step)}/"
 
     def manifest_key(self, step: int) -> str:
-        """Return the key of the commit of a step."""
+        """Return the key of a step's manifest, whose existence commits the step."""
         return self.step_prefix(step) + MANIFEST_NAME
 
     def key(self, step: int, directory: str, name: str) -> str:
-        """Return the key of a file; ``directory`` is empty for one beside the manifest.
-
-        Raises:
-            CheckpointError: No checkpoint of ours has such a file.
-        """
+        """Return the key of a file; ``directory`` is empty in format 1. Raise CheckpointError for an invalid name."""
         return self.step_prefix(step) + path_in_step(directory, name)
 
     def step_of(self, key: str) -> int | None:
-        """Return the step that a key, or the prefix of a step, belongs to; None if that is no step."""
+        """Return the step of a key or of a step's prefix; None if it belongs to no step."""
         if not key.startswith(self.above_steps):
             return None
         name, slash, _ = key[len(self.above_steps) :].partition("/")
         return step_of(name) if slash else None
 
     def attempt_of(self, key: str) -> str | None:
-        """Return the attempt that a key belongs to, empty for a file beside the manifest; None if it is not ours."""
+        """Return the attempt of a key; empty for a file beside the manifest, None for a foreign key."""
         step = self.step_of(key)
         if step is None:
             return None

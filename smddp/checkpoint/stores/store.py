@@ -1,7 +1,6 @@
-"""What a place for checkpoints can do, whichever it is, and how the steps in it are called.
+"""The `Store` protocol of all checkpoint stores, and the names of steps and files in a store.
 
-A store knows names, bytes and durability. What is in the files, which checkpoints are valid and which of them stay
-are the concern of others.
+A store handles names, bytes and durability. It knows nothing of the files' content, of validity, or of retention.
 """
 
 from __future__ import annotations
@@ -15,164 +14,128 @@ from smddp.checkpoint.stores.owner import Owner
 from smddp.errors import CheckpointError
 
 PARTIAL_SUFFIX = ".smddp-partial"
-"""How a file's name ends that is not finished and, as long as it is called so, never counts."""
+"""The suffix of an unfinished file, which readers ignore."""
 
 _STEP_NAME = re.compile(r"step-(\d{12})", re.ASCII)
 
 
 class StoreError(CheckpointError):
-    """A store did not do what it was asked to: it cannot be reached, is full or may not be written.
+    """A store failed: it is unreachable, full, or not writable.
 
-    It says nothing about what lies there: a checkpoint that cannot be read for such a reason is not damaged.
+    It says nothing about the content: a checkpoint that cannot be read because of a StoreError is not damaged.
     """
 
     def __init__(self, message: str, *, transient: bool = False) -> None:
-        """Say what was tried, what the store answered and what to do.
-
-        Args:
-            message: That.
-            transient: The same call may succeed later although nobody does anything.
-        """
+        """Take a message with the action, the store's answer and advice; `transient` if the call may succeed later."""
         super().__init__(message)
         self.transient = transient
 
 
 class AlreadyCommittedError(CheckpointError):
-    """Another writer committed a checkpoint of the same step in the meantime."""
+    """Another writer committed a checkpoint of the same step meanwhile."""
 
 
 class Hold(Protocol):
-    """A place that this process has: no other run saves or removes anything there."""
+    """The ownership of a store: no other run saves or removes checkpoints there."""
 
     def check(self) -> None:
-        """See that it is still so, before something is committed or removed.
-
-        Raises:
-            PlaceTakenError: Another run has it.
-        """
+        """Verify the ownership before a commit or a removal. Raise PlaceTakenError if another run owns the store."""
 
     def release(self) -> None:
-        """Let others have it. Once only; in a fork it does nothing."""
+        """Give up the ownership. Call it once; it does nothing in a fork."""
 
 
 class Store(Protocol):
-    """Where the checkpoints of one run lie.
+    """A place for the checkpoints of one run.
 
     A checkpoint is the manifest of a step and the files of one attempt to save it, in the attempt's own directory
-    (``""`` in format 1: beside the manifest). An attempt's files are never changed once they are committed. Whatever
-    has another name is other people's: it is not seen and not removed.
+    (``""`` in format 1: beside the manifest). Committed files never change. Files with other names are foreign: a store
+    neither lists nor removes them.
 
-    Every method raises StoreError, or OSError, when the store does not do it.
+    Every method raises StoreError, or OSError, if the store fails.
     """
 
     read_size: int
-    """Bytes that one `read_into` had better ask for: what is large is read in pieces of this size."""
+    """The preferred bytes of one `read_into`; larger files are read in pieces."""
     readers: int
-    """Threads that had better read at a time, however few cores there are."""
+    """The preferred number of reading threads, independent of the cores."""
 
     def __str__(self) -> str:
-        """Give the location for people: a path or ``s3://…``."""
+        """Return the location for messages: a path or ``s3://…``."""
 
     def path(self, step: int) -> str:
-        """Give the location of one checkpoint, for people and logs."""
+        """Return the location of one checkpoint, for messages and logs."""
 
     def check_writable(self) -> None:
-        """Find out now whether a checkpoint can be written here, and not after the first hour of work.
-
-        Raises:
-            StoreError: It cannot; says why and what to do.
-        """
+        """Test write access, so that a run fails at its start. Raise StoreError with the reason and advice."""
 
     def hold(self, owner: Owner, *, make: bool) -> Hold | None:
-        """Have the place until the hold is released, or this process ends in whatever way.
+        """Take ownership for `owner`, this process, until the hold is released or the process ends in any way.
 
-        Readers need none. A process has the place once, by however many holds.
-
-        Args:
-            owner: Who: this process.
-            make: Whether to make the place if it is not there; otherwise the answer is None then.
-
-        Raises:
-            PlaceTakenError: Another run has it, and did not end within `PATIENCE_SECONDS`.
+        Several holds in one process share the ownership; readers need none. If the store's directory is absent, create
+        it with `make`, else return None. Raise PlaceTakenError if another run does not end within `PATIENCE_SECONDS`.
         """
 
     def steps(self) -> list[int]:
-        """Give all steps that something of ours is there of, committed or not, oldest first."""
+        """Return all steps with any file of ours, committed or not, oldest first."""
 
     def newest_first(self) -> Iterator[int]:
-        """Give the same steps, newest first, lazily: the first costs a bounded number of requests."""
+        """Return the same steps lazily, newest first; the first takes a bounded number of requests."""
 
     def attempts(self, step: int) -> list[str]:
-        """Give the directories of all attempts to save a step that left something there, committed or not."""
+        """Return the directories of all attempts to save a step, committed or not."""
 
     def write(self, step: int, directory: str, name: str, content: Sequence[memoryview]) -> None:
-        """Write one file of an attempt, the pieces one after the other; its bytes are durable when this returns.
+        """Write the pieces of one file of an attempt; its bytes are durable on return, its name after `commit`.
 
-        Its name is durable after `commit`. A file that a failed try left there is replaced.
+        A file left by a failed try is replaced.
         """
 
     def commit(self, step: int, directory: str, manifest: bytes, *, replacing: bytes | None) -> None:
-        """Make the files of an attempt the checkpoint of a step: it is that, durably, when this returns.
+        """Commit an attempt, whose files are all written, as the step's checkpoint; durable on return.
 
-        Compares and swaps: of several writers one succeeds. After any other error than AlreadyCommittedError the
-        manifest may stand there nevertheless, and `read_manifest` tells. The same call again is no error then.
-
-        Args:
-            step: The step.
-            directory: The attempt's; all its files are written.
-            manifest: The bytes of manifest.json.
-            replacing: The bytes that must stand there; None: nothing.
-
-        Raises:
-            AlreadyCommittedError: Something else stands there.
+        Compare and swap: the existing manifest must be `replacing` (None: absent), or this raises
+        AlreadyCommittedError, so one of several writers succeeds. After any other error the commit may have succeeded:
+        `read_manifest` tells, and the same call may be repeated.
         """
 
     def read_manifest(self, step: int) -> bytes | None:
-        """Give the bytes of manifest.json; None where there is none.
+        """Return the bytes of manifest.json; None if absent.
 
-        Raises:
-            CheckpointError: It is no file, or too large to be one of ours. The message is only the reason.
+        Raise CheckpointError, whose message is only the reason, if it is not a file or too large.
         """
 
     def size(self, step: int, directory: str, name: str) -> int | None:
-        """Give the size of a file in bytes; None where there is none."""
+        """Return the size of a file in bytes; None if absent."""
 
     def read_into(self, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
-        """Fill the memory with the bytes of a file from an offset on. May be called by several threads at once.
+        """Fill memory with the bytes of a file, starting at `offset`; safe to call from several threads.
 
-        Raises:
-            CheckpointError: The file is missing, or ends before. The message is only the reason.
+        Raise CheckpointError, whose message is only the reason, if the file is absent or too short.
         """
 
     def discard(self, step: int, directory: str) -> None:
-        """Remove the files of an attempt, that failed or was replaced. None that the manifest there names is touched.
-
-        An attempt that is not there is no error.
-        """
+        """Remove the files of a failed or replaced attempt, if present, unless the manifest names the attempt."""
 
     def remove(self, step: int) -> None:
-        """Remove all that is ours of a step, the manifest first: from then on it is no checkpoint any more.
-
-        A step that is not there is no error.
-        """
+        """Remove all our files of a step, if present, the manifest first."""
 
 
 def step_name(step: int) -> str:
-    """Give the name of the directory of a step: ``step-000000001234``."""
+    """Return the directory name of a step: ``step-000000001234``."""
     return f"step-{step:012}"
 
 
 def step_of(name: str) -> int | None:
-    """Give the step whose directory has this name; None if it is not such a name."""
+    """Return the step of a directory name; None if it is not a step's name."""
     match = _STEP_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def path_in_step(directory: str, name: str) -> str:
-    """Give the path of a file from its step's directory: ``5f3a9c01d2e4-0007/state.json``; format 1: ``state.json``.
+    """Return a file's path in its step's directory: ``5f3a9c01d2e4-0007/state.json``; in format 1 ``state.json``.
 
-    Raises:
-        CheckpointError: No checkpoint of ours has such a file, whatever a manifest says.
+    Raise CheckpointError for an invalid name: a manifest is not trusted.
     """
     if not is_file_name(name) or not (directory == "" or is_attempt_name(directory)):
         raise CheckpointError(f"{directory + '/' + name!r} is no path of a file of a checkpoint")
@@ -180,20 +143,20 @@ def path_in_step(directory: str, name: str) -> str:
 
 
 def mentions(manifest: bytes, directory: str) -> bool:
-    """Return whether a manifest, of whatever version and however damaged, names the directory of this attempt."""
+    """Return whether a manifest of any version, even a damaged one, names the directory of this attempt."""
     if directory == "":
         return b'"directory"' not in manifest  # format 1
     return f'"{directory}"'.encode() in manifest
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a file beside a manifest, or in the directory of an attempt, is removed with it."""
+    """Return whether a file is ours by its name, and so removed with its step or attempt."""
     name = name.removesuffix(PARTIAL_SUFFIX)
     return name == MANIFEST_NAME or is_file_name(name)
 
 
 def existing_manifest(store: Store, step: int) -> bytes | None:
-    """Give the bytes of the manifest of a step; None also where there is what cannot be one."""
+    """Return the bytes of a step's manifest; None if absent, not a file, or too large."""
     try:
         return store.read_manifest(step)
     except StoreError:
@@ -203,15 +166,11 @@ def existing_manifest(store: Store, step: int) -> bytes | None:
 
 
 def removed_beside(store: Store, step: int, names: Collection[str]) -> list[str]:
-    """Name the files beside a manifest, which still stands, that are removed with it: those of format 1.
+    """Return which of `names`, the files beside a manifest, are ours (format 1, or unfinished), in order of removal.
 
-    Somebody may have laid tensors there. They are only taken for ours beside a state.json, which format 2 has not
-    there, and under no manifest of format 2. It is the last: who is killed meanwhile is understood as well.
-
-    Args:
-        store: Where it is.
-        step: The manifest's.
-        names: The files there.
+    Call it before the manifest is removed. Tensors there may be the user's: they count as ours only beside a
+    state.json, and without a manifest of format 2. The state.json goes last, so that an interrupted removal can be
+    repeated.
     """
     is_format_1 = STATE_NAME in names and (
         (existing := existing_manifest(store, step)) is None or mentions(existing, "")

@@ -1,8 +1,8 @@
-"""Whether the checkpoints of a directory arrive in S3, where the platform's agent copies them to, as it says.
+"""Watch whether the platform's agent copies a directory's checkpoints to S3.
 
-SageMaker's agent copies /opt/ml/checkpoints in its own time and says nothing when it cannot. A checkpoint that has
-not arrived is lost with the machine, so each one is looked for in S3; one that is late is said so aloud, and uploaded
-from here if that is wanted. Nothing that S3 does reaches the training.
+SageMaker's agent copies /opt/ml/checkpoints in its own time, and reports no failure. A checkpoint that has not arrived
+is lost with the machine. So a thread looks for each checkpoint in S3, warns if one is late, and uploads it if
+configured. Errors of S3 are logged and never reach the training.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_PAUSE = 10.0  # seconds between two looks
-_MOST_PATIENCE = 15.0  # seconds that `settle` leaves to the agent
+_LONGEST_PAUSE = 10.0  # seconds between two checks, at most
+_MOST_PATIENCE = 15.0  # seconds that `settle` waits for the agent, at most
 
 
 @dataclass(kw_only=True, slots=True)
 class _Expected:
-    """A checkpoint on its way."""
+    """A checkpoint that has not arrived yet."""
 
     step: int
     committed: bytes
-    """Its manifest."""
+    """The bytes of its manifest."""
     since: float
     missing: set[str]
-    """Files that were not there when they were last looked for, the manifest among them."""
+    """Names of files absent at the last check, the manifest included."""
     count: int
-    """Of all its files."""
+    """The number of its files, the manifest included."""
     is_late: bool = False
     trouble: str = ""
-    """Why it could not be looked for, or not be uploaded, the last time."""
+    """The error of the last check or upload; empty if none."""
 
     @property
     def seconds(self) -> float:
@@ -49,21 +49,15 @@ class _Expected:
 
 
 class UploadMonitor:
-    """Watches, in a thread of its own, the way of each checkpoint from a directory to S3."""
+    """Watches in its own thread whether each checkpoint of a directory arrives in S3."""
 
     def __init__(
         self, source: DirectoryStore, target: Store, *, bound_seconds: float = 300.0, take_over: bool = False
     ) -> None:
-        """Begin to watch with the first checkpoint.
+        """Watch `source`, which the platform copies to `target`; the thread starts with the first checkpoint.
 
-        Args:
-            source: The directory.
-            target: Where the platform copies it to.
-            bound_seconds: After how long a checkpoint that has not arrived is late.
-            take_over: Upload those that are late, and do not only warn.
-
-        Raises:
-            ValueError: The bound is not positive.
+        A checkpoint is late after `bound_seconds`, which must be positive. With `take_over` late checkpoints are
+        uploaded.
         """
         if not bound_seconds > 0:
             raise ValueError(f"bound_seconds is {bound_seconds}: checkpoints need some time to arrive")
@@ -71,15 +65,17 @@ class UploadMonitor:
         self._target = target
         self._bound = bound_seconds
         self._takes_over = take_over
-        self._expected: dict[int, _Expected] = {}  # by step, until they have arrived
+        self._expected: dict[int, _Expected] = {}  # by step, until the checkpoint arrives
         self._newest: _Expected | None = None
+        # Guards `_expected`, `_newest` and the start of the thread. It is never taken together with another lock, nor
+        # during a request to S3, so it is free within microseconds.
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._trouble_said = float("-inf")
 
     def expect(self, step: int, manifest: bytes) -> None:
-        """Take note of a checkpoint that was committed in the directory. Returns at once."""
+        """Start to watch a committed checkpoint. Returns at once."""
         files = {*Manifest.from_json(manifest).files, MANIFEST_NAME}
         expected = _Expected(step=step, committed=manifest, since=time.monotonic(), missing=files, count=len(files))
         with self._lock:
@@ -89,13 +85,9 @@ class UploadMonitor:
                 self._thread.start()
 
     def settle(self, timeout: float) -> bool:
-        """See to it that the newest checkpoint is in S3: leave it to the agent for a moment, then upload it.
+        """Wait shortly for the agent to copy the newest checkpoint, then upload it; return whether S3 has all of it.
 
-        Args:
-            timeout: Seconds it may take; what is under way then is left.
-
-        Returns:
-            Whether it is there as a whole. What is missing has been logged otherwise.
+        After `timeout` seconds the upload is abandoned, and the missing files are logged.
         """
         with self._lock:
             newest = self._newest
@@ -107,7 +99,7 @@ class UploadMonitor:
             if self._quietly(newest, partial(self._bring, newest, patience=min(timeout / 3, _MOST_PATIENCE))):
                 settled.set()
 
-        # S3 may take longer to refuse than there is time: then the thread is left behind.
+        # S3's own timeouts may exceed `timeout`, so a daemon thread works, and is abandoned when the time is up.
         thread = threading.Thread(target=work, name="smddp-settle", daemon=True)
         thread.start()
         thread.join(timeout)
@@ -116,7 +108,7 @@ class UploadMonitor:
         return settled.is_set()
 
     def close(self) -> None:
-        """Watch no longer, and say which checkpoints were not seen to arrive."""
+        """Stop watching, after one second at most, and log the checkpoints that have not arrived."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
@@ -135,9 +127,9 @@ class UploadMonitor:
                     self._be_late(expected)
 
     def _has_arrived(self, expected: _Expected) -> bool:
-        """Look for what was missing; the manifest first: the agent has copied nothing as long as it is not there."""
+        """Look for the missing files, the manifest first: while it is absent, one request per check is enough."""
         if self._source.read_manifest(expected.step) != expected.committed:
-            self._forget(expected)  # removed, because newer ones are there, or replaced: nobody needs it in S3
+            self._forget(expected)  # removed or replaced in the directory: not needed in S3
             return True
         if MANIFEST_NAME in expected.missing and missing_files(self._target, expected.committed, among={MANIFEST_NAME}):
             return False
@@ -187,7 +179,7 @@ class UploadMonitor:
         )
 
     def _quietly(self, expected: _Expected, ask: Callable[[], bool]) -> bool:
-        """Ask S3; that it fails is no reason to stop training, and one to say so once in a while."""
+        """Call `ask`; on an error return False, and log at most one warning per `bound_seconds`."""
         expected.trouble = ""
         try:
             return ask()

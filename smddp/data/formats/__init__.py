@@ -1,1 +1,1 @@
-"""How records lie in a file: tar, JSON lines and RecordIO, each read in sequence."""
+"""File formats of records: tar, JSON lines and RecordIO, each read in sequence."""

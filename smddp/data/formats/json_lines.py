@@ -1,4 +1,4 @@
-"""Records of a file of JSON lines: each line that is not blank is one."""
+"""Reads the records of a JSON lines file: each non-blank line is one record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from smddp.storage.byte_stream import ByteStream
 
 
 class JsonLinesReader:
-    """Cuts a file into lines; they are parsed where they are decoded."""
+    """Cuts a file into lines; `RawRecord.parse` parses them later.
+
+    ``file`` starts at byte ``offset`` of the shard, at record ``number``; ``location`` precedes the name in errors.
+    ``size`` is the shard's bytes, None if unknown (a pipe); ``largest_record`` is the most bytes of a line.
+    """
 
     def __init__(
         self,
@@ -24,17 +28,7 @@ class JsonLinesReader:
         size: int | None = None,
         largest_record: int = LARGEST_RECORD,
     ) -> None:
-        """Read a file, and close it when closed.
-
-        Args:
-            file: The lines, from ``offset`` on.
-            name: What its records call it.
-            location: What stands before the name where errors call it.
-            number: The number of the record at ``offset``.
-            offset: The byte of the whole at which ``file`` begins.
-            size: The bytes of the whole; None if unknown, as for a pipe.
-            largest_record: The most bytes of a line.
-        """
+        """Read a file, and own it: `close` closes it."""
         self.number = number
         self._name, self._location = name, location
         self._stream = ByteStream(file, name=location + name, offset=offset, size=size)
@@ -46,7 +40,7 @@ class JsonLinesReader:
         return self._stream.offset
 
     def read(self) -> RawRecord | None:
-        """Give the next line; None at the end."""
+        """Return the next line, or None at the end."""
         found = self._next()
         if found is None:
             return None
@@ -54,7 +48,7 @@ class JsonLinesReader:
         return RawRecord(shard=self._name, number=self.number - 1, offset=offset, content=line, location=self._location)
 
     def skip(self) -> int | None:
-        """Pass over the next line, and give the byte at which it begins; None at the end."""
+        """Skip the next line, and return the byte at which it begins, or None at the end."""
         found = self._next()
         return None if found is None else found[0]
 
@@ -85,7 +79,7 @@ class JsonLinesReader:
         return offset, line
 
     def _check_whole(self, offset: int, line: bytes) -> None:
-        """Check a last line without a newline: it is whole if it is JSON; else its writer stopped in the middle."""
+        """Check a last line without a newline: if it is not JSON, its writer stopped in the middle."""
         try:
             json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""One record as it lies in a shard: its bytes, and where they were found. A loader's worker makes a sample of it."""
+"""A record as stored in a shard: its bytes and its position. A loader's worker decodes it into a sample."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any, NamedTuple, Protocol
 from smddp.errors import DataError
 
 LARGEST_RECORD = 256 * 2**20
-"""Bytes: what is larger is taken for damage, or an attack, and not read into memory."""
+"""Bytes. A larger record is treated as damage or an attack, and not read into memory."""
 
 
 class RawRecord(NamedTuple):
     """A record that is not decoded yet.
 
-    A tuple, because it goes to another process: that takes a fifth of the time that it takes a dataclass (measured).
+    A tuple, because sending it to another process takes a fifth of a dataclass's time (measured).
     """
 
     shard: str
-    """The name of its shard, the same wherever the shards lie."""
+    """The shard's name, the same wherever the shards are stored."""
     number: int
-    """Its place in the shard, from 0."""
+    """Its position in the shard, from 0."""
     offset: int
     """The byte of the shard at which it begins."""
     content: bytes | dict[str, Any]
     """A line of JSON; or the members of a tar file with the same stem: ``{"__key__": "000123", "jpg": b"..."}``."""
     location: str = ""
-    """Where the shards lie, as it stands before the shard's name."""
+    """The location of the shards, as errors write it before the shard's name."""
 
     @property
     def key(self) -> str:
-        """What it is called among all records, also after the shards were moved."""
+        """The record's name among all records, unchanged when the shards move."""
         return f"{self.shard}, record {self.number}"
 
     def __str__(self) -> str:
-        """Say where it lies."""
+        """Return the record's position, for errors."""
         return place(self.location + self.shard, self.number, self.offset)
 
     def parse(self) -> dict[str, Any]:
-        """Give the record as a dict.
+        """Return the record as a dict.
 
         Raises:
             DataError: The line is not a JSON object.
@@ -65,26 +65,18 @@ class RecordReader(Protocol):
 
     @property
     def offset(self) -> int:
-        """A byte from which on the next record is read; none lies between."""
+        """A byte at or before the next record, with no other record between them."""
 
     def read(self) -> RawRecord | None:
-        """Give the next record; None at the end.
-
-        Raises:
-            DataError: It is cut, damaged, too large, or cannot be read.
-        """
+        """Return the next record, or None at the end; raise DataError if it is damaged, too large or unreadable."""
 
     def skip(self) -> int | None:
-        """Pass over the next record, and give the byte at which it begins; None at the end.
-
-        Raises:
-            DataError: As `read`.
-        """
+        """Skip the next record, and return the byte at which it begins, or None at the end; DataError as `read`."""
 
     def close(self) -> None:
         """Close the file."""
 
 
 def place(shard: str, number: int, offset: int) -> str:
-    """Say where a record lies."""
+    """Return a record's position in words."""
     return f"{shard}, record {number} at byte {offset}"

@@ -1,7 +1,7 @@
-"""Records in MXNet's RecordIO: what a channel in Pipe mode with RecordWrapperType "RecordIO" makes of its objects.
+"""Reads MXNet's RecordIO, the format of a Pipe mode channel with RecordWrapperType "RecordIO".
 
-A record is 8 bytes (a magic number, and three bits of kind with 29 of size), its bytes, and zeros up to a multiple of
-4. Records that hold the magic number may lie in parts between which it is left out.
+A record is a header of 8 bytes (a magic number, 3 bits of kind and 29 bits of size), its content, and zeros up to a
+multiple of 4 bytes. A writer splits content at each magic number and leaves the number out; the reader puts it back.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 
 class RecordIOReader:
-    """Cuts a stream into records; each is ``{"__key__": "17", "record": b"..."}``, numbered from 0."""
+    """Cuts a stream into records, each ``{"__key__": "17", "record": b"..."}``, numbered from 0.
+
+    ``name`` names the stream in errors; ``largest_record`` is the most bytes of a record.
+    """
 
     def __init__(self, file: BinaryIO, *, name: str, largest_record: int = LARGEST_RECORD) -> None:
-        """Read a stream, and close it when closed.
-
-        Args:
-            file: The stream.
-            name: What errors call it.
-            largest_record: The most bytes of a record.
-        """
+        """Read a stream, and own it: `close` closes it."""
         self.number = 0
         self._stream = ByteStream(file, name=name, offset=0, size=None)
         self._largest = largest_record
@@ -40,11 +37,7 @@ class RecordIOReader:
         return self._stream.offset
 
     def read(self) -> RawRecord | None:
-        """Give the next record; None at the end.
-
-        Raises:
-            DataError: It is cut, damaged, or too large.
-        """
+        """Return the next record, or None at the end; raise DataError if it is cut, damaged or too large."""
         offset = self._stream.offset
         parts: list[bytes] = []
         if not self._record(parts):
@@ -53,11 +46,7 @@ class RecordIOReader:
         return RawRecord(shard=self._stream.name, number=self.number - 1, offset=offset, content=content)
 
     def skip(self) -> int | None:
-        """Pass over the next record, and give the byte at which it begins; None at the end.
-
-        Raises:
-            DataError: As `read`.
-        """
+        """Skip the next record, and return the byte at which it begins, or None at the end; DataError as `read`."""
         offset = self._stream.offset
         return offset if self._record(None) else None
 

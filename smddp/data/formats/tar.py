@@ -1,8 +1,8 @@
-"""Records of a tar file, by webdataset's convention: neighbouring members with the same stem are one.
+"""Reads the records of a tar file, by webdataset's convention: neighbouring members with the same stem are one record.
 
 ``images/000123.jpg`` and ``images/000123.cls`` are ``{"__key__": "images/000123", "jpg": b"...", "cls": b"..."}``: the
-stem ends at the first dot of the name. A member without a dot, or whose name begins with one, belongs to no record,
-nor does a directory or ``__meta__``. Links, sparse files and devices are refused.
+stem ends at the first dot of the name. Directories, ``__meta__``, members without a dot and members whose name begins
+with a dot belong to no record. Links, sparse files and devices are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REFUSED: Mapping[bytes, tuple[str, str]] = {
     NAMED_PIPE: ("a named pipe", _SPECIAL),
     SPARSE: ("a sparse file", "pack it without --sparse"),
 }
-"""Kinds of members that are not read: what each is, and what to do."""
+"""Kinds of members that are refused: the kind in words, and what the user can do."""
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(/|$)")
 
@@ -47,11 +47,16 @@ class _Member(NamedTuple):
     size: int
     offset: int
     archive: int
-    """Counts the ends of archives before it: tar files may follow each other in one stream."""
+    """The number of archive ends before it: several tar files may follow each other in one stream."""
 
 
 class TarReader:
-    """Cuts a tar file, or several one after the other, into records."""
+    """Cuts a tar file, or several one after the other, into records.
+
+    ``file`` starts at byte ``offset`` of the shard, where record ``number`` begins; ``location`` precedes the name in
+    errors. ``size`` is the shard's bytes, None if unknown (a pipe); ``largest_record`` bounds the bytes of a record's
+    members and their names.
+    """
 
     def __init__(
         self,
@@ -64,17 +69,7 @@ class TarReader:
         size: int | None = None,
         largest_record: int = LARGEST_RECORD,
     ) -> None:
-        """Read a file, and close it when closed.
-
-        Args:
-            file: The archive, from ``offset`` on, where a record begins.
-            name: What its records call it.
-            location: What stands before the name where errors call it.
-            number: The number of the record at ``offset``.
-            offset: The byte of the whole at which ``file`` begins.
-            size: The bytes of the whole; None if unknown, as for a pipe.
-            largest_record: The most bytes of the members of a record, and of their names.
-        """
+        """Read a file, and own it: `close` closes it."""
         self.number = number
         self._name, self._location = name, location
         self._stream = ByteStream(file, name=location + name, offset=offset, size=size)
@@ -84,16 +79,16 @@ class TarReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last that was read is the mark at the end of an archive."""
+        """Whether the reader stands right behind an end-of-archive mark."""
         return self._members.is_complete
 
     @property
     def offset(self) -> int:
-        """The byte at which the next record begins, as far as is known."""
+        """The byte at which the next record begins, or the stream's position if the next member is not read yet."""
         return self._next.offset if self._next else self._stream.offset
 
     def read(self) -> RawRecord | None:
-        """Give the next record; None at the end."""
+        """Return the next record, or None at the end."""
         fields: dict[str, Any] = {}
         offset = self._record(fields)
         if offset is None:
@@ -103,7 +98,7 @@ class TarReader:
         )
 
     def skip(self) -> int | None:
-        """Pass over the next record, and give the byte at which it begins; None at the end."""
+        """Skip the next record, and return the byte at which it begins, or None at the end."""
         return self._record(None)
 
     def close(self) -> None:
@@ -111,7 +106,7 @@ class TarReader:
         self._stream.close()
 
     def _record(self, fields: dict[str, Any] | None) -> int | None:
-        """Go to the end of the next record, and put its members into ``fields``, if there are any."""
+        """Read to the end of the next record, storing its members in ``fields`` unless that is None."""
         first = member = self._next or self._member()
         if first is None or member is None:
             return None
@@ -150,7 +145,7 @@ class TarReader:
             self._members.fail_as_cut(member.offset)
 
     def _member(self) -> _Member | None:
-        """Go to the data of the next member that belongs to a record; None at the end."""
+        """Advance to the data of the next member that belongs to a record; return None at the end."""
         while (found := self._members.next()) is not None:
             header = found.header
             if header.kind in _REFUSED:

@@ -1,4 +1,4 @@
-"""The order of the data: which samples each rank sees, at any number of ranks, from any point of an epoch."""
+"""The order of the data: the samples of each rank, for any number of ranks and from any position in an epoch."""
 
 from smddp.data.order.data_order import DataOrder
 from smddp.data.order.host_sharding import HostShardedSampler

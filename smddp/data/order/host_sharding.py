@@ -1,7 +1,7 @@
-"""The order of data of which every host has another part, as SageMaker's ``ShardedByS3Key`` deals the objects out.
+"""The order of data that is split between hosts, as SageMaker's ``ShardedByS3Key`` distributes the objects.
 
-No host can give another one's samples, so there is no order over all of them that would outlive a change of the hosts:
-each has an order of its own part, and all take the same number of samples in each step, and as many steps.
+A host cannot read another host's samples, so no order over all samples could survive a change of hosts. Each host
+orders its own part; all take the same number of samples in each step, and the same number of steps.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from smddp.data.order.sampler import ElasticSampler, Share
 logger = logging.getLogger(__name__)
 
 OnChange = Literal["refuse", "restart"]
-"""What a resume does on other hosts or parts: ``refuse`` is an error; ``restart`` begins the epoch anew."""
+"""What a resume does if hosts or parts changed: ``refuse`` raises an error; ``restart`` begins the epoch anew."""
 
 
 class HostShardedSampler(ElasticSampler):
     """The training data of one rank, out of its host's part; the indices count the samples of that part.
 
-    An epoch has as many samples of each host as the smallest part has. The others leave the rest of their order out of
-    it; with a shuffle that is another rest in each epoch.
+    An epoch takes as many samples of each host as the smallest part has. Larger parts leave the rest of their order
+    out; with a shuffle, each epoch leaves out different samples.
     """
 
     def __init__(
@@ -44,18 +44,17 @@ class HostShardedSampler(ElasticSampler):
         """Describe the order.
 
         Args:
-            sizes: How many samples each host has, the same list on all ranks.
-            global_batch: Samples an optimizer step, over all hosts, ranks and micro-batches.
-            host: Which of the hosts this is, from 0.
-            local_rank: This process, among those of its host.
-            local_world_size: How many processes each host has.
-            accumulate: Micro-batches an optimizer step on each rank.
+            sizes: The number of samples of each host, the same list on all ranks.
+            global_batch: Samples of an optimizer step, over all hosts, ranks and micro-batches.
+            host: This host's number, from 0.
+            local_rank: This process's rank on its host.
+            local_world_size: The number of processes on each host.
+            accumulate: Micro-batches of an optimizer step on each rank.
             seed: Decides the order, with epoch, host and size.
             shuffle: False keeps the order of each part.
-            tail: As of `ElasticSampler`, for what is left of as many samples of each host as the smallest part has.
-            fingerprints: Of each host's part, as `smddp.data.fingerprint` makes it.
-            on_change: Whether a position that was saved on other hosts, or of other parts, is refused, or its epoch
-                begun anew.
+            tail: As in `ElasticSampler`. Each host counts as many samples as the smallest part has.
+            fingerprints: One for each host's part, from `smddp.data.fingerprint`.
+            on_change: What to do with a position saved on other hosts or parts: refuse it, or restart its epoch.
 
         Raises:
             ValueError: The numbers do not fit each other.
@@ -112,20 +111,20 @@ class HostShardedSampler(ElasticSampler):
 
     @property
     def share(self) -> Share:
-        """What this rank takes part in: its host's part."""
-        # Else hosts with parts of one size would meet with the same samples of each other in every epoch.
+        """The data this rank takes part in: its host's part."""
+        # With one seed, hosts whose parts have the same size would combine the same samples in every epoch.
         seed = self.seed * len(self.sizes) + self.host
         return Share(partition=self._own, rank=self.local_rank, size=self.sizes[self.host], seed=seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position in the data, the same on every rank: a small JSON object."""
+        """Return the position in the data, the same on every rank: a small JSON object."""
         return {**super().state_dict(), "fingerprint": self.fingerprints}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state_dict` gave on the same hosts; on others, do as ``on_change`` says.
+        """Go to a position from `state_dict`. If the hosts or parts changed, ``on_change`` decides.
 
         Raises:
-            ValueError: The position belongs to another order, or to none.
+            ValueError: The position does not fit this order.
         """
         change = self.host_change(state)
         if change is not None:
@@ -136,7 +135,7 @@ class HostShardedSampler(ElasticSampler):
                     'or choose on_change="restart", which begins the epoch anew'
                 )
             state = {**state, "sizes": self.sizes, "consumed": 0}
-            state.pop("size", None)  # of data that every host had all of
+            state.pop("size", None)  # present if every host had all of the data
         compared = self.fingerprints is not None
         super().load_state_dict({**state, "fingerprint": None if compared else state.get("fingerprint")})
         if change is not None and self.rank == 0:
@@ -147,7 +146,7 @@ class HostShardedSampler(ElasticSampler):
             )
 
     def host_change(self, state: Mapping[str, Any]) -> str | None:
-        """Say what was otherwise about the hosts and their parts when a position was saved; None if nothing was."""
+        """Describe what changed about the hosts and their parts since a position was saved; None if nothing did."""
         sizes, fingerprints = state.get("sizes"), state.get("fingerprint")
         if not isinstance(sizes, list):
             return "every host had all of the data"
@@ -164,5 +163,5 @@ class HostShardedSampler(ElasticSampler):
 
     def _identity(self) -> dict[str, Any]:
         identity = {**super()._identity(), "sizes": self.sizes}
-        del identity["size"]  # so that no sampler of data that all hosts have takes this position for its own
+        del identity["size"]  # so that a sampler of fully replicated data refuses this position
         return identity

@@ -1,6 +1,6 @@
-"""The micro-batches of one rank in one epoch, under way: which samples each of them holds.
+"""Iterates over the micro-batches of one rank in one epoch.
 
-It neither counts steps nor is it what a checkpoint keeps; that is the sampler's.
+It does not count optimizer steps, and a checkpoint does not keep it; the sampler does both.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one b
 
 
 class MicroBatches(Iterator[list[int]]):
-    """Gives a list of indices for each micro-batch, from a step of the epoch to its end.
+    """Yields a list of indices for each micro-batch, from a step of the epoch to its end.
 
-    Its state is the place up to which micro-batches were given out. torchdata's StatefulDataLoader keeps that with
-    each batch, and so knows, though its workers fetch ahead, which one it gave out last.
+    Its state is the position behind the last micro-batch it returned. torchdata's StatefulDataLoader stores that state
+    with each batch, so it knows the last batch it returned although its workers fetch ahead.
     """
 
     def __init__(
@@ -30,14 +30,10 @@ class MicroBatches(Iterator[list[int]]):
         step: int,
         loaded: Callable[[int], None],
     ) -> None:
-        """Begin at a step.
+        """Begin at ``step``, from 0; at the epoch's number of steps nothing is left.
 
-        Args:
-            partition: How the epoch is cut.
-            rank: Whose micro-batches to give.
-            order: Which samples stand at the positions; None for each at its own.
-            step: The first one to give, from 0; none is left if it is that after the last.
-            loaded: Is told how many steps lie before the place that `load_state_dict` went to.
+        Without an ``order``, each position holds the sample of the same number. `load_state_dict` calls ``loaded`` with
+        the number of whole steps before the new position.
         """
         self._partition = partition
         self._rank = rank
@@ -46,22 +42,21 @@ class MicroBatches(Iterator[list[int]]):
         self._go_to(step, 0)
 
     def __next__(self) -> list[int]:
-        """Give the next micro-batch."""
+        """Return the next micro-batch."""
         indices = next(self._left)
         self._given += 1
         return indices
 
     def state_dict(self) -> dict[str, int]:
-        """Give the place: steps of the epoch that were given out whole, and micro-batches of the next one."""
+        """Return the position: whole steps of the epoch returned so far, and micro-batches of the next step."""
         step, micro_batch = divmod(self._given, self._partition.accumulate)
         cut = {"accumulate": self._partition.accumulate, "world_size": self._partition.world_size}
         return {"step": step, "micro_batch": micro_batch, **cut}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a place in this epoch; all steps before it count as taken.
+        """Go to a position in this epoch; all steps before it count as taken.
 
-        Raises:
-            ValueError: The place is inside a step that is cut otherwise here.
+        Raise ValueError if the position is inside a step that has another number of ranks or micro-batches here.
         """
         here = (self._partition.accumulate, self._partition.world_size)
         if state["micro_batch"] and (state["accumulate"], state["world_size"]) != here:

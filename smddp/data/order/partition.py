@@ -1,7 +1,7 @@
-"""How the positions of an epoch are cut into optimizer steps, micro-batches and the shares of the ranks.
+"""Cuts the positions of an epoch into optimizer steps, micro-batches and the shares of the ranks.
 
-Pure arithmetic on positions: it knows neither the samples that stand there nor how far training has come. A step
-takes a run of ``global_batch`` positions; share ``micro_batch * world_size + rank`` of it is a micro-batch of a rank.
+Pure arithmetic on positions, without samples or progress. A step takes ``global_batch`` positions in a row; share
+``micro_batch * world_size + rank`` of them is one micro-batch of a rank.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from numpy.typing import NDArray
 from smddp.data.order.permutation import LARGEST_SIZE
 
 Tail = Literal["drop", "short", "wrap"]
-"""What becomes of the samples behind the last whole global batch. ``drop`` leaves them out of this epoch; ``short``
-makes a last batch of just them; ``wrap`` fills that batch with the first of the epoch's order, which come twice."""
+"""What happens to the samples behind the last whole global batch. ``drop`` leaves them out of this epoch; ``short``
+makes a smaller last batch of them; ``wrap`` fills that batch with the first samples of the epoch's order, which then
+come twice."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Partition:
-    """The cut of one epoch; its fields' errors are `ValueError`."""
+    """The cut of one epoch. Fields that do not fit raise ValueError."""
 
     size: int
     """Samples of the dataset: 1 to 2**63."""
     global_batch: int
-    """Samples an optimizer step, over all ranks and micro-batches."""
+    """Samples of an optimizer step, over all ranks and micro-batches."""
     world_size: int = 1
-    """How many ranks share a step."""
+    """The number of ranks that share a step."""
     accumulate: int = 1
-    """Micro-batches an optimizer step on each rank."""
+    """Micro-batches of an optimizer step on each rank."""
     tail: Tail = "drop"
     """What to do with the last ``size % global_batch`` samples of the order."""
 
@@ -67,20 +68,16 @@ class Partition:
 
     @property
     def end(self) -> int:
-        """Samples that all steps of an epoch are taken on together; those that come twice count twice."""
+        """Samples that all steps of an epoch take; samples that come twice count twice."""
         return self.size if self.tail == "short" else self.steps * self.global_batch
 
     @property
     def short(self) -> int:
-        """Samples in a short last batch, or 0 where the last batch is as large as all."""
+        """Samples in a short last batch; 0 if the last batch is whole."""
         return self.end % self.global_batch
 
     def positions(self, steps: range, rank: int) -> NDArray[np.uint64]:
-        """Give where the samples of one rank stand in some steps, all whole.
-
-        Returns:
-            Positions, in an array of shape (steps, accumulate, samples a micro-batch).
-        """
+        """Return one rank's positions in whole steps, in an array of shape (steps, accumulate, micro-batch size)."""
         micro_batch = self.global_batch // self.shares
         first = (np.arange(self.accumulate) * self.world_size + rank) * micro_batch
         pieces = (first[:, np.newaxis] + np.arange(micro_batch)).astype(np.uint64)
@@ -89,10 +86,10 @@ class Partition:
         return positions % np.uint64(self.size) if self.tail == "wrap" else positions
 
     def short_positions(self, rank: int) -> Iterator[NDArray[np.uint64]]:
-        """Give where the samples of each of a rank's micro-batches of the short last batch stand.
+        """Yield one rank's positions in the short last batch, one array for each micro-batch.
 
-        The shares are as even as can be. DDP wants every rank in every step, so one that is left without any repeats
-        the first sample of the batch; `weight` sees to it that it counts nothing.
+        The shares are as even as possible. DDP needs every rank in every step, so a rank with an empty share repeats
+        the first sample of the batch, and `short_weight` gives it weight 0.
         """
         start = self.end - self.short
         for micro_batch in range(self.accumulate):
@@ -100,7 +97,7 @@ class Partition:
             yield np.array([start + offset for offset in offsets], dtype=np.uint64)
 
     def short_weight(self, rank: int, micro_batch: int) -> float:
-        """Return what multiplies a micro-batch's mean loss in the short last batch, for the mean of all shares."""
+        """Return the factor for a micro-batch's mean loss in the short last batch: all samples weigh the same."""
         return len(self._short_share(rank, micro_batch)) * self.shares / self.short
 
     def _short_share(self, rank: int, micro_batch: int) -> range:

@@ -1,14 +1,15 @@
 """A keyed pseudo-random permutation of range(size), computed index by index in constant memory.
 
-It answers "which sample stands at position p of this epoch?" for any p at once, so a run can start
-anywhere in an epoch of any size without building, or agreeing on, a list of indices. It is for shuffling:
-not a cipher.
+It returns the sample at position p of an epoch for any p directly, so a run can start anywhere in an epoch of
+any size without building, or agreeing on, a list of indices. It is for shuffling, not a cipher.
 
-How: the positions are laid out in a rectangle of ``columns x rows`` cells that is barely larger than
-``size``. Each of sixteen rounds of a Feistel network shifts either a cell's column by a keyed hash of its
-row, or its row by a keyed hash of its column. Each shift can be undone, so the whole is a bijection of the
-rectangle; the few results that lie beyond ``size`` go through the network again until they do not (cycle
-walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+How it works:
+
+1. The positions fill a rectangle of ``columns x rows`` cells that is barely larger than ``size``.
+2. Each of sixteen rounds of a Feistel network shifts either a cell's column by a keyed hash of its row, or its
+   row by a keyed hash of its column. Each shift can be undone, so the network is a bijection of the rectangle.
+3. The few results beyond ``size`` go through the network again until they are below it (cycle walking; Black
+   and Rogaway, "Ciphers with arbitrary finite domains", 2002).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALGORITHM = 1
-"""The version of the order. Checkpoints record it: a change of any number below is a new version."""
+"""The version of the order, which checkpoints record. Changing any number below makes a new version."""
 
 LARGEST_SIZE = 2**63
 
-_ROUNDS = 16  # with fewer, some orders of 5 samples come out more often than others
+_ROUNDS = 16  # with fewer rounds, some orders of 5 samples are more frequent than others
 _BLOCK = 1 << 14  # positions worked on at a time: small enough for the processor's cache
 _FIRST_MULTIPLIER = np.uint64(0xBF58476D1CE4E5B9)  # of SplitMix64 (Steele, Lea, Flood, 2014)
 _SECOND_MULTIPLIER = np.uint64(0x94D049BB133111EB)
@@ -34,30 +35,23 @@ _HALF = np.uint64(32)
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Permutation:
-    """The order of one epoch: a bijection of range(size) that the three fields decide alone."""
+    """The order of one epoch: a bijection of range(size), a function of the three fields alone."""
 
     size: int
-    """How many positions there are, and samples: 1 to 2**63."""
+    """The number of positions and of samples: 1 to 2**63."""
     seed: int = 0
     """The run's seed. Any integer."""
     epoch: int = 0
-    """The epoch. It is hashed together with the seed: seed 1, epoch 1 is not seed 2, epoch 0."""
+    """Hashed together with the seed: seed 1, epoch 1 is not seed 2, epoch 0."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= LARGEST_SIZE:
             raise ValueError(f"size is {self.size}: a permutation has 1 to 2**63 positions")
 
     def permute(self, positions: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Give the samples that stand at these positions.
+        """Return the samples at these positions, both from 0 to size - 1, in an array of the same shape.
 
-        Args:
-            positions: Integers from 0 to size - 1, of any shape. Large arrays cost the least an index.
-
-        Returns:
-            The samples, from 0 to size - 1, in an array of the same shape.
-
-        Raises:
-            ValueError: A position is not in range(size).
+        Large arrays cost the least for each index. Raise ValueError if a position is out of range.
         """
         asked = np.asarray(positions)
         if asked.size and not (int(asked.min()) >= 0 and int(asked.max()) < self.size):
@@ -79,7 +73,7 @@ class Permutation:
         return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
 
     def _shuffle(self, cells: NDArray[np.uint64], keys: NDArray[np.uint64]) -> None:
-        """Send each cell of the rectangle to its image, in place."""
+        """Map each cell of the rectangle to its image, in place."""
         root = math.isqrt(self.size - 1) + 1
         columns = np.uint64(root + root % 2)  # even: in an odd rectangle all shifts are even permutations
         rows = np.uint64(-(-self.size // int(columns)))
@@ -110,5 +104,5 @@ def _add_hash(
     np.multiply(shift, modulus, out=shift)  # 32 random bits times a modulus below 2**32 ...
     np.right_shift(shift, _HALF, out=shift)  # ... divided by 2**32 lie in range(modulus)
     np.add(moved, shift, out=moved)
-    np.subtract(moved, modulus, out=scratch)  # wraps to something huge where moved < modulus
+    np.subtract(moved, modulus, out=scratch)  # wraps to a huge number if moved < modulus
     np.minimum(moved, scratch, out=moved)

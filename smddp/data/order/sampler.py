@@ -1,12 +1,12 @@
 """Batch samplers whose order does not depend on how many processes share the work.
 
-The global batch is the constant. An epoch is a sequence of positions; optimizer step s takes the s-th run
-of ``global_batch`` positions; micro-batch m of rank r is a fixed piece of that run; and the sample at a
-position is a pure function of seed, epoch and position. So any number of ranks sees the same global batches,
-and a run that stopped in mid-epoch goes on at the very next sample, with as many ranks as there are now.
+The global batch is the constant. An epoch is a sequence of positions; optimizer step s takes the s-th run of
+``global_batch`` positions; micro-batch m of rank r is a fixed piece of that run; and the sample at a position is a pure
+function of seed, epoch and position. So any number of ranks sees the same global batches, and a run that stopped in
+mid-epoch continues at the very next sample, with any number of ranks.
 
-They are batch samplers, for ``torch.utils.data.DataLoader(dataset, batch_sampler=...)``. They know sizes and
-indices, never the data.
+They are batch samplers for ``torch.utils.data.DataLoader(dataset, batch_sampler=...)``. They know sizes and indices,
+never the data.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Share:
-    """What of an epoch a rank takes part in: all of it, or its host's part."""
+    """The part of an epoch that a rank takes part in: all of it, or its host's part."""
 
     partition: Partition
-    """How it is cut, among the ranks that have the same data."""
+    """The cut among the ranks that have the same data."""
     rank: int
-    """This one, among those."""
+    """This rank's number among them."""
     size: int
-    """How many samples these data have, which may be more than are cut."""
+    """The number of samples of the data, which may be more than the cut takes."""
     seed: int
-    """What decides their order, with epoch and size."""
+    """Decides the order, with epoch and size."""
 
 
 class ElasticSampler:
     """The training data of one rank: shuffled, cut into micro-batches, resumable at any number of ranks.
 
-    Iterating gives one list of indices for each micro-batch of this rank, from the first optimizer step that
-    was not taken yet to the end of the epoch; ``accumulate`` lists in a row are one optimizer step. Only
+    Iterating yields one list of indices for each micro-batch of this rank, from the first optimizer step not
+    taken yet to the end of the epoch; ``accumulate`` lists in a row are one optimizer step. Only
     `advance` counts a step as taken: a batch that a loader fetched ahead is not lost when the process dies.
 
-    What becomes of the samples beyond the last whole global batch of an epoch is ``tail``'s to say. As they are left
-    out by default, with a shuffle they are others in each epoch.
+    ``tail`` decides what happens to the samples behind the last whole global batch of an epoch. By default they are
+    left out; with a shuffle, each epoch leaves out different samples.
 
     Examples:
         >>> sampler = ElasticSampler(10, global_batch=4, rank=0, world_size=2, shuffle=False)
@@ -80,17 +80,17 @@ class ElasticSampler:
         """Describe the order.
 
         Args:
-            size: How many samples the dataset has.
-            global_batch: Samples an optimizer step, over all ranks and micro-batches.
-            rank: This process.
-            world_size: How many processes there are.
-            accumulate: Micro-batches an optimizer step on each rank.
-            seed: Decides, with the epoch and the size, the order.
+            size: The number of samples of the dataset.
+            global_batch: Samples of an optimizer step, over all ranks and micro-batches.
+            rank: This process's rank.
+            world_size: The number of processes.
+            accumulate: Micro-batches of an optimizer step on each rank.
+            seed: Decides the order, with the epoch and the size.
             shuffle: False keeps the dataset's own order.
-            tail: ``"drop"`` leaves out the samples beyond the last whole global batch; ``"short"`` gives them as a
-                smaller one, whose losses `loss_weight` weighs; ``"wrap"`` fills that one with the first samples of
-                the same epoch.
-            fingerprint: Of the data, as `smddp.data.fingerprint` makes it; a position in other data is refused.
+            tail: ``"drop"`` leaves out the samples behind the last whole global batch; ``"short"`` makes a smaller
+                batch of them, whose losses `loss_weight` weighs; ``"wrap"`` fills that batch with the first samples
+                of the same epoch.
+            fingerprint: The data's, from `smddp.data.fingerprint`; a position in other data is refused.
 
         Raises:
             ValueError: The numbers do not fit each other.
@@ -119,14 +119,14 @@ class ElasticSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch whose order is given, from 0."""
+        """The current epoch, from 0."""
         return self._epoch
 
     @property
     def consumed(self) -> int:
-        """Samples of this epoch, over all ranks, that optimizer steps were taken on.
+        """Samples of this epoch consumed by optimizer steps, over all ranks.
 
-        At the end of an epoch it is ``size`` with a short last batch, else ``steps_per_epoch * global_batch``.
+        At the end of an epoch it is ``size`` with a short last batch, otherwise ``steps_per_epoch * global_batch``.
         """
         return self._consumed
 
@@ -137,22 +137,22 @@ class ElasticSampler:
 
     @property
     def share(self) -> Share:
-        """What this rank takes part in."""
+        """The data this rank takes part in."""
         return Share(partition=self._partition, rank=self.rank, size=self.size, seed=self.seed)
 
     def __len__(self) -> int:
-        """Return this rank's micro-batches that are left in the epoch."""
+        """Return the number of this rank's micro-batches left in the epoch."""
         return -((self._consumed - self._end) // self.global_batch) * self.accumulate
 
     def __iter__(self) -> MicroBatches:
-        """Give this rank's micro-batches from the first step not taken to the end of the epoch."""
+        """Return an iterator over this rank's micro-batches, from the first step not taken to the end of the epoch."""
         share = self.share
         order = Permutation(size=share.size, seed=share.seed, epoch=self._epoch) if self.shuffle else None
         step = -(-self._consumed // self.global_batch)
         return MicroBatches(share.partition, rank=share.rank, order=order, step=step, loaded=self._go_to)
 
     def start_epoch(self, epoch: int) -> None:
-        """Begin this epoch, or go on with it where it is already under way."""
+        """Begin this epoch, or continue it if it is the current one."""
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}: epochs are counted from 0")
         if epoch != self._epoch:
@@ -172,15 +172,15 @@ class ElasticSampler:
         self._consumed = min(self._consumed + self.global_batch, self._end)
 
     def loss_weight(self, micro_batch: int) -> float:
-        """Return what the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
+        """Return the factor for the mean loss of a micro-batch of the current step, on this rank.
 
         Args:
             micro_batch: From 0 to ``accumulate - 1``.
 
         Returns:
-            1.0 but in a short last batch, where each share counts as much as it has samples, that of one that only
-            repeats a sample nothing: so the step's gradient, divided by ``accumulate`` and by the world size, is
-            that of the mean over its samples.
+            1.0, except in a short last batch. There a micro-batch weighs as much as it has samples, and one that only
+            repeats a sample weighs 0.0. So the step's gradient, divided by ``accumulate`` and by the world size, is the
+            gradient of the mean over the step's samples.
         """
         if not self.is_at_short_batch:
             return 1.0
@@ -189,21 +189,21 @@ class ElasticSampler:
 
     @property
     def is_at_short_batch(self) -> bool:
-        """Whether the step under way has fewer samples than the others."""
+        """Whether the current step is a short last batch."""
         return self._short > 0 and self._end - self._consumed == self._short
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position in the data, the same on every rank: a small JSON object."""
+        """Return the position in the data, the same on every rank: a small JSON object."""
         place = {"epoch": self._epoch, "consumed": self._consumed}
         return {**self._identity(), "fingerprint": self.fingerprint, **place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state_dict` gave, at any number of ranks.
+        """Go to a position from `state_dict`, saved at any number of ranks.
 
         Raises:
-            ValueError: The position belongs to another order, or to none.
+            ValueError: The position does not fit this order.
         """
-        state = {"tail": "drop", **state}  # positions were saved before there was a choice
+        state = {"tail": "drop", **state}  # older positions have no "tail"
         others = sorted(set(state) - set(self.state_dict()))
         if others:
             raise ValueError(
@@ -229,7 +229,7 @@ class ElasticSampler:
         self._epoch, self._consumed = epoch, consumed
 
     def host_change(self, state: Mapping[str, Any]) -> str | None:  # noqa: ARG002  # every host has all of the data
-        """Say what was otherwise about the hosts when a position was saved; None if that decides nothing."""
+        """Describe a change of hosts that matters for the order since a position was saved; None if there is none."""
         return None
 
     def _is_between_steps(self, consumed: int) -> bool:
@@ -245,7 +245,7 @@ class ElasticSampler:
             logger.warning("the saved position has a fingerprint of the data, this run none: a change goes unnoticed")
 
     def _identity(self) -> dict[str, Any]:
-        """Return what decides the order: a position means nothing without it."""
+        """Return the values that decide the order. A position is valid only with the same values."""
         return {
             "algorithm": ALGORITHM,
             "seed": self.seed,
@@ -262,18 +262,18 @@ class ElasticSampler:
 class EvaluationSampler:
     """The evaluation data of one rank: every sample once over all ranks, nothing padded, in order.
 
-    Each rank has one run of neighbouring samples. Ranks may differ by one sample, and so by one batch: between
-    the batches there must be no collective; reduce sums and counts after the last one.
+    Each rank has one run of neighbouring samples. Ranks may differ by one sample, and so by one batch: call no
+    collective between the batches; reduce sums and counts after the last one.
     """
 
     def __init__(self, size: int, *, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
         """Describe the share of a rank.
 
         Args:
-            size: How many samples the dataset has. None at all is allowed.
-            batch_size: Samples a batch of this rank; the last one may be smaller.
-            rank: This process.
-            world_size: How many processes there are.
+            size: The number of samples of the dataset; 0 is allowed.
+            batch_size: Samples of a batch of this rank; the last one may be smaller.
+            rank: This process's rank.
+            world_size: The number of processes.
 
         Raises:
             ValueError: The numbers do not fit each other.
@@ -287,11 +287,11 @@ class EvaluationSampler:
         self._share = range(size * rank // world_size, size * (rank + 1) // world_size)
 
     def __len__(self) -> int:
-        """Return how many batches this rank has."""
+        """Return the number of this rank's batches."""
         return -(-len(self._share) // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Give this rank's batches of indices."""
+        """Yield this rank's batches of indices."""
         for start in range(0, len(self._share), self.batch_size):
             yield list(self._share[start : start + self.batch_size])
 

@@ -1,4 +1,4 @@
-"""Channels in Pipe mode: records read as they come, in an order that resumes on any number of hosts."""
+"""Channels in Pipe mode: records read as they arrive, in an order that resumes on any number of hosts."""
 
 from smddp.data.pipes.dataset import PipeDataset
 from smddp.data.pipes.pipe_order import PipeOrder

@@ -1,4 +1,4 @@
-"""The records of a channel in Pipe mode, as they come through its pipes."""
+"""The records of a channel in Pipe mode."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from smddp.data.shards.dataset import Decode, RecordDecoder
 from smddp.job.channels import Input
 
 Format = Literal["jsonl", "tar", "recordio"]
-"""What comes through the pipes: lines of JSON, tar files one after the other, or RecordIO records."""
+"""The format of the objects: lines of JSON, tar files one after the other, or RecordIO records."""
 
 _READERS = {"jsonl": JsonLinesReader, "tar": TarReader, "recordio": RecordIOReader}
 
 
 class PipeDataset:
-    """What a channel's pipes send; to train on it, give a DataLoader its `decoder` and a `PipeOrder`.
+    """The records of a channel's pipes. To train on them, give a DataLoader its `decoder` and a `PipeOrder`.
 
-    A record of JSON lines is the line's object; one of a tar file what its members with the same stem hold; one of
-    RecordIO is ``{"__key__": "17", "record": b"..."}``.
+    A record of JSON lines is the line's object; a record of a tar file is a dict of the members with the same stem; a
+    record of RecordIO is ``{"__key__": "17", "record": b"..."}``.
 
     Examples:
-        The Trainer does that by itself::
+        The Trainer builds the DataLoader itself::
 
             data = PipeDataset(job.inputs["training"], format="jsonl", decode=decode)
             loader = trainer.loader(data, batch_size=256, num_workers=1)
@@ -36,7 +36,7 @@ class PipeDataset:
         self,
         channel: Input,
         *,
-        format: Format | None = None,  # noqa: A002  # what it is called everywhere
+        format: Format | None = None,  # noqa: A002  # the usual name
         decode: Decode | None = None,
         records: int | None = None,
         largest_record: int = LARGEST_RECORD,
@@ -46,19 +46,19 @@ class PipeDataset:
 
         Args:
             channel: ``job.inputs["training"]``.
-            format: What is in the objects; None if the platform makes RecordIO of them.
-            decode: Makes a sample of a record; it runs in the loader's workers. None gives the record itself.
-            records: How many come in an epoch, where that is known: so its number of steps is known before its end.
-                Of a channel that is sharded by host it is a must, and that of the host with the fewest: else ranks
-                would end their epochs after different numbers of steps, and wait for each other for ever.
-            largest_record: The most bytes of a record; what is larger is an error and never read into memory.
-            wait_seconds: How long a pipe may take to come, and then to send anything.
+            format: The format of the objects; None if the channel has RecordWrapperType RecordIO.
+            decode: Turns a record into a sample, in the loader's workers. None returns the record itself.
+            records: Records in an epoch, if known; it makes the number of steps known before the epoch's end. A
+                channel that is sharded by host requires it: give the number of the host with the fewest records, or
+                ranks would end their epochs after different numbers of steps and wait for each other for ever.
+            largest_record: The most bytes of a record. A larger one is an error, and never read into memory.
+            wait_seconds: Seconds a pipe may take to appear, and later to send anything.
 
         Raises:
             JobError: The channel is a directory.
-            ValueError: The format is not what comes.
+            ValueError: The format is missing, or does not fit the channel.
         """
-        channel.pipe(0)  # or it is a directory, and says so
+        channel.pipe(0)  # raises JobError if the channel is a directory
         if channel.recordio and format not in (None, "recordio"):
             raise ValueError(
                 f"format is {format!r}, but the channel {channel.name!r} has RecordWrapperType RecordIO: each of its "
@@ -78,14 +78,14 @@ class PipeDataset:
         self._largest_record = largest_record
 
     def open(self, epoch: int, *, is_abandoned: Callable[[], bool] = lambda: False) -> RecordReader:
-        """Open the pipe of an epoch, which can be done once.
+        """Open the pipe of an epoch. Each pipe can be opened once.
 
         Args:
-            epoch: Which pipe, from 0.
-            is_abandoned: Whether the records are no longer wanted.
+            epoch: The number of the pipe, from 0.
+            is_abandoned: Returns True once the records are no longer wanted.
 
         Raises:
-            DataError: It does not come.
+            DataError: The pipe does not appear in time.
         """
         path = self.channel.pipe(epoch)
         pipe = open_pipe(path, wait_seconds=self.wait_seconds, is_abandoned=is_abandoned)

@@ -1,4 +1,4 @@
-"""Opens the named pipe of an epoch, and reads it: no wait in it is without an end."""
+"""Opens and reads the named pipe of an epoch, with a bound on every wait."""
 
 from __future__ import annotations
 
@@ -14,19 +14,14 @@ from typing import Any
 from smddp.errors import DataError
 
 _PIECE_SECONDS = 0.1
-"""How long a read waits before it looks whether anybody still wants it."""
+"""How long a read waits before it checks `is_abandoned` again."""
 
 
 def open_pipe(path: Path, *, wait_seconds: float, is_abandoned: Callable[[], bool] = lambda: False) -> io.RawIOBase:
-    """Open a named pipe that the platform makes, once it is there and being written to.
+    """Wait until the platform's named pipe exists and has a writer, and open it.
 
-    Args:
-        path: The pipe.
-        wait_seconds: How long it may take to come, and later how long its writer may write nothing.
-        is_abandoned: Whether its records are no longer wanted; a read then finds the end.
-
-    Raises:
-        DataError: It does not come in time, or is none; reading raises it when nothing comes for so long.
+    ``wait_seconds`` bounds the wait for the pipe, and later each wait for data; DataError ends both. Once
+    ``is_abandoned`` returns True, reads return the end.
     """
     deadline = time.monotonic() + wait_seconds
     while not path.exists():
@@ -49,8 +44,8 @@ class _Pipe(io.RawIOBase):
         self._path = path
         self._wait_seconds = wait_seconds
         self._is_abandoned = is_abandoned
-        # Without O_NONBLOCK, this would wait for a writer, for ever. A read waits with poll(): before there was a
-        # writer it does not take the pipe for ended.
+        # Without O_NONBLOCK, open would wait for a writer without a bound. Reads wait with poll() instead, which does
+        # not report the end of the pipe before a first writer opened it.
         self._pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._ready = select.poll()
         self._ready.register(self._pipe, select.POLLIN)
@@ -77,7 +72,7 @@ class _Pipe(io.RawIOBase):
         super().close()
 
     def _wait(self) -> bool:
-        """Wait for data or the end; return False if the records are no longer wanted."""
+        """Wait for data or the end, at most `wait_seconds`; return False if the records are no longer wanted."""
         deadline = time.monotonic() + self._wait_seconds
         while not self._ready.poll(_PIECE_SECONDS * 1000):
             if self._is_abandoned():

@@ -1,4 +1,4 @@
-"""The order of training data that comes through pipes: as it is sent, cut into global batches."""
+"""The order of training data from pipes: the order of arrival, cut into global batches."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ class PipeOrder:
         dataset = PipeDataset(job.inputs["training"], format="jsonl", decode=decode)
         DataLoader(dataset.decoder, batch_sampler=PipeOrder(dataset, global_batch=256), num_workers=4)
 
-    Epoch e is what the pipe with the number e sends, in that order; a ShuffleConfig shuffles the objects. Of a channel
-    that every host gets all of (FullyReplicated), each rank takes its part of each global batch and passes over the
-    rest: any number of hosts sees the same batches. Of one that is sharded by host, each host's own records make its
-    part, and the number of hosts must stay. Records behind the last whole global batch are left out.
+    Epoch e is the content of pipe number e, in order; a ShuffleConfig shuffles the objects. If the channel is
+    FullyReplicated, each rank takes its part of each global batch and skips the rest: any number of hosts sees the
+    same batches. If it is sharded by host, each host's records are its part of the batch, and the number of hosts must
+    stay the same. Records behind the last whole global batch are left out.
 
-    A pipe has no places to go to. A resume reads, and drops, the records that steps were taken on, and a line in the
-    log says how many bytes these were.
+    A pipe cannot seek. A resume reads and drops the records of earlier steps, and logs their number of bytes.
     """
 
     def __init__(
@@ -50,11 +49,11 @@ class PipeOrder:
 
         Args:
             dataset: The channel.
-            global_batch: Samples an optimizer step, over all ranks and micro-batches.
-            rank: This process.
-            world_size: How many processes there are.
-            local_world_size: How many of them are on this host.
-            accumulate: Micro-batches an optimizer step on each rank.
+            global_batch: Samples of an optimizer step, over all ranks and micro-batches.
+            rank: This process's rank.
+            world_size: The number of processes.
+            local_world_size: The number of processes on this host.
+            accumulate: Micro-batches of an optimizer step on each rank.
 
         Raises:
             ValueError: The numbers do not fit each other, or several ranks would read one pipe.
@@ -85,41 +84,41 @@ class PipeOrder:
         self.records = records
         self._epoch = 0
         self._consumed = 0
-        self._given = 0  # steps of the epoch whose micro-batches were all given out
+        self._given = 0  # steps of the epoch whose micro-batches were all yielded
         self._next_pipe = 0
 
     @property
     def epoch(self) -> int:
-        """The epoch whose order is given, from 0."""
+        """The current epoch, from 0."""
         return self._epoch
 
     @property
     def consumed(self) -> int:
-        """Samples of this epoch, over all ranks, that optimizer steps were taken on."""
+        """Samples of this epoch consumed by optimizer steps, over all ranks."""
         return self._consumed
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in a whole epoch; None if the number of records is not known."""
+        """Optimizer steps in a whole epoch; None if the number of records is unknown."""
         return None if self.records is None else self._cut.steps
 
     def __len__(self) -> int:
-        """Return this rank's micro-batches that are left in the epoch.
+        """Return the number of this rank's micro-batches left in the epoch.
 
         Raises:
-            TypeError: The number of records is not known.
+            TypeError: The number of records is unknown.
         """
         if self.steps_per_epoch is None:
             raise TypeError("how many steps an epoch has is not known before the end of its pipe; give records")
         return (self.steps_per_epoch - self._consumed // self.global_batch) * self._cut.accumulate
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
-        """Give this rank's micro-batches from the first step not taken to the end of the epoch.
+        """Return an iterator over this rank's micro-batches, from the first step not taken to the end of the epoch.
 
-        They are read ahead by a thread, which ends with the iterator.
+        A thread reads them ahead, and ends with the iterator.
 
         Raises:
-            DataError: A record cannot be read, or there are fewer than was said, or than one step takes.
+            DataError: A record cannot be read, or the pipe has fewer records than `records` or than one step.
             ValueError: The epoch's pipe was read already.
         """
         if self._epoch < self._next_pipe:
@@ -131,7 +130,7 @@ class PipeOrder:
         return self._count(prefetch(lambda is_abandoned: self._produce(done, is_abandoned), ahead=_AHEAD))
 
     def start_epoch(self, epoch: int) -> None:
-        """Begin this epoch, or go on with it where it is already under way.
+        """Begin this epoch, or continue it if it is the current one.
 
         Raises:
             ValueError: The epoch is negative.
@@ -145,7 +144,7 @@ class PipeOrder:
         """Count one optimizer step as taken.
 
         Raises:
-            ValueError: No batch was given out for it.
+            ValueError: The loader has not yielded the step's batches.
         """
         if self._consumed >= self._given * self.global_batch:
             raise ValueError(
@@ -155,18 +154,18 @@ class PipeOrder:
         self._consumed += self.global_batch
 
     def loss_weight(self, micro_batch: int) -> float:  # noqa: ARG002  # all batches are whole
-        """Return what the mean loss of a micro-batch of the step under way is multiplied by: 1.0."""
+        """Return the factor for a micro-batch's mean loss: always 1.0."""
         return 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position in the data, the same on every rank: a small JSON object."""
+        """Return the position in the data, the same on every rank: a small JSON object."""
         return {**self._identity(), "epoch": self._epoch, "consumed": self._consumed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state_dict` gave.
+        """Go to a position from `state_dict`.
 
         Raises:
-            ValueError: The position belongs to another order, or to none.
+            ValueError: The position does not fit this order.
         """
         for name, here in self._identity().items():
             if state.get(name) != here:
@@ -185,7 +184,7 @@ class PipeOrder:
         self._epoch, self._consumed, self._given = epoch, consumed, consumed // self.global_batch
 
     def _identity(self) -> dict[str, Any]:
-        """Return what decides the order. How many hosts there are does only where each has a part of its own."""
+        """Return the values that decide the order, among them the number of hosts if the channel is sharded by host."""
         return {
             "pipe": 1,
             "channel": self.dataset.channel.name,
@@ -202,7 +201,7 @@ class PipeOrder:
             yield micro_batch
 
     def _produce(self, done: int, is_abandoned: Callable[[], bool]) -> Generator[list[RawRecord], None, None]:
-        """Read the epoch's pipe from the step ``done`` on; those of earlier epochs are opened and closed."""
+        """Yield micro-batches from step ``done`` on; open and close the pipes of earlier epochs first."""
         epoch = self._epoch
         while self._next_pipe < epoch:
             self.dataset.open(self._next_pipe, is_abandoned=is_abandoned).close()
@@ -210,7 +209,7 @@ class PipeOrder:
         self._next_pipe = epoch + 1
         with contextlib.closing(self.dataset.open(epoch, is_abandoned=is_abandoned)) as reader:
             size = self.global_batch // self._cut.shares
-            ranks = 1 if self._sharded else self._cut.world_size  # that share what comes through this pipe
+            ranks = 1 if self._sharded else self._cut.world_size  # ranks that share this pipe's records
             mine = 0 if self._sharded else self.rank
             for _ in range(done * size * self._cut.accumulate * ranks):
                 if reader.skip() is None:
@@ -230,10 +229,10 @@ class PipeOrder:
                         return
                     if share % ranks == mine:
                         step.append(records)
-                yield from step  # type: ignore[misc]  # of this rank's shares, all are records
+                yield from step  # type: ignore[misc]  # all are records: this rank's shares hold no skipped ones
 
     def _check_end(self, found: int, *, steps: int) -> None:
-        """Check that a pipe may end after so many steps."""
+        """Raise DataError if the pipe may not end after ``steps`` whole steps; log the records left out."""
         if self.records is not None:
             raise self._too_few(found)
         pipe = self.dataset.channel.pipe(self._epoch)

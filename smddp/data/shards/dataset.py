@@ -1,4 +1,4 @@
-"""A dataset of shards: records of tar files and of JSON lines, decoded to samples."""
+"""A dataset of shards: tar and JSON lines files whose records are decoded into samples."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from smddp.data.source import Source, open_source
 from smddp.errors import DataError
 
 WINDOW = 2048
-"""Records that one is shuffled among by default; they lie in memory, over all ranks."""
+"""The default shuffle window, in records over all ranks; the window is kept in memory."""
 
 Decode = Callable[[dict[str, Any]], Any]
-"""Makes a sample of a record."""
+"""Turns a record into a sample."""
 
 
 class ShardedDataset(IterableDataset[Any]):
     """The records of ``*.tar`` and ``*.jsonl`` files in a directory or below a prefix in S3.
 
-    A record of JSON lines is the line's object. One of a tar file is, by webdataset's convention, what its members with
-    the same stem hold: ``{"__key__": "000123", "jpg": b"...", "cls": b"7"}``.
+    A record of JSON lines is the line's object. A record of a tar file is, by webdataset's convention, a dict of the
+    members with the same stem: ``{"__key__": "000123", "jpg": b"...", "cls": b"7"}``.
 
-    Iterating gives all samples once, as they lie; with a DataLoader's workers each gives its part. To train on several
-    ranks, and to resume, give a DataLoader its `decoder` and a `ShardOrder`.
+    Iterating yields all samples once, in stored order; each worker of a DataLoader yields its part. To train on
+    several ranks, and to resume, give a DataLoader its `decoder` and a `ShardOrder`.
 
     Examples:
-        The Trainer does that by itself::
+        The Trainer builds the DataLoader itself::
 
             data = ShardedDataset("s3://bucket/imagenet", decode=decode)
             loader = trainer.loader(data, batch_size=256, num_workers=4)
@@ -46,21 +46,21 @@ class ShardedDataset(IterableDataset[Any]):
         lanes: int | None = None,
         largest_record: int = LARGEST_RECORD,
     ) -> None:
-        """Use the shards at a location. They are looked at when `index` is asked for.
+        """Use the shards at a location. `index` lists and reads them when first used.
 
         Args:
             location: A directory, ``s3://bucket/prefix``, or a source of your own.
-            decode: Makes a sample of a record; it runs in the loader's workers. None gives the record itself.
-            window: Records among which one is shuffled, over all lanes. Each rank holds its part of them in memory.
-                Where each host has a part of its own, it is that of each host.
-            lanes: Streams that are read at a time, over all ranks; it divides the global batch. A rank reads but its
-                own where the number of ranks divides it, else some records in vain. The default is the greatest common
-                divisor of the global batch and 48; without a shuffle, 1. Where each host has a part of its own, ranks,
-                streams and global batch are those of each host.
-            largest_record: The most bytes of a record; what is larger is an error and never read into memory.
+            decode: Turns a record into a sample, in the loader's workers. None returns the record itself.
+            window: The shuffle window in records, over all lanes. Each rank keeps its part of the window in memory.
+                With data sharded by host, each host has its own window of this size.
+            lanes: Streams read at a time, over all ranks; must divide the global batch. If the number of ranks divides
+                it, each rank reads only its own streams; otherwise some records are read by several ranks. The
+                default is the greatest common divisor of the global batch and 48; without a shuffle, 1. With data
+                sharded by host, count ranks, streams and global batch of one host.
+            largest_record: The most bytes of a record. A larger one is an error, and never read into memory.
 
         Raises:
-            DataError: The location names no directory or prefix.
+            DataError: The location is neither a directory nor an S3 prefix.
             ValueError: A number is out of its range.
         """
         if window < 1:
@@ -78,7 +78,7 @@ class ShardedDataset(IterableDataset[Any]):
 
     @property
     def index(self) -> ShardIndex:
-        """What is known of the shards; it is read, or made, when it is asked for the first time.
+        """The index of the shards, read or built at the first use.
 
         Raises:
             DataError: There are no shards, or one is damaged or cannot be read.
@@ -88,21 +88,21 @@ class ShardedDataset(IterableDataset[Any]):
         return self._index
 
     def adopt(self, index: ShardIndex) -> None:
-        """Use the index that another rank has made, instead of making it again.
+        """Use another rank's index instead of building it again.
 
         Raises:
-            DataError: The shards here are others.
+            DataError: The shards here differ from the index.
         """
-        if index != self._index:  # taken over and checked before, for training and now for evaluation
+        if index != self._index:  # an equal index was checked before: training and evaluation share a dataset
             index.check(self.source)
             self._index = index
 
     def __len__(self) -> int:
-        """Return how many records all shards have."""
+        """Return the number of records of all shards."""
         return self.index.records
 
     def __iter__(self) -> Iterator[Any]:
-        """Give the samples of all records, or of a DataLoader worker's part of them.
+        """Yield the samples of all records, or of this DataLoader worker's part.
 
         Raises:
             DataError: A record cannot be read or decoded.
@@ -117,17 +117,17 @@ class ShardedDataset(IterableDataset[Any]):
 
 
 class RecordDecoder(Dataset[Any]):
-    """Makes samples of raw records: for a DataLoader whose batch sampler is an order of shards."""
+    """Decodes raw records into samples, for a DataLoader whose batch sampler is a `ShardOrder` or a `PipeOrder`."""
 
     def __init__(self, decode: Decode | None) -> None:
-        """Decode with this function; None gives the record itself."""
+        """Decode with this function; None returns the record itself."""
         self._decode = decode
 
     def __getitem__(self, record: RawRecord) -> Any:
         """Decode a record.
 
         Raises:
-            DataError: It cannot be decoded.
+            DataError: The record cannot be decoded.
         """
         if not isinstance(record, RawRecord):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""The evaluation data of one rank in shards: every record once over all ranks, as they lie."""
+"""The evaluation data of one rank in shards: every record once over all ranks, in stored order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _AHEAD = 4  # batches
 
 
 class ShardEvaluation:
-    """A batch sampler for ``DataLoader(dataset.decoder, batch_sampler=...)``: it gives batches of raw records.
+    """A batch sampler for ``DataLoader(dataset.decoder, batch_sampler=...)`` that yields batches of raw records.
 
-    Each rank has one run of neighbouring records, nothing is padded. Ranks may differ by one record, and so by one
-    batch: between the batches there must be no collective; reduce sums and counts after the last one.
+    Each rank has one run of neighbouring records, without padding. Ranks may differ by one record, and so by one
+    batch: call no collective between the batches; reduce sums and counts after the last one.
     """
 
     def __init__(self, dataset: ShardedDataset, *, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
@@ -25,12 +25,13 @@ class ShardEvaluation:
 
         Args:
             dataset: The shards.
-            batch_size: Records a batch of this rank; the last one may be smaller.
-            rank: This process.
-            world_size: How many processes there are.
+            batch_size: Records of a batch of this rank; the last one may be smaller.
+            rank: This process's rank.
+            world_size: The number of processes.
 
         Raises:
-            ValueError: The numbers do not fit each other. DataError, which is one: a shard cannot be read.
+            ValueError: The numbers do not fit each other.
+            DataError: A shard cannot be read.
         """
         self.dataset = dataset
         self._positions = EvaluationSampler(
@@ -38,11 +39,11 @@ class ShardEvaluation:
         )
 
     def __len__(self) -> int:
-        """Return how many batches this rank has."""
+        """Return the number of this rank's batches."""
         return len(self._positions)
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
-        """Give this rank's batches; a thread reads them ahead, and ends with the iterator.
+        """Return an iterator over this rank's batches; a thread reads them ahead, and ends with the iterator.
 
         Raises:
             DataError: A record cannot be read.

@@ -1,7 +1,7 @@
-"""The index of shards: how many records each has, and where in it they begin.
+"""The index of shards: the number of records of each shard, and the bytes at which some of them begin (marks).
 
-It is what makes a sequence of shards an order of records: any of them is found by a seek and at most `MARK_EVERY`
-records that are passed over. It is read from ``shards.json`` beside the shards, or else made by going through them.
+With an index, any record is found by a seek and at most `MARK_EVERY` skipped records. The index is read from
+``shards.json`` beside the shards, or built by reading through them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from smddp.errors import DataError
 logger = logging.getLogger(__name__)
 
 INDEX_NAME = "shards.json"
-"""The file beside the shards."""
+"""The index file beside the shards."""
 MARK_EVERY = 32
-"""Records from one mark to the next: half as many are passed over, in the mean, before the first that is wanted."""
+"""Records from one mark to the next; on average half as many are skipped before the first wanted record."""
 
 _VERSION = 1
 _LARGEST_INDEX = 2**30
-"""Bytes. As many describe some 3 * 10**9 records."""
-_SCANNERS = 8  # shards gone through at a time
+"""Bytes, enough for some 3 * 10**9 records."""
+_SCANNERS = 8  # shards scanned at a time
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -51,7 +51,7 @@ class Shard:
     marks: tuple[int, ...] = field(compare=False)
     """The bytes at which records 0, ``mark_every``, 2 × ``mark_every`` and so on begin."""
     mark_every: int = field(default=MARK_EVERY, compare=False)
-    """Records from one mark to the next; an index that was written earlier may have fewer marks."""
+    """Records from one mark to the next; an index from an earlier version may have fewer marks."""
 
     def __post_init__(self) -> None:
         numbers = (self.size, self.records, self.mark_every, *self.marks)
@@ -63,18 +63,18 @@ class Shard:
             raise DataError(f"the marks of {self.name!r} do not fit its {self.records} records and {self.size} bytes")
 
     def mark_before(self, number: int) -> tuple[int, int]:
-        """Give the last record with a mark that is not after one, and the byte at which it begins."""
+        """Return the last marked record up to this one, and the byte at which it begins."""
         place = number // self.mark_every
         return place * self.mark_every, self.marks[place]
 
     def mark_after(self, number: int) -> int:
-        """Give a byte, the first that is known, by which a record has ended."""
+        """Return a byte at or behind the end of a record: the next mark, or the end of the shard."""
         place = number // self.mark_every + 1
         return self.marks[place] if place < len(self.marks) else self.size
 
     @property
     def blob(self) -> Blob:
-        """The file."""
+        """The shard's file."""
         return Blob(name=self.name, size=self.size)
 
 
@@ -84,19 +84,19 @@ class ShardIndex:
 
     shards: tuple[Shard, ...]
     missing: tuple[str, ...] = field(default=(), compare=False)
-    """Shards that ``shards.json`` knows and that are not there; another host may have them."""
+    """Shards in ``shards.json`` that are missing here; another host may have them."""
 
     @classmethod
     def of(cls, source: Source, *, largest_record: int = LARGEST_RECORD) -> ShardIndex:
-        """Index a source: from its ``shards.json``; shards that it does not know are read through.
+        """Index a source from its ``shards.json``, and scan the shards that are not in it.
 
         Args:
-            source: Where the shards lie.
+            source: The location of the shards.
             largest_record: The most bytes of a record.
 
         Raises:
-            DataError: There are no shards, or one is cut, damaged or not readable, has a record that is too large, or
-                another size than ``shards.json`` says.
+            DataError: There are no shards, or a shard is cut, damaged or unreadable, has a record that is too large,
+                or differs in size from ``shards.json``.
         """
         blobs = list_shards(source)
         known = _read(source)
@@ -123,10 +123,10 @@ class ShardIndex:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ShardIndex:
-        """Understand what `to_json` gave.
+        """Build an index from the output of `to_json`.
 
         Raises:
-            DataError: It is something else.
+            DataError: The value is not an index of this version.
         """
         if not isinstance(value, Mapping) or value.get("version") != _VERSION:
             raise DataError(f"it is no index of shards of version {_VERSION}")
@@ -154,7 +154,7 @@ class ShardIndex:
         return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as a JSON object."""
+        """Return the index as a JSON object."""
         shards = [
             {"name": shard.name, "size": shard.size, "records": shard.records, "marks": shard.marks}
             | ({} if shard.mark_every == MARK_EVERY else {"mark_every": shard.mark_every})
@@ -163,7 +163,7 @@ class ShardIndex:
         return {"version": _VERSION, "mark_every": MARK_EVERY, "shards": shards}
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
-        """Write ``shards.json``; it belongs beside the shards, and is found there.
+        """Write ``shards.json``, atomically. The directory must be the one with the shards.
 
         Returns:
             The file.
@@ -178,10 +178,10 @@ class ShardIndex:
         return path
 
     def check(self, source: Source) -> None:
-        """See that all shards are where the index was made of, in the same sizes.
+        """Check that the source has all shards of the index, in the same sizes.
 
         Raises:
-            DataError: One is missing, or has another size.
+            DataError: A shard is missing, or has another size.
         """
         sizes = {blob.name: blob.size for blob in source.list()}
         for shard in self.shards:
@@ -195,7 +195,7 @@ class ShardIndex:
 
 
 def _read(source: Source) -> dict[str, Shard]:
-    """Return the shards that ``shards.json`` knows, by name; none where it is not there, or is no index."""
+    """Return the shards in ``shards.json``, by name; empty if the file is missing or is not an index."""
     beside = next((blob for blob in source.list() if blob.name == INDEX_NAME), None)
     if beside is None:
         return {}

@@ -1,10 +1,11 @@
-"""The order of records in shards: a pure function of seed, epoch and position, that is cheap to read from.
+"""The order of records in shards: a pure function of seed, epoch and position that is cheap to read from.
 
-All shards, permuted, are one sequence of N records. What is left of it by whole global batches is cut into `lanes`
-equal streams, and each optimizer step takes as many records of each lane, lane after lane. So a rank reads its own
-lanes, in sequence, where the ranks divide the lanes; and any number of ranks gives the same global batches. Within a
-lane each block of neighbouring records is permuted by itself: a window of the shuffle, of which a resume reads again
-one at most.
+1. The shards, permuted, form one sequence of N records.
+2. The whole global batches of that sequence are cut into `lanes` equal streams.
+3. Each optimizer step takes the same number of records from each lane, lane after lane. So a rank reads its own lanes
+   in sequence if the number of ranks divides the lanes, and any number of ranks yields the same global batches.
+4. Within a lane, each block of neighbouring records is permuted by itself. A block is a window of the shuffle; a resume
+   reads at most one of them again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 ALGORITHM = 1
-"""The version of the order. Checkpoints record it: a change of anything below is a new version."""
+"""The version of the order, which checkpoints record. Changing anything below makes a new version."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -26,23 +27,23 @@ class Interleave:
     records: int
     """All records."""
     global_batch: int
-    """Samples an optimizer step; it divides by the lanes."""
+    """Samples of an optimizer step, a multiple of the lanes."""
     lanes: int
-    """How many streams are read at a time, over all ranks."""
+    """Streams read at a time, over all ranks."""
     window: int
-    """Records among which one is shuffled, over all lanes."""
+    """The shuffle window in records, over all lanes."""
     seed: int
     epoch: int
     shuffle: bool
 
     @property
     def steps(self) -> int:
-        """Whole global batches."""
+        """Whole global batches of an epoch."""
         return self.records // self.global_batch
 
     @property
     def stride(self) -> int:
-        """Records of each lane a step."""
+        """Records of each lane in a step."""
         return self.global_batch // self.lanes
 
     @property
@@ -52,25 +53,19 @@ class Interleave:
 
     @property
     def block(self) -> int:
-        """Records of a lane that are permuted among each other; without a shuffle, those of a step."""
+        """Records of a lane that are permuted together; without a shuffle, the records of a step."""
         return max(1, self.window // self.lanes) if self.shuffle else self.stride
 
     def shard_order(self, count: int) -> list[int]:
-        """Give the numbers of so many shards in the epoch's order."""
+        """Return the numbers of ``count`` shards in the epoch's order."""
         if not self.shuffle:
             return list(range(count))
         return self._permuted(count, "shards")
 
     def blocks(self, lane: int, slots: range, step: int) -> Iterator[list[int]]:
-        """Give where the records of some slots of a lane lie in the sequence of all, from a step on.
+        """Yield a list of sequence positions for each block of a lane, in the epoch's order, from a step on.
 
-        Args:
-            lane: Whose records.
-            slots: Which of the ``stride`` records of each step.
-            step: The first step.
-
-        Returns:
-            For each block of the lane a list, in the epoch's order; it may be empty.
+        ``slots`` selects from the ``stride`` records of each step; a list may be empty.
         """
         for first in range(step * self.stride // self.block * self.block, self.length, self.block):
             last = min(first + self.block, self.length)
@@ -82,7 +77,7 @@ class Interleave:
             ]
 
     def places(self, positions: Iterable[int]) -> Iterator[int]:
-        """Give where the records at some positions of the epoch's order lie in the sequence of all."""
+        """Yield the sequence positions of the records at some positions of the epoch's order."""
         held, places = (-1, -1), []
         for position in positions:
             step, slot = divmod(position, self.global_batch)
@@ -92,7 +87,7 @@ class Interleave:
             lane, slot = divmod(slot, self.stride)
             in_lane = step * self.stride + slot
             first = in_lane // self.block * self.block
-            if held != (lane, first):  # neighbours mostly lie in one block
+            if held != (lane, first):  # neighbours are mostly in one block
                 held, places = (lane, first), self._block(lane, first, min(first + self.block, self.length))
             yield places[in_lane - first]
 
@@ -105,7 +100,7 @@ class Interleave:
     def _permuted(self, size: int, what: str) -> list[int]:
         """Return the numbers below size, sorted by random keys of this epoch.
 
-        A `Permutation` needs no memory, but takes as long for a small block as for 10,000 numbers.
+        A `Permutation` needs no memory, but a small block takes it as long as 10,000 numbers.
         """
         text = f"smddp shards {ALGORITHM}: seed {self.seed}, epoch {self.epoch}, {what}"
         keys = np.frombuffer(hashlib.shake_256(text.encode()).digest(8 * size), dtype="<u8")

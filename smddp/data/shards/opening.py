@@ -1,4 +1,4 @@
-"""Which reader reads a shard: by the end of its name."""
+"""Chooses the reader of a shard by its file extension."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from smddp.errors import DataError
 from smddp.storage.byte_stream import buffered
 
 _READERS: dict[str, type[TarReader] | type[JsonLinesReader]] = {".tar": TarReader, ".jsonl": JsonLinesReader}
-_BEYOND = 1 << 16  # bytes after the last record that is wanted: the header that shows where it ends
+_BEYOND = 1 << 16  # bytes fetched after the last wanted record: the next header, which shows where it ends
 _COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".lz4")
 
 
 def list_shards(source: Source) -> list[Blob]:
-    """Give the shards of a source, sorted by name; what else lies there is left alone.
-
-    Raises:
-        DataError: There are none, or some are compressed.
-    """
+    """Return the shards of a source, sorted by name; raise DataError if there are none or some are compressed."""
     blobs = source.list()
     for blob in blobs:
         name = blob.name.lower()
@@ -46,18 +42,10 @@ def open_reader(
     wanted: int | None = None,
     largest_record: int = LARGEST_RECORD,
 ) -> RecordReader:
-    """Open a shard to read its records in sequence.
+    """Open a shard at record ``number``, which begins at byte ``offset``, and read its records in sequence.
 
-    Args:
-        source: Where it lies.
-        shard: Its name, and its size, which it must still have.
-        number: The record to begin at.
-        offset: The byte at which that begins.
-        wanted: Bytes from there on after which probably no more are read; None is to the end.
-        largest_record: The most bytes of a record.
-
-    Raises:
-        DataError: It cannot be opened.
+    ``wanted`` is the expected number of bytes to read; None reads to the end. It bounds only the prefetch, not the
+    reads. Raise DataError if the shard cannot be opened; its size must match ``shard``.
     """
     ending = _ending(shard.name)
     assert ending is not None, shard
@@ -81,7 +69,7 @@ def _ending(name: str) -> str | None:
 
 
 class _Bounded(io.RawIOBase):
-    """A file from a byte on that is fetched as far as it is wanted, and further only once it is read further."""
+    """A file from a byte on that fetches its first ``size`` bytes, and the rest only when read beyond them."""
 
     def __init__(self, source: Source, name: str, offset: int, size: int) -> None:
         self._source = source

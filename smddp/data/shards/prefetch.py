@@ -1,4 +1,13 @@
-"""Runs an iterator in a thread, a few items ahead; nothing of it is left when the reader closes or forgets it."""
+"""Runs an iterator in a thread, a few items ahead, and ends the thread when the reader closes or drops it.
+
+The hand-over:
+
+1. The thread puts items into a `_Buffer`, and waits while the buffer is full.
+2. The reader takes them out, and waits while the buffer is empty. At the end it gets None, or the producer's error.
+3. A reader that ends early calls `stop`, which wakes the thread, and joins it. The producer sees ``is_abandoned``, or
+   ends at its next item.
+4. In a fork there is no thread, so the reader's clean-up does nothing there.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +23,19 @@ Produced = TypeVar("Produced", covariant=True)
 
 
 class Producer(Protocol[Produced]):
-    """An iterator that can be closed: a generator."""
+    """An iterator with `close`, such as a generator."""
 
     def __iter__(self) -> Iterator[Produced]: ...
     def close(self) -> None:
-        """Close what it has open."""
+        """Release open resources."""
 
 
 def prefetch(produce: Callable[[Callable[[], bool]], Producer[Item]], *, ahead: int) -> Iterator[Item]:
-    """Give the items of a producer that runs in a thread of its own.
+    """Yield the items of a producer that runs in its own thread, at most ``ahead`` items ahead of the reader.
 
-    The thread starts with the first item that is asked for: a DataLoader forks its workers before.
-
-    Args:
-        produce: Makes the producer. It is told how to ask whether it is still wanted; if not, what it gives, and what
-            it raises, is dropped.
-        ahead: How many items it may be ahead.
-
-    Raises:
-        BaseException: What the producer raises, in its place among the items.
+    ``produce`` gets a function that returns True once the reader ended; from then on its items and errors are dropped.
+    An error of the producer is raised after all earlier items. The thread starts at the first `next`, because a
+    DataLoader forks its workers before that.
     """
     buffer: _Buffer[Item] = _Buffer(ahead)
     thread = threading.Thread(target=_fill, args=(buffer, produce), name="smddp shard reader", daemon=True)
@@ -42,9 +45,9 @@ def prefetch(produce: Callable[[Callable[[], bool]], Producer[Item]], *, ahead: 
         while (item := buffer.next_item()) is not None:
             yield item[0]
     finally:
-        if os.getpid() == process:  # in a fork there is no thread, and its locks may be held forever
+        if os.getpid() == process:  # a fork has no thread, and its copy of the lock may stay locked for ever
             buffer.stop()
-            if threading.current_thread() is not thread:  # the garbage collector runs in any
+            if threading.current_thread() is not thread:  # the garbage collector may run this in any thread
                 thread.join()
 
 
@@ -56,24 +59,25 @@ class _Buffer(Generic[Item]):
         self._is_at_end = False
         self._error: BaseException | None = None
         # Guards all above. Bound: until `stop`, at most `size` items wait. Order: `finish` comes after the last `put`,
-        # so what the producer raises is raised behind all its items.
+        # so a producer's error is raised after all its items. Waits have no timeout: `next_item` or `stop` ends that of
+        # `put`; `put` or `finish`, which `_fill` always calls, ends that of `next_item`.
         self._changed = threading.Condition()
 
     def put(self, item: Item) -> None:
-        """Add an item, once there is room."""
+        """Add an item, after waiting for room."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_stopped or len(self._items) < self._size)
             self._items.append((item,))
             self._changed.notify_all()
 
     def finish(self, error: BaseException | None) -> None:
-        """Say that no item follows."""
+        """Mark the end of the items."""
         with self._changed:
             self._is_at_end, self._error = True, error
             self._changed.notify_all()
 
     def next_item(self) -> tuple[Item] | None:
-        """Give the next item in a tuple, once it is there; None at the end."""
+        """Wait for the next item, and return it in a tuple. At the end, return None or raise the producer's error."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._is_at_end)
             if not self._items:
@@ -86,7 +90,7 @@ class _Buffer(Generic[Item]):
             return item
 
     def stop(self) -> None:
-        """Say that no item is wanted any more."""
+        """Drop all items, and accept no more."""
         with self._changed:
             self.is_stopped = True
             self._items.clear()

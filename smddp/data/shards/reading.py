@@ -1,4 +1,4 @@
-"""Reads the micro-batches of one rank: from each of its lanes in turn, a window of the shuffle ahead."""
+"""Reads the micro-batches of one rank from its lanes in turn, one block of the shuffle ahead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smddp.data.shards.sequence import Cursor, ShardSequence
 
 
 class AbandonedError(Exception):
-    """Nobody wants the rest."""
+    """The reader no longer wants the records."""
 
 
 def read_micro_batches(
@@ -26,21 +26,10 @@ def read_micro_batches(
     step: int,
     is_abandoned: Callable[[], bool],
 ) -> Generator[list[RawRecord]]:
-    """Give the micro-batches of a rank from a step to the end of the epoch.
+    """Yield the micro-batches of a rank from ``step`` to the end of the epoch; files are open only while it runs.
 
-    Files are open only while it runs; close it to end it early.
-
-    Args:
-        sequence: The shards in the epoch's order.
-        lanes: The order.
-        cut: How a global batch is shared; the ranks' shares are neighbours, and so are those of a rank.
-        rank: Whose micro-batches.
-        step: The first.
-        is_abandoned: Is asked with each record.
-
-    Raises:
-        DataError: A record cannot be read.
-        AbandonedError: ``is_abandoned``.
+    The ranks' shares of a global batch are neighbours, and so are the micro-batches of a rank. Raise DataError if a
+    record cannot be read, AbandonedError once ``is_abandoned`` returns True (asked before each record).
     """
 
     def read(cursor: Cursor, place: int) -> RawRecord:
@@ -71,7 +60,7 @@ def shares_of(cut: Partition) -> Partition:
 
 
 def _slots(lanes: Interleave, slots: range) -> Iterator[tuple[int, range]]:
-    """Yield the lanes that some slots of a global batch lie in, and which of a lane's slots they are."""
+    """Yield the lanes that contain some slots of a global batch, each with its own slots among them."""
     for lane in range(slots.start // lanes.stride, (slots.stop - 1) // lanes.stride + 1):
         start = lane * lanes.stride
         yield lane, range(max(slots.start - start, 0), min(slots.stop - start, lanes.stride))
@@ -83,7 +72,7 @@ _Read = Callable[[Cursor, int], RawRecord]
 def _lane(sequence: ShardSequence, blocks: Iterable[list[int]], stop: int, read: _Read) -> Generator[RawRecord]:
     """Yield the records of a lane, block after block.
 
-    For each record that goes out, one of the next block is read: so reading is even, and memory that of one block.
+    For each record it yields, it reads one of the next block: reading is steady, and memory stays at one block.
     """
     with sequence.cursor(stop=stop) as cursor:
         order: list[int] = []
@@ -104,7 +93,7 @@ def _lane(sequence: ShardSequence, blocks: Iterable[list[int]], stop: int, read:
 def _last(
     sequence: ShardSequence, lanes: Interleave, cut: Partition, rank: int, read: _Read
 ) -> Generator[list[RawRecord]]:
-    """Yield a last step that is not whole, or is filled up."""
+    """Yield the last step if it is short or wrapped."""
     shares = shares_of(cut)
     if cut.short:
         all_positions = [positions.tolist() for positions in shares.short_positions(0)]

@@ -1,4 +1,4 @@
-"""Shards one after the other as one long sequence of records, any of which can be read by its position in it."""
+"""Shards in a row as one long sequence of records, each readable by its position."""
 
 from __future__ import annotations
 
@@ -14,42 +14,32 @@ from smddp.data.source import Source
 from smddp.errors import DataError
 
 _WORTH_A_SEEK = 8 * 2**20
-"""Bytes. Less is passed over faster than a stream from S3 is opened anew."""
+"""Bytes. Skipping fewer bytes is faster than opening a new S3 stream."""
 
 
 class ShardSequence:
-    """Where each record of a sequence of shards lies."""
+    """Maps a position in a sequence of shards to a shard and a record."""
 
     def __init__(self, source: Source, shards: Sequence[Shard], *, largest_record: int = LARGEST_RECORD) -> None:
-        """Lay the shards one after the other.
-
-        Args:
-            source: Where they lie.
-            shards: In their order.
-            largest_record: The most bytes of a record.
-        """
+        """Put the shards in this order, one after the other; ``largest_record`` is the most bytes of a record."""
         self.source = source
         self.shards = shards
         self.largest_record = largest_record
         self._ends = list(accumulate(shard.records for shard in shards))
 
     def __len__(self) -> int:
-        """Return how many records all shards have."""
+        """Return the number of records of all shards."""
         return self._ends[-1] if self._ends else 0
 
     def find(self, position: int) -> tuple[Shard, int]:
-        """Give the shard of a record, and the record's number in it."""
+        """Return the shard of a record, and the record's number in it."""
         place = bisect_right(self._ends, position)
         shard = self.shards[place]
         return shard, position - (self._ends[place] - shard.records)
 
     @contextlib.contextmanager
     def cursor(self, *, stop: int | None = None) -> Iterator[Cursor]:
-        """Give a cursor that is closed at the end.
-
-        Args:
-            stop: the position that reading comes to at most, as far as is known: no more is fetched ahead.
-        """
+        """Yield a cursor, and close it at the end. ``stop`` bounds the prefetch: the first position not to read."""
         cursor = Cursor(self, stop=len(self) if stop is None else stop)
         try:
             yield cursor
@@ -58,21 +48,17 @@ class ShardSequence:
 
 
 class Cursor:
-    """Reads records of a sequence; at little cost in the order they lie in. It has at most one file open."""
+    """Reads records of a sequence, cheapest in ascending order, with at most one file open."""
 
     def __init__(self, sequence: ShardSequence, *, stop: int) -> None:
-        """Begin nowhere."""
+        """Begin without an open file."""
         self._sequence = sequence
         self._stop = stop
         self._shard: Shard | None = None
         self._reader: RecordReader | None = None
 
     def read(self, position: int) -> RawRecord:
-        """Give the record at a position.
-
-        Raises:
-            DataError: It cannot be read, or the shard is not what the index says.
-        """
+        """Return the record at a position; raise DataError if it cannot be read or the shard differs from the index."""
         shard, number = self._sequence.find(position)
         reader = self._reader_at(shard, number, position)
         while reader.number < number:
@@ -90,7 +76,7 @@ class Cursor:
         self._reader = self._shard = None
 
     def _reader_at(self, shard: Shard, number: int, position: int) -> RecordReader:
-        """Return the reader of the shard, at the record or a little before."""
+        """Return a reader of the shard, positioned at the record or before it."""
         marked, offset = shard.mark_before(number)
         reader = self._reader
         if reader is not None and shard is self._shard and reader.number <= number:

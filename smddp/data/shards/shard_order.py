@@ -1,4 +1,4 @@
-"""The order of training data in shards: which records each micro-batch of this rank holds, and how far it has come."""
+"""The order of training data in shards: the records of each micro-batch of this rank, and the position in the epoch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from smddp.data.shards.sequence import ShardSequence
 logger = logging.getLogger(__name__)
 
 LANES = 48
-"""The most streams by default: it divides by 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks."""
+"""The default upper bound of streams: 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks divide it."""
 
-_AHEAD = 4  # micro-batches; the window is ahead of them
+_AHEAD = 4  # micro-batches, besides the shuffle window
 
 
 class ShardOrder:
     """The training data of one rank in shards: read in sequence, shuffled, resumable at any number of ranks.
 
-    Iterating gives one list of raw records for each micro-batch of this rank, from the first optimizer step that was
-    not taken yet to the end of the epoch; ``accumulate`` lists in a row are one optimizer step. Only `advance` counts a
-    step as taken. It is a batch sampler whose indices are whole records, which a loader's workers decode::
+    Iterating yields one list of raw records for each micro-batch of this rank, from the first optimizer step not taken
+    yet to the end of the epoch; ``accumulate`` lists in a row are one optimizer step. Only `advance` counts a step as
+    taken. It is a batch sampler whose indices are whole records, which a loader's workers decode::
 
         DataLoader(dataset.decoder, batch_sampler=ShardOrder(dataset, global_batch=256), num_workers=4)
 
-    The shards come in another order in each epoch; `lanes` streams of them are read at a time, and a record changes
-    places with others of its window only. That mixes less than a shuffle of all: spread the classes over the shards.
+    Each epoch has another order of the shards; `lanes` streams of them are read at a time, and a record is shuffled
+    only within its window. That mixes less than a full shuffle: spread the classes over the shards.
     """
 
     def __init__(
@@ -50,23 +50,24 @@ class ShardOrder:
         shuffle: bool = True,
         tail: Tail = "drop",
     ) -> None:
-        """Describe the order, and see that the shards are what the index says.
+        """Describe the order, and check the shards against the index.
 
         Args:
             dataset: The shards.
-            global_batch: Samples an optimizer step, over all ranks and micro-batches.
-            rank: This process.
-            world_size: How many processes there are.
-            accumulate: Micro-batches an optimizer step on each rank.
-            seed: Decides, with the epoch and the number of records, the order.
+            global_batch: Samples of an optimizer step, over all ranks and micro-batches.
+            rank: This process's rank.
+            world_size: The number of processes.
+            accumulate: Micro-batches of an optimizer step on each rank.
+            seed: Decides the order, with the epoch and the number of records.
             shuffle: False keeps the shards' order.
-            tail: What becomes of the records beyond the last whole global batch; see `smddp.ElasticSampler`.
+            tail: What to do with the records behind the last whole global batch; see `smddp.ElasticSampler`.
 
         Raises:
-            ValueError: The numbers do not fit each other. DataError, which is one: the shards are not as they were.
+            ValueError: The numbers do not fit each other.
+            DataError: The shards differ from the index.
         """
         index = dataset.index
-        # It keeps the place, and checks the numbers: these are the same for all data.
+        # The sampler keeps the position and checks the numbers, as for any other data.
         place = ElasticSampler(
             index.records,
             global_batch=global_batch,
@@ -82,7 +83,7 @@ class ShardOrder:
 
     @classmethod
     def of(cls, dataset: ShardedDataset, place: ElasticSampler) -> ShardOrder:
-        """Describe the order of a place among as many samples as the shards have, or as the hosts' parts of them have.
+        """Describe the order that a sampler's position and options define for these shards.
 
         Raises:
             ValueError: The numbers do not fit each other.
@@ -119,12 +120,12 @@ class ShardOrder:
 
     @property
     def epoch(self) -> int:
-        """The epoch whose order is given, from 0."""
+        """The current epoch, from 0."""
         return self._place.epoch
 
     @property
     def consumed(self) -> int:
-        """Samples of this epoch, over all ranks, that optimizer steps were taken on."""
+        """Samples of this epoch consumed by optimizer steps, over all ranks."""
         return self._place.consumed
 
     @property
@@ -133,13 +134,13 @@ class ShardOrder:
         return self._place.steps_per_epoch
 
     def __len__(self) -> int:
-        """Return this rank's micro-batches that are left in the epoch."""
+        """Return the number of this rank's micro-batches left in the epoch."""
         return len(self._place)
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
-        """Give this rank's micro-batches from the first step not taken to the end of the epoch.
+        """Return an iterator over this rank's micro-batches, from the first step not taken to the end of the epoch.
 
-        They are read ahead by a thread, which ends with the iterator.
+        A thread reads them ahead, and ends with the iterator.
 
         Raises:
             DataError: A record cannot be read.
@@ -165,7 +166,7 @@ class ShardOrder:
         return prefetch(lambda is_abandoned: produce(is_abandoned=is_abandoned), ahead=_AHEAD)
 
     def start_epoch(self, epoch: int) -> None:
-        """Begin this epoch, or go on with it where it is already under way."""
+        """Begin this epoch, or continue it if it is the current one."""
         self._place.start_epoch(epoch)
 
     def advance(self) -> None:
@@ -177,7 +178,7 @@ class ShardOrder:
         self._place.advance()
 
     def loss_weight(self, micro_batch: int) -> float:
-        """Return what the mean loss of a micro-batch of the step under way is multiplied by, on this rank.
+        """Return the factor for the mean loss of a micro-batch of the current step; see `smddp.ElasticSampler`.
 
         Args:
             micro_batch: From 0 to ``accumulate - 1``.
@@ -188,20 +189,20 @@ class ShardOrder:
         return shares_of(cut).short_weight(0, self._share.rank * cut.accumulate + micro_batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the position in the data, the same on every rank: a small JSON object."""
+        """Return the position in the data, the same on every rank: a small JSON object."""
         return {**self._place.state_dict(), **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state_dict` gave, at any number of ranks.
+        """Go to a position from `state_dict`, saved at any number of ranks.
 
-        Where each host has a part of its own, other hosts are refused, or begin the epoch anew, as the place says.
+        With data sharded by host, a change of hosts raises an error or restarts the epoch, as ``on_change`` says.
 
         Raises:
-            ValueError: The position belongs to another order, or to none; or the data changed.
+            ValueError: The position does not fit this order, or the data changed.
         """
         own = self._identity()
-        # Other hosts have other lanes, and so has another batch. Such a position is refused for what it is, or its
-        # epoch begun anew: any lanes fit that.
+        # A change of hosts or of the global batch changes the default lanes, too. Leave such a position to the
+        # sampler, which refuses it with the real reason, or restarts its epoch, where any lanes fit.
         has_other_lanes = own.keys() <= state.keys() and (
             self._place.host_change(state) is not None or state.get("global_batch") != self.global_batch
         )
@@ -214,11 +215,11 @@ class ShardOrder:
         self._place.load_state_dict({name: value for name, value in state.items() if name not in own})
 
     def _identity(self) -> dict[str, Any]:
-        """Return what decides the order besides what the place knows."""
+        """Return the values that decide the order besides the sampler's."""
         return {"shards": ALGORITHM, "lanes": self.lanes, "window": self.window}
 
     def _memory(self) -> float:
-        """Return about how many bytes the records in all windows have."""
+        """Return the approximate bytes of the records in all windows."""
         index = self.dataset.index
         held = self.window if self._place.shuffle else self.global_batch
         return min(held, index.records) * index.size / max(index.records, 1)

@@ -1,6 +1,6 @@
-"""Where data lies: a directory, or a prefix in S3 whose objects are read ahead and never copied to a disk.
+"""The location of data: a directory, or a prefix in S3 whose objects are read ahead and never copied to a disk.
 
-``smddp.data.source.s3`` is imported only where something is read from S3: it needs boto3.
+``smddp.data.source.s3`` is imported only for S3 locations, because it needs boto3.
 """
 
 from smddp.data.source.directory import DirectorySource

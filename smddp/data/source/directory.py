@@ -14,18 +14,18 @@ from smddp.errors import DataError
 
 
 class DirectorySource:
-    """The files of a directory and of those below it. Links are followed; a circle of them is left out."""
+    """The files of a directory, at any depth. Symbolic links are followed, except into a directory above."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        """Use this directory. It is looked at when it is listed."""
+        """Use this directory. `list` reads it."""
         self.root = Path(root).absolute()
 
     def __str__(self) -> str:
-        """Give the directory."""
+        """Return the directory."""
         return str(self.root)
 
     def list(self) -> list[Blob]:
-        """Give all regular files, sorted by name."""
+        """Return all regular files, sorted by name."""
         if not self.root.is_dir():
             found = "is not a directory" if self.root.exists() else "does not exist"
             raise DataError(f"cannot read shards from {self.root}: it {found}; give the directory that holds them")
@@ -38,7 +38,7 @@ class DirectorySource:
         return sorted(blobs, key=lambda blob: blob.name)
 
     def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
-        """Open a file; it can be sought in too."""
+        """Open a file. The stream is seekable."""
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
             raise DataError(f"{name!r} is not a file below {self.root}: shards are named by their path in it")
@@ -65,7 +65,7 @@ class DirectorySource:
 
 
 class _Section(io.RawIOBase):
-    """A piece of a file as a file of its own."""
+    """A section of a file as its own file."""
 
     def __init__(self, file: io.FileIO, start: int, size: int | None) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Which source reads a location: a directory, or a prefix in S3."""
+"""Chooses the source of a location: a directory, or a prefix in S3."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from smddp.errors import DataError
 
 
 def open_source(location: str | os.PathLike[str]) -> Source:
-    """Give the source at a location: a directory, or ``s3://bucket/prefix``.
-
-    Raises:
-        DataError: The location is neither.
-    """
+    """Return the source at a directory or ``s3://bucket/prefix``; raise DataError for anything else."""
     text = os.fspath(location)
     if text.startswith("s3://"):
-        from smddp.data.source.s3 import S3Source  # only who reads from there needs boto3
+        from smddp.data.source.s3 import S3Source  # here, because it needs boto3
 
         return S3Source(text)
     if text.startswith("s3:/") or "://" in text or not text:

@@ -1,7 +1,7 @@
-"""Threads that fetch parts of objects before they are read, with one bounded memory for all open streams.
+"""Threads that fetch parts of objects before they are read, within one memory bound for all open streams.
 
-Each stream always has one part; beyond that the memory goes to whoever waits, then to whoever has the least. So one
-stream alone uses all connections, and fifty at a time use one each.
+Each stream always has one part. Beyond that, memory goes to streams with a waiting reader first, then to the stream
+with the least. So one stream alone uses all connections, and fifty at a time use one each.
 """
 
 from __future__ import annotations
@@ -18,90 +18,92 @@ from smddp.storage.s3_download import Downloads
 from smddp.storage.s3_retries import Cancelled
 
 _LONGEST_END = 60.0  # seconds
-_GLANCE = 1.0  # seconds between two looks of a thread without work
+_GLANCE = 1.0  # seconds between two checks of an idle thread
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Part:
-    """A piece of an object, fetched or under way."""
+    """A piece of an object, fetched or being fetched."""
 
     buffer: bytearray
     memory: memoryview
-    """As much of the buffer as the part has bytes."""
+    """The part's bytes within the buffer."""
     is_done: bool = False
     arrived: int = 0
-    """Bytes that are there to be read."""
+    """Bytes ready to be read. Written by the fetching thread alone."""
     read: int = 0
-    """Bytes that the reader has taken."""
+    """Bytes that the reader took. Written by the reader alone."""
     error: BaseException | None = None
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class StreamState:
-    """How far a stream has come."""
+    """The progress of one stream."""
 
     key: str
     position: int
-    """The next byte to ask for."""
+    """The next byte to fetch."""
     stop: int | None
-    """Where it ends; None: at the object's end, wherever that is."""
+    """The byte at which it ends; None for the object's end."""
     version: Version | None
-    """Unknown until S3 has answered once, if nobody listed the object."""
+    """None until S3's first answer, unless the object was listed."""
     parts: deque[_Part] = field(default_factory=deque)
-    """In their order: the first is read from."""
+    """In order; the reader reads the first."""
     is_waited_for: bool = False
     is_closed: bool = False
 
     @property
     def end(self) -> int | None:
-        """Where it ends, as far as one knows."""
+        """The byte at which it ends, or None if that is not known yet."""
         if self.version is None:
             return self.stop
         return self.version.size if self.stop is None else min(self.stop, self.version.size)
 
     @property
     def held(self) -> int:
-        """Bytes of memory that it has."""
+        """Bytes of memory of its parts."""
         return sum(len(part.memory) for part in self.parts)
 
 
 class Prefetcher:
-    """The open streams of one process, and the threads that fetch for them as long as there are any."""
+    """The open streams of one process, and the threads that fetch for them while any stream is open."""
 
     def __init__(self, downloads: Downloads, *, connections: int, memory: int, part_size: int) -> None:
         """Begin with no stream and no thread.
 
-        Args:
-            downloads: Reads a range.
-            connections: Parts that are fetched at a time at most.
-            memory: Bytes that parts may have beyond one for each stream.
-            part_size: Bytes of a part.
+        At most ``connections`` parts are fetched at a time; ``part_size`` is the bytes of a part, and ``memory`` the
+        bytes of all parts beyond one for each stream.
         """
         self._downloads = downloads
         self._connections = connections
         self._memory = memory
         self._part_size = part_size
+        # Guards everything below, and the streams; not `_Part.arrived` and `_Part.read`, which have one writer each.
+        # It is the only lock here, and is released during a download (`_unlocked`).
+        #
+        # 1. Bounds: a reader waits for its part, which Downloads fills or fails within its patience; an idle thread
+        #    wakes every _GLANCE; `stop` joins each thread for at most _LONGEST_END.
+        # 2. No lost wake-up: `arrived` writes `_Part.arrived` and then reads `is_waited_for`, a reader writes
+        #    `is_waited_for` and then reads `_Part.arrived`. So one of them sees the other, without the lock.
+        # 3. The garbage collector may call `stop` in a thread that owns the lock; `_holder` tells. An RLock, because
+        #    it may also do so right after the lock is taken and before `_holder` is set.
         self._lock = threading.RLock()
         self._arrived = threading.Condition(self._lock)
         """Readers wait for it."""
         self._wanted = threading.Condition(self._lock)
-        """Threads without work wait for it: a part may be fetched, or all streams are closed."""
+        """Idle threads wait for it: a part can be fetched, or all streams are closed."""
         self._holder: int | None = None
         self._streams: list[StreamState] = []
         self._threads: list[threading.Thread] = []
-        """Those that fetch what is open now: a thread that ends has left the list, by itself or through stop()."""
+        """The running threads. A thread leaves the list before it ends, by itself or through `stop`."""
         self._idle: set[threading.Thread] = set()
-        """Those that wait for work. Invariant: each is in `_threads`; a call for work that finds one starts no other,
-        so one that only ends must not be among them."""
+        """The threads that wait for work, all of them in `_threads`. `_call_for_work` wakes one of them instead of
+        starting a thread, so a thread that is about to end must not be here."""
         self._spare: list[bytearray] = []
-        """Buffers to use again: fresh memory costs more than what is read into it."""
+        """Buffers to reuse: allocating fresh memory costs more than reading into it."""
 
     def start(self, key: str, position: int, stop: int | None, version: Version | None) -> StreamState:
-        """Begin to fetch an object from a position on.
-
-        Raises:
-            DataError: No thread can be started.
-        """
+        """Begin to fetch an object from a position on; raise DataError if no thread can be started."""
         stream = StreamState(key=key, position=position, stop=stop, version=version)
         with self._locked():
             self._streams.append(stream)
@@ -113,11 +115,10 @@ class Prefetcher:
         return stream
 
     def read_into(self, stream: StreamState, memory: memoryview) -> int:
-        """Fill memory with the next bytes; waits for the first of them. 0 at the end.
+        """Fill memory with the next bytes, after waiting for the first of them; return their number, 0 at the end.
 
-        Raises:
-            DataError: The object is missing, was replaced, or S3 does not give it.
-            ValueError: The stream was closed by another thread.
+        Raise DataError if the object is missing, was replaced or can't be read, ValueError if another thread closed the
+        stream.
         """
         with self._locked():
             part = self._next_part(stream)
@@ -132,17 +133,17 @@ class Prefetcher:
         return count
 
     def stop(self, stream: StreamState) -> None:
-        """Fetch no more for a stream. With the last stream the threads end, before this returns.
+        """Stop fetching for a stream. After the last stream, end all threads, and join each for at most 60 s.
 
-        A thread that waits for S3's answer ends when that comes, or the client's timeout.
+        A thread that waits for S3's answer ends with that answer, or with the client's timeout.
         """
         if self._holder == threading.get_ident():
-            # The garbage collector closes a stream that was forgotten, in the midst of one of these methods. The
-            # threads see it when they look the next time, and end by themselves.
+            # The garbage collector closes an unreferenced stream inside one of these methods. The threads notice at
+            # their next check, and end by themselves.
             stream.is_closed = True
             return
         with self._locked():
-            stream.is_closed = True  # under the lock: no thread ends by itself, unjoined, before it is taken below
+            stream.is_closed = True  # under the lock: otherwise threads could end by themselves, and not be joined
             self._forget_closed()
             ending = []
             if not self._streams:
@@ -155,7 +156,7 @@ class Prefetcher:
                 thread.join(_LONGEST_END)
 
     def _next_part(self, stream: StreamState) -> _Part | None:
-        """Wait for the part that is to be read next; None at the end."""
+        """Wait for the next part to read; return None at the end."""
         stream.is_waited_for = True
         try:
             while not stream.is_closed:
@@ -182,7 +183,7 @@ class Prefetcher:
             while this in self._threads:
                 self._forget_closed()
                 if not self._streams:
-                    self._threads.remove(this)  # the others look for themselves, or find work again before that
+                    self._threads.remove(this)  # the other threads check for themselves, or get new work before that
                     self._spare = []
                     return
                 claimed = self._claim_part()
@@ -198,9 +199,9 @@ class Prefetcher:
                 part.memory = part.memory[:size]
                 part.is_done = True
                 if stream.version is None:
-                    stream.position = stream.stop = start  # an empty object, or one that ends before
+                    stream.position = stream.stop = start  # the object is empty, or ends before this part
                 self._arrived.notify_all()
-                del stream, part, claimed  # a thread that waits holds no memory
+                del stream, part, claimed  # an idle thread keeps no memory alive
 
     def _fetch(self, stream: StreamState, start: int, part: _Part) -> int:
         def answered(version: Version) -> None:
@@ -227,12 +228,12 @@ class Prefetcher:
             )
         except Cancelled:
             return 0
-        except BaseException as error:  # raised to the reader, after what came before
+        except BaseException as error:  # the reader raises it after the bytes before it
             part.error = error
             return part.arrived
 
     def _claim_part(self) -> tuple[StreamState, int, _Part] | None:
-        """Decide which part is fetched next."""
+        """Choose the next part to fetch, and add it to its stream; None if there is none."""
         stream = self._choose()
         if stream is None:
             return None
@@ -254,12 +255,12 @@ class Prefetcher:
         return stream, start, part
 
     def _drop_first(self, stream: StreamState) -> None:
-        """Use its buffer again: it has been read."""
+        """Remove a stream's first part, which has been read, and reuse its buffer."""
         self._spare.append(stream.parts.popleft().buffer)
         self._call_for_work()
 
     def _call_for_work(self) -> None:
-        """Wake a thread, or start one, if there is a part to fetch; the thread then calls for the next one."""
+        """Wake or start one thread if a part can be fetched. That thread does the same after it claimed its part."""
         if self._choose() is None:
             return
         if self._idle:
@@ -279,7 +280,7 @@ class Prefetcher:
 
     def _size_of_next(self, stream: StreamState) -> int:
         if stream.version is None and stream.parts:
-            return 0  # the first answer tells how far the object goes, and which one it is
+            return 0  # the first answer tells the object's size and version
         if stream.is_closed or any(part.error for part in stream.parts):
             return 0
         end = stream.end
@@ -293,7 +294,7 @@ class Prefetcher:
         self._threads.append(thread)
         try:
             thread.start()
-        except RuntimeError:  # the machine has no more, or Python ends: the others do it
+        except RuntimeError:  # no more threads, or the interpreter is ending: the other threads do the work
             self._threads.remove(thread)
             if not self._threads:
                 raise

@@ -1,4 +1,4 @@
-"""The objects below a prefix in S3, to be read in sequence."""
+"""The objects below a prefix in S3, read in sequence."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _ADVICE = {
     "SlowDown": "S3 limits the rate of requests: put the shards under several prefixes, or read with fewer processes",
 }
 
-CONNECTIONS = 16  # one connection to AWS carries some 90 MB/s, whatever the network
+CONNECTIONS = 16  # one connection to AWS carries some 90 MB/s on any network
 MEMORY = CONNECTIONS * PART_SIZE
 
 
 class S3Source:
     """Shards in S3, read by ranges ahead of the reader and never copied to a disk.
 
-    All streams of one source share its connections and its memory; fifty open at a time are no trouble. An object is
-    read as it was when it was listed, or first opened if it never was: one that is replaced meanwhile is an error, at
-    the latest when the next part is asked for. What breaks off is asked for again from there on.
+    All streams of one source share its connections and its memory; fifty open streams are fine. A stream reads the
+    version of an object that was listed, or first opened if it was not listed. An object that is replaced meanwhile
+    raises an error, at the latest when the next part is fetched. A broken download continues where it broke off.
 
-    It may be used before and after a fork and sent to other processes: each makes its own client and its own threads.
+    A source may be used before and after a fork, and sent to other processes: each makes its own client and threads.
     A stream belongs to the process that opened it.
     """
 
@@ -55,15 +55,15 @@ class S3Source:
         """Use the objects whose keys begin with a prefix and a slash.
 
         Args:
-            uri: ``s3://bucket/prefix``, or ``s3://bucket`` for all of it.
+            uri: ``s3://bucket/prefix``, or ``s3://bucket`` for the whole bucket.
             part_size: Bytes of one request.
             connections: Requests at a time, over all streams.
-            memory: Bytes that may be fetched and not yet read, over all streams; beyond it each stream has one part.
-            timeout: Seconds until S3 must answer, and until the next bytes of the answer must come.
-            patience: Seconds without a byte, and with an error again and again, until S3 is given up.
+            memory: Bytes fetched but not yet read, over all streams, besides one part for each stream.
+            timeout: Seconds until S3 must answer, and until the next bytes of an answer must arrive.
+            patience: Seconds of repeated errors without a byte until reading fails.
 
         Raises:
-            DataError: It is no such URI, or a number makes no sense.
+            DataError: The URI is not valid, or a number is out of its range.
         """
         match = _URI.fullmatch(uri)
         if match is None:
@@ -87,15 +87,15 @@ class S3Source:
         self._here: _Here | None = None
 
     def __str__(self) -> str:
-        """Give the URI."""
+        """Return the URI."""
         return self._bucket.uri(self._prefix).rstrip("/")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the client and the threads behind."""
+        """Return the state without the client and the threads, which stay in this process."""
         return {**self.__dict__, "_here": None}
 
     def list(self) -> list[Blob]:
-        """Give all objects below the prefix, sorted by name. They are the versions that `open` reads from now on."""
+        """Return all objects below the prefix, sorted by name. `open` reads these versions from now on."""
         found: dict[str, Version] = {}
         above = self._key("")
         for page in self._bucket.pages(f"could not list {self}", "list_objects_v2", Prefix=above):
@@ -107,16 +107,16 @@ class S3Source:
         return [Blob(name=name, size=version.size) for name, version in sorted(found.items())]
 
     def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
-        """Begin to fetch an object, and give a stream of its bytes. It cannot be sought in.
+        """Begin to fetch an object, and return a stream of its bytes. The stream is not seekable.
 
         Args:
-            name: As `list` gave it.
-            start: The byte to begin at; at the object's end or beyond nothing is left to read.
-            size: The most bytes to read. Who wants few says so, and no more are fetched.
+            name: A name from `list`.
+            start: The byte to begin at; at or beyond the object's end, the stream is empty.
+            size: The most bytes to read and to fetch; None reads to the end.
 
         Raises:
-            DataError: This is no name, or the AWS configuration is not possible. What is wrong with the object, or the
-                way to it, is raised by the first read that meets it, as DataError too.
+            DataError: The name is empty, or the AWS configuration is invalid. Reads raise it for problems with the
+                object or the connection.
         """
         if not name or start < 0 or (size is not None and size < 0):
             raise DataError(f"cannot open {name!r} in {self} from byte {start}, {size} bytes: give a name, and counts")
@@ -142,7 +142,7 @@ class S3Source:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class _Here:
-    """What one process has: threads do not survive a fork."""
+    """The prefetcher of one process. Threads do not survive a fork, so each process has its own."""
 
     process: int
     prefetcher: Prefetcher

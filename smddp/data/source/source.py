@@ -1,6 +1,6 @@
-"""What every place where data lies can do: list its files, and read one of them in sequence, from any byte on.
+"""The protocol of a location of data: list its files, and read a file in sequence from any byte on.
 
-A source knows nothing of what is in the files.
+A source does not know the content of the files.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ class Blob:
 
 @runtime_checkable
 class Source(Protocol):
-    """Files to be read in sequence."""
+    """Files that are read in sequence. Implement it to read shards from another kind of storage."""
 
     def __str__(self) -> str:
-        """Give the location, for people."""
+        """Return the location, for people."""
 
     def list(self) -> list[Blob]:
-        """Give all files at any depth, sorted by name, without those that `is_temporary`.
+        """Return all files at any depth, sorted by name, without those that `is_temporary`.
 
         Raises:
             DataError: The location is missing or cannot be read.
         """
 
     def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
-        """Open a file to read it in sequence: ``read(n)`` gives n bytes, fewer only at the end; ``close()`` ends it.
+        """Open a file to read it in sequence: ``read(n)`` returns n bytes, fewer only at the end; ``close()`` ends it.
 
         Args:
-            name: As `list` gave it.
-            start: The byte to begin at; at the file's end or beyond nothing is left to read.
-            size: The most bytes to read; None is all that follow.
+            name: A name from `list`.
+            start: The byte to begin at; at or beyond the file's end, the stream is empty.
+            size: The most bytes to read; None reads to the end.
 
         Raises:
-            DataError: The file is missing or cannot be read. Reading may raise it too, or an OSError.
+            DataError: The file is missing or cannot be read. Reads may raise it too, or an OSError.
         """
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file or a directory above it is named as programs name what is not finished, or not data."""
+    """Return whether a path has a name that programs use for unfinished files or for files that are not data."""
     return any(
         part.startswith(_TEMPORARY_PREFIXES) or part.lower().endswith(_TEMPORARY_SUFFIXES)
         for part in PurePosixPath(name).parts

@@ -1,7 +1,7 @@
-"""A dataclass to SageMaker hyperparameters and back, without loss.
+"""Converts a dataclass to SageMaker hyperparameters and back, without loss.
 
 A hyperparameter travels as text. SDK V2 sends each value as JSON (``"adam"`` with its quotes), V3 sends a str as it is
-and JSON for the rest; both arrive here. What could be misread is settled when it is sent: see ``encode``.
+and JSON for the rest; both are read here. ``encode`` rules out ambiguous values before they are sent.
 """
 
 from smddp.job.hyperparameters.bundled import read_bundled as read_bundled

@@ -1,7 +1,7 @@
-"""Hyperparameters that are too large for a request, and so travel as a file in the bundle of the code.
+"""Hyperparameters that are too large for a request, and travel as a file in the code bundle.
 
-In their place the request has one of ours, which holds the SHA-256 of the file: what is read here is what was sent. It
-begins with ``sagemaker_``, so that AWS's toolkit does not hand it to the script.
+The request has one hyperparameter of ours instead, with the SHA-256 of the file, so that a changed file is noticed. Its
+name begins with ``sagemaker_``, so that AWS's toolkit does not pass it to the script.
 """
 
 from __future__ import annotations
@@ -15,34 +15,25 @@ from typing import Any
 from smddp.errors import HyperparameterError
 
 POINTER = "sagemaker_smddp_hyperparameters"
-"""The hyperparameter that holds the SHA-256 of the file, in hexadecimal digits."""
+"""The hyperparameter whose value is the file's SHA-256, in hexadecimal digits."""
 BUNDLED_FILE = "smddp-hyperparameters.json"
-"""The file's name in the bundle: a JSON object of the texts that the request would have had."""
+"""The file's name in the bundle: a JSON object of hyperparameters as text, as in a request."""
 
 MOST_BYTES = 100_000
-"""Bytes of all hyperparameters, as JSON, that can certainly be variables: Linux takes 128 KiB in one (execve(2)), and
-SM_TRAINING_ENV holds them all, with much else."""
+"""Bytes of all hyperparameters, as JSON, that always fit into environment variables: Linux allows 128 KiB for one
+(execve(2)), and SM_TRAINING_ENV has them all, with much else."""
 
 
 def bundle_file(texts: Mapping[str, str]) -> tuple[bytes, str]:
-    """Return the file's content, and its SHA-256 in hexadecimal digits.
-
-    Args:
-        texts: The hyperparameters as a request holds them.
-    """
+    """Return the content of the file for hyperparameters in text form, and its SHA-256 in hexadecimal digits."""
     content = json.dumps(dict(texts), sort_keys=True, indent=1).encode()
     return content, hashlib.sha256(content).hexdigest()
 
 
 def with_bundled(given: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """Return a job's hyperparameters with those of the bundle; where both have one, the request's counts.
+    """Return a job's hyperparameters, merged with those of the bundle under ``base``/code; the request's have priority.
 
-    Args:
-        given: The request's.
-        base: /opt/ml, or what stands for it: the bundle is in its directory ``code``.
-
-    Raises:
-        HyperparameterError: The file is not there, or is not the one that was sent.
+    Raise HyperparameterError if the bundled file is missing or changed.
     """
     if POINTER not in given:
         return dict(given)
@@ -51,15 +42,7 @@ def with_bundled(given: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 
 def read_bundled(pointer: object, base: Path) -> dict[str, str]:
-    """Return the hyperparameters of the bundle, as text.
-
-    Args:
-        pointer: The value of `POINTER`.
-        base: As for `with_bundled`.
-
-    Raises:
-        HyperparameterError: The file is not there, or is not the one that was sent.
-    """
+    """Return the bundle's hyperparameters, as text; raise HyperparameterError if the file is missing or changed."""
     path = base / "code" / BUNDLED_FILE
     try:
         content = path.read_bytes()

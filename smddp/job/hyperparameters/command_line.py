@@ -1,7 +1,7 @@
 """Hyperparameters from a command line, outside SageMaker: ``--batch-size 256 --no-amp --model.depth 50``.
 
 In a job the toolkit passes them on the command line as well, but with loss ("1e3" as 1000.0, None as nothing): there
-``sources.load`` reads the file.
+``sources.load`` reads the file instead.
 """
 
 from __future__ import annotations
@@ -19,19 +19,11 @@ T = TypeVar("T")
 
 
 def from_arguments(cls: type[T], argv: Sequence[str]) -> T:
-    """Make a dataclass from command line arguments.
+    """Make a dataclass from command line arguments; raise HyperparameterError with all problems at once.
 
     ``--batch-size 256`` or ``--batch_size=256``; a bool as ``--amp``, ``--no-amp`` or ``--amp true``; a list as JSON,
-    as several values, or repeated; a field of a nested dataclass with a dot. A value that starts with two dashes
-    needs the equals sign. ``--help`` prints the fields.
-
-    Args:
-        cls: The dataclass. Fields that are not given take their defaults.
-        argv: The arguments, without the program's name.
-
-    Raises:
-        HyperparameterError: Unknown or missing options, wrong types: all of them, with the fields there are.
-        SystemExit: Code 0, after ``--help``.
+    as several values, or repeated; a field of a nested dataclass with a dot. A value that starts with two dashes needs
+    the equals sign. ``--help`` prints the fields and exits with code 0.
 
     Examples:
         >>> from dataclasses import dataclass, field
@@ -67,7 +59,7 @@ def from_arguments(cls: type[T], argv: Sequence[str]) -> T:
 
 
 def _name(cls: type, key: str, flags: set[str]) -> tuple[str, bool]:
-    """Return the dotted name of the field that an option means, and whether ``--no-...`` negates it."""
+    """Return the dotted name of an option's field, and whether the option is ``--no-...``."""
     path = resolve(cls, key)
     if path is None and key[:3] in ("no-", "no_"):
         opposite = ".".join(resolve(cls, key[3:]) or ())

@@ -1,4 +1,4 @@
-"""From hyperparameters as they arrive to a dataclass: which key names which field, and which keys name none."""
+"""Decodes hyperparameters into a dataclass: matches keys to fields, and reports unknown keys."""
 
 from __future__ import annotations
 
@@ -16,25 +16,18 @@ _PLATFORM_NAMES = frozenset({"mp_parameters", "_tuning_objective_metric", "defau
 
 
 class _Parts(dict[str, Any]):
-    """What is given for single fields of a dataclass."""
+    """Values for single fields of a dataclass."""
 
 
 def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
-    """Make a dataclass from hyperparameters as hyperparameters.json holds them.
+    """Make a dataclass from the content of hyperparameters.json; raise HyperparameterError with all problems at once.
 
-    A text is JSON if the field's type takes it so (as V2 and our ``encode`` send it), else the value itself (as V3 and
-    others send a str), else the value in another spelling: ``True``, ``None`` and ``(1, 2)`` as Python writes them,
-    ``yes``, ``no``, ``on``, ``off``, ``1`` and ``0`` for a bool, ``"5"`` with its quotes for an int. Python's ``True``
-    and ``None`` come before the text itself, in a union with str. Keys may be written with dashes, and name a field of
-    a nested dataclass with a dot. The SDK's own keys, ``sagemaker_...`` and ``mp_parameters``, are passed over unless
-    they are fields.
-
-    Args:
-        cls: The dataclass. Fields that are not given take their defaults.
-        raw: The hyperparameters; values that are not text are taken as JSON data.
-
-    Raises:
-        HyperparameterError: Unknown or missing keys, wrong types: all of them, with the fields there are.
+    A text is JSON if it then fits the field's type (as V2 and our ``encode`` send it); otherwise the value itself (as
+    V3 and others send a str); otherwise the value in another spelling: ``True``, ``None`` and ``(1, 2)`` as Python
+    writes them, ``yes``, ``no``, ``on``, ``off``, ``1`` and ``0`` for a bool, ``"5"`` with its quotes for an int. In a
+    union with str, Python's ``True`` and ``None`` have priority over the text itself. Values that are not text are JSON
+    data. Keys may be written with dashes, and name a field of a nested dataclass with a dot. The SDK's own keys,
+    ``sagemaker_...`` and ``mp_parameters``, are ignored unless they are fields.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -52,7 +45,7 @@ def decode(cls: type[T], raw: Mapping[str, Any]) -> T:
 
 
 def decode_untyped(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's hyperparameters without a dataclass: each is JSON if it reads as JSON, else the text itself.
+    """Return the user's hyperparameters without a dataclass: each one parsed as JSON, or its text if it is not JSON.
 
     Examples:
         >>> decode_untyped({"epochs": "5", "optimizer": "adam", "sagemaker_region": '"eu-west-1"'})
@@ -62,15 +55,9 @@ def decode_untyped(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assemble(cls: type[T], given: Mapping[str, Any], problems: Sequence[str] = ()) -> T:
-    """Make a dataclass from values by name; a name with dots is a field of a nested dataclass.
+    """Make a dataclass from values by dotted name; raise HyperparameterError for ``problems`` and new ones at once.
 
-    Args:
-        cls: The dataclass.
-        given: What arrived, by key.
-        problems: What is known to be wrong already.
-
-    Raises:
-        HyperparameterError: As for :func:`decode`; also for keys that name one field twice.
+    A key that names a field twice is a problem, too.
     """
     parts, found = _Parts(), list(problems)
     for key, value in given.items():

@@ -1,4 +1,4 @@
-"""From a dataclass to hyperparameters that both SDKs carry without loss."""
+"""Encodes a dataclass as hyperparameters that both SDKs send without loss."""
 
 from __future__ import annotations
 
@@ -15,16 +15,9 @@ def encode(config: Any) -> dict[str, Any]:
     """Return the hyperparameters of a dataclass, for ``PyTorch(hyperparameters=...)`` or V3's ``ModelTrainer``.
 
     V2 turns each value into JSON; V3 does so with all but a str, which it sends as it is. A str that would then be
-    taken for something else, such as "5" where an int may stand as well, goes as ``{"__text__": "5"}``.
-
-    Args:
-        config: An instance of a dataclass.
-
-    Returns:
-        JSON-able values, by field. An Enum is its name, a Path its text, a nested dataclass a dict.
-
-    Raises:
-        HyperparameterError: A value is not of its field's type, or of a type that can't be sent.
+    misread, such as "5" for a field that may also be an int, becomes ``{"__text__": "5"}``. An Enum becomes its name, a
+    Path its text, a nested dataclass a dict. Raise HyperparameterError if a value does not have its field's type, or
+    can't be sent.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -42,7 +35,7 @@ def encode(config: Any) -> dict[str, Any]:
 
 
 def to_strings(config: Any) -> dict[str, str]:
-    """Return the same as CreateTrainingJob takes them: each value as JSON text, as V2 sends it.
+    """Return the hyperparameters for CreateTrainingJob: each value as JSON text, as V2 sends it.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -56,7 +49,7 @@ def to_strings(config: Any) -> dict[str, str]:
 
 
 def _safe(field: Field, value: Any) -> Any:
-    """Return the value, in a form that comes back as itself whichever SDK carries it."""
+    """Return the value in a form that both SDKs send without loss."""
     forms = (value, {TEXT_KEY: value}) if isinstance(value, str) else (value,)
     for form in forms:
         texts = {json.dumps(form), form if isinstance(form, str) else json.dumps(form)}

@@ -1,8 +1,8 @@
-"""One field's value from what arrived for it: text, JSON data, or the words of a command line.
+"""Reads one field's value from text, JSON data, or the words of a command line.
 
-Whoever submits a job spells values their own way: as JSON (V2), as ``str(value)`` (Boto3), as JSON of a str (V2's
-tuner: ``"32"`` with its quotes for the category 32), as a word (the console: ``yes``). The field's type says which
-reading is meant. That holds for a whole value; what lies within a list or an object has the type that JSON gave it.
+Submitters spell values differently: as JSON (V2), as ``str(value)`` (Boto3), as JSON of a str (V2's tuner: ``"32"``
+with its quotes for the category 32), as a word (the console: ``yes``). The field's type decides. That holds for a whole
+value; inside a list or an object, JSON decides the type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smddp.job.hyperparameters.schema import describe, members
 from smddp.job.hyperparameters.typed_values import attempt
 
 TEXT_KEY = "__text__"
-"""The key of an object that stands for a str which would be misread if it travelled bare."""
+"""The key of an object that stands for a str that would be misread on its own."""
 
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -26,27 +26,22 @@ _BRACKETS = ("[", "(", "{")
 
 
 class Words(list[str]):
-    """What follows an option on a command line."""
+    """The words after an option on a command line."""
 
 
 class Verbatim(str):
-    """A text that is the value itself, whatever it looks like, if the type takes a str at all."""
+    """A text that is the value itself, if the type allows a str at all."""
 
     __slots__ = ()
 
 
 def from_raw(annotation: Any, given: Any, name: str) -> Any:
-    """Return the value of a field.
+    """Return the value of a field; raise HyperparameterError, with the field's full ``name``, if it does not fit.
 
-    Args:
-        annotation: The field's type.
-        given: A text, which is JSON if the type takes it so, else the value itself, else the value in another
-            spelling (``True``, ``.5``, ``yes``, ``(1, 2)``, ``"5"``); :class:`Verbatim` text; :class:`Words`, of which
-            several are the elements of a list; anything else is JSON data.
-        name: The field's full name, for errors.
-
-    Raises:
-        HyperparameterError: It does not fit the type.
+    1. A text is JSON if it then fits the type; otherwise the value itself; otherwise the value in another spelling
+       (``True``, ``.5``, ``yes``, ``(1, 2)``, ``"5"``). A :class:`Verbatim` is the value itself first.
+    2. Several :class:`Words` are the elements of a list.
+    3. Everything else is JSON data.
     """
     if isinstance(given, Words):
         return _from_words(annotation, given, name)
@@ -55,7 +50,7 @@ def from_raw(annotation: Any, given: Any, name: str) -> Any:
     if not isinstance(given, str):
         return _first_that_fits(annotation, _unwrapped(given), name)
     if annotation in (Any, object) and given in _PYTHON_WORDS:
-        return given  # no type says that it is no str; the toolkits take it for one
+        return given  # without a type it stays a str, as in the toolkits
     return _first_that_fits(annotation, _interpretations(given), name)
 
 
@@ -76,7 +71,7 @@ def _from_words(annotation: Any, words: Words, name: str) -> Any:
 
 
 def _sequence(annotation: Any, length: int) -> tuple[type, list[Any]] | None:
-    """Return the list or tuple that an annotation may be, with the types of that many elements."""
+    """Return list or tuple, whichever the annotation allows, with the types of that many elements; None if neither."""
     for member in members(annotation):
         container, arguments = get_origin(member) or member, get_args(member)
         if container is list or (container is tuple and (not arguments or arguments[1:] == (Ellipsis,))):
@@ -96,7 +91,7 @@ def _first_that_fits(annotation: Any, candidates: Sequence[Any], name: str) -> A
 
 
 def _interpretations(text: str) -> list[Any]:
-    """Return what a text may mean, the likeliest first."""
+    """Return the possible values of a text, the likeliest first."""
     parsed: list[Any] = []
     with contextlib.suppress(ValueError, RecursionError):
         parsed = _unwrapped(json.loads(text))
@@ -107,7 +102,7 @@ def _interpretations(text: str) -> list[Any]:
 
 
 def _spellings(text: str) -> Iterator[Any]:
-    """Yield what a text means that is no JSON: numbers and brackets as Python writes them, and the words for a bool."""
+    """Yield the values of a text that is not JSON: Python's numbers and brackets, and the words for a bool."""
     for number in (int, float):
         with contextlib.suppress(ValueError):
             yield number(text)
@@ -115,7 +110,7 @@ def _spellings(text: str) -> Iterator[Any]:
         yield _FLAGS[text.lower()]
     if text.startswith(_BRACKETS):
         with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            yield json.loads(json.dumps(ast.literal_eval(text)))  # tuples are lists in JSON, and keys are text
+            yield json.loads(json.dumps(ast.literal_eval(text)))  # tuples become lists, and keys become text
 
 
 def _unwrapped(value: Any) -> list[Any]:

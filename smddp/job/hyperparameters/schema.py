@@ -1,4 +1,4 @@
-"""What a dataclass of hyperparameters asks for: its fields, their types in words, and the keys that name them."""
+"""The schema of a hyperparameter dataclass: its fields, their types in words, and the keys that name them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Field:
     name: str
     annotation: Any
     default: Any
-    """``dataclasses.MISSING`` if it must be given."""
+    """``dataclasses.MISSING`` if the field is required."""
 
     @property
     def required(self) -> bool:
-        """Whether it must be given."""
+        """Whether the field has no default."""
         return self.default is MISSING
 
     def __str__(self) -> str:
@@ -35,11 +35,7 @@ class Field:
 
 
 def fields_of(cls: type) -> dict[str, Field]:
-    """Return the fields that a dataclass takes, by name.
-
-    Raises:
-        HyperparameterError: The class is no dataclass, or an annotation names what can't be found from its module.
-    """
+    """Return the init fields of a dataclass by name; raise HyperparameterError if it or a type is not usable."""
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise HyperparameterError(f"{cls!r} is not a dataclass: hyperparameters need one, with a type for each field.")
     try:
@@ -54,28 +50,28 @@ def fields_of(cls: type) -> dict[str, Field]:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """Return the types of a union; any other annotation is its own only member."""
+    """Return the types of a union, or the annotation itself as the only member."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def nested_dataclass(annotation: Any) -> type | None:
-    """Return the dataclass that an annotation is, or holds as the only one of a union."""
+    """Return the dataclass in an annotation, alone or as the only one of a union; None otherwise."""
     nested = [member for member in members(annotation) if is_dataclass_type(member)]
     return nested[0] if len(nested) == 1 else None
 
 
 def is_dataclass_type(annotation: Any) -> bool:
-    """Return whether it is a dataclass, not an instance of one."""
+    """Return whether an annotation is a dataclass."""
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
 
 
 def is_path_type(annotation: Any) -> bool:
-    """Return whether it is one of pathlib's classes."""
+    """Return whether an annotation is one of pathlib's classes."""
     return isinstance(annotation, type) and issubclass(annotation, PurePath)
 
 
 def describe(annotation: Any) -> str:
-    """Return a type as one would write it: ``list[int] | None``."""
+    """Return a type as a user writes it: ``list[int] | None``."""
     if annotation in _NAMES:
         return _NAMES[annotation]
     if len(members(annotation)) > 1:
@@ -88,13 +84,13 @@ def describe(annotation: Any) -> str:
 
 
 def show(value: object) -> str:
-    """Return a value in an error, cut short."""
+    """Return a value for an error message, in at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
 
 
 def resolve(cls: type, key: str) -> tuple[str, ...] | None:
-    """Return the path of fields that a key names: ``batch-size`` is batch_size, ``model.depth`` is depth of model."""
+    """Return the path of a key's fields, None if unknown: ``batch-size`` is batch_size, ``model.depth`` is nested."""
     head, _, rest = key.partition(".")
     fields = fields_of(cls)
     name = head if head in fields else head.replace("-", "_")
@@ -108,7 +104,7 @@ def resolve(cls: type, key: str) -> tuple[str, ...] | None:
 
 
 def paths(cls: type) -> dict[str, Field]:
-    """Return every field by its dotted name, those of nested dataclasses after the field that holds them."""
+    """Return every field by its dotted name, fields of nested dataclasses after the field that contains them."""
     return dict(_paths(cls, "", (cls,)))
 
 
@@ -121,7 +117,7 @@ def _paths(cls: type, prefix: str, around: tuple[type, ...]) -> Iterator[tuple[s
 
 
 def unknown(cls: type, key: str) -> str:
-    """Say that a key names no field, and which name is nearest."""
+    """Return the error for a key that names no field, with the nearest name."""
     nearest = difflib.get_close_matches(key.replace("-", "_"), paths(cls), n=1)
     return f"unknown hyperparameter {key!r}" + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
 

@@ -1,4 +1,4 @@
-"""Where a script's hyperparameters come from: the job's file, SM_HPS, or its command line."""
+"""Chooses the source of a script's hyperparameters: the job's file, SM_HPS, or the command line."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ T = TypeVar("T")
 
 
 def from_json_file(cls: type[T], path: str | Path) -> T:
-    """Make a dataclass from a hyperparameters.json, and from the file in the bundle if some travelled there.
-
-    Raises:
-        HyperparameterError: A file can't be read, or does not fit the dataclass.
-    """
+    """Make a dataclass from hyperparameters.json and its bundled file; raise HyperparameterError if they don't fit."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -37,12 +33,9 @@ def from_json_file(cls: type[T], path: str | Path) -> T:
 
 
 def from_sm_hps(cls: type[T], text: str) -> T:
-    """Make a dataclass from the value of SM_HPS, whose values are JSON data and no longer text.
+    """Make a dataclass from SM_HPS, whose values are JSON data; raise HyperparameterError if it does not fit.
 
-    V3 has lost there which of its values were a str ("5" is 5), so a number is refused where a str belongs.
-
-    Raises:
-        HyperparameterError: The text is no JSON object, or does not fit the dataclass.
+    V3 loses there which of its values were a str ("5" is 5), so a number is refused for a str field.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -62,21 +55,11 @@ def load(
     argv: Sequence[str] | None = None,
     hyperparameters_path: str | Path | None = None,
 ) -> T:
-    """Make a dataclass from what a script was started with.
+    """Make a dataclass from the script's hyperparameters; raise HyperparameterError if they do not fit.
 
-    In a job that is hyperparameters.json, and the command line, which the toolkit fills with loss, is ignored; else
-    SM_HPS if it is set; else the command line.
-
-    Args:
-        cls: The dataclass.
-        environ: The environment variables; None is this process's own.
-        argv: The command line without the program's name; None is this process's own.
-        hyperparameters_path: The job's file; None is input/config/hyperparameters.json under SAGEMAKER_BASE_DIR, which
-            is /opt/ml if unset.
-
-    Raises:
-        HyperparameterError: They do not fit the dataclass.
-        SystemExit: Code 0, after ``--help`` on the command line.
+    The job's hyperparameters.json has priority (in a job the command line is lossy), then SM_HPS, then the command
+    line. ``environ`` and ``argv`` default to this process's own, ``hyperparameters_path`` to
+    input/config/hyperparameters.json under SAGEMAKER_BASE_DIR, or /opt/ml if that is unset.
     """
     environ = without_run_variables(os.environ if environ is None else environ)
     base = environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"

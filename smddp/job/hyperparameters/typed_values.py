@@ -1,8 +1,8 @@
-"""One typed value to JSON and back, by its annotation.
+"""Converts one typed value to JSON and back, by its annotation.
 
-Strict on purpose: True is no int, "5" is no int, a list is no tuple unless the annotation says so. What a union can't
-tell apart is refused when it is encoded, since it would come back as something else. So it is not pydantic's: that
-takes an Enum by its value only, tells of a list's element without its place, and makes the import three times as long.
+It is strict: True is not an int, "5" is not an int, a list is not a tuple unless the annotation says so. A value that
+would come back as another member of its union is refused at encoding. pydantic does not fit: it reads an Enum by value
+only, reports a list's element without its index, and makes the import three times as long.
 """
 
 from __future__ import annotations
@@ -30,16 +30,9 @@ SUPPORTED = "bool, int, float, str, None, list, tuple, dict, Literal, Enum, Path
 
 
 def to_json(annotation: Any, value: Any, name: str, *, exact: bool = False) -> Any:
-    """Return the value as JSON-able data.
+    """Return the value as JSON data; raise HyperparameterError if it does not have the type, or can't be sent.
 
-    Args:
-        annotation: Its type.
-        value: What to encode.
-        name: The hyperparameter's, for errors.
-        exact: Refuse an int where a float belongs.
-
-    Raises:
-        HyperparameterError: The value is not of that type, or the type is none that can be sent.
+    ``name`` names the hyperparameter in errors; ``exact`` refuses an int for a float.
     """
     if len(members(annotation)) > 1:
         return _union_to_json(annotation, value, name, exact=exact)
@@ -75,11 +68,7 @@ def to_json(annotation: Any, value: Any, name: str, *, exact: bool = False) -> A
 
 
 def from_json(annotation: Any, value: Any, name: str, *, exact: bool = False) -> Any:
-    """Return the typed value that JSON data stands for; the inverse of :func:`to_json`.
-
-    Raises:
-        HyperparameterError: The data does not fit the type.
-    """
+    """Return the typed value of JSON data, the inverse of :func:`to_json`; HyperparameterError if it does not fit."""
     if len(members(annotation)) > 1:
         return _union_from_json(annotation, value, name, exact=exact)
     container, arguments = get_origin(annotation) or annotation, get_args(annotation)
@@ -122,7 +111,7 @@ def from_json(annotation: Any, value: Any, name: str, *, exact: bool = False) ->
 
 
 def attempt(annotation: Any, value: Any, name: str, *, exact: bool = False) -> Any:
-    """Return what :func:`from_json` returns, or the error that it raises."""
+    """Return the result of :func:`from_json`, or its error."""
     try:
         return from_json(annotation, value, name, exact=exact)
     except HyperparameterError as refusal:
@@ -138,19 +127,10 @@ def build(
     base: Any = None,
     problems: Sequence[str] = (),
 ) -> Any:
-    """Return an instance of a dataclass from what is given for its fields.
+    """Build a dataclass from the values of some fields; raise HyperparameterError with all problems at once.
 
-    Args:
-        cls: The dataclass.
-        given: For some of its fields, by name, what ``decode`` understands.
-        decode: Called with a field's annotation, what is given, the field's full name, and the value that it would
-            have if nothing were given.
-        prefix: What comes before the fields' names in errors.
-        base: An instance whose values hold for the other fields, instead of the defaults.
-        problems: What is known to be wrong already.
-
-    Raises:
-        HyperparameterError: All that is unknown, missing or of a wrong type, at once.
+    ``decode`` converts a field's value; it gets the annotation, the value, the field's full name, and the current
+    value. Other fields take their values from ``base``, if any, or their defaults. ``problems`` are already known ones.
     """
     fields = fields_of(cls)
     found = [*problems, *(unknown(cls, key) for key in given if key not in fields)]
@@ -173,7 +153,7 @@ def build(
 
 
 def same_json(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are the same text, so that nan is nan, and 1 is neither 1.0 nor true."""
+    """Return whether two values have the same JSON text: nan equals nan, and 1 equals neither 1.0 nor true."""
     return json.dumps(one) == json.dumps(other)
 
 
@@ -200,7 +180,7 @@ def _union_to_json(annotation: Any, value: Any, name: str, *, exact: bool) -> An
 def _union_from_json(annotation: Any, value: Any, name: str, *, exact: bool) -> Any:
     nested = nested_dataclass(annotation)
     if nested is not None and isinstance(value, dict) and not _takes_dict(annotation):
-        return from_json(nested, value, name, exact=exact)  # for the sake of its error
+        return from_json(nested, value, name, exact=exact)  # its error names the wrong field
     for strictness in (True,) if exact else (True, False):
         for member in members(annotation):
             outcome = attempt(member, value, name, exact=strictness)
@@ -241,7 +221,7 @@ def _key_from_text(annotation: Any, text: str, name: str) -> Any:
     except HyperparameterError:
         try:
             return from_json(annotation, json.loads(text), f"key of {name}")
-        except ValueError:  # no JSON either, or not of the type
+        except ValueError:  # not JSON, or not of the type (HyperparameterError is a ValueError)
             raise _mismatch(annotation, text, f"key of {name}") from None
 
 

@@ -1,4 +1,4 @@
-"""Trackers: where a run's configuration, metrics, checkpoints and model are told to, beside the log."""
+"""Trackers: record a run's configuration, metrics, checkpoints and model, beside the log."""
 
 from smddp.metrics.tracking.csv_file import CsvFile
 from smddp.metrics.tracking.json_lines import JsonLines

@@ -1,4 +1,4 @@
-"""Metrics as a table in long form, for spreadsheets and pandas."""
+"""Write metrics as a table in long form, for spreadsheets and pandas."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HEADER = "step,metric,value"
 
 
 class CsvFile(Tracker):
-    """One row a number: ``step,metric,value``; new metrics may come at any time, and the columns stay.
+    """Write one row per number: ``step,metric,value``. New metrics need no new columns.
 
-    With pandas: ``read_csv(path).pivot_table(index="step", columns="metric", values="value")``. A resume removes the
-    rows beyond its checkpoint.
+    Read it with pandas: ``read_csv(path).pivot_table(index="step", columns="metric", values="value")``. A resume
+    removes the rows after its checkpoint.
 
     Args:
         path: The file; ``metrics.csv`` in the job's output data directory if None.
@@ -28,7 +28,7 @@ class CsvFile(Tracker):
         self._path = None if path is None else Path(path)
 
     def start(self, run: TrackedRun) -> None:
-        """Open the file, and remove the rows beyond the run's step."""
+        """Open the file, and remove the rows after the run's step."""
         path = self._path or run.within(run.job.output_data_dir) / "metrics.csv"
         self._file = LineFile(path, step_of=_step_of, step=run.step, header=_HEADER)
 

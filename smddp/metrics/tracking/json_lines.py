@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: ``metrics.jsonl``, which every run writes."""
+"""Write metrics as JSON lines to ``metrics.jsonl``, in every run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
 
 
 class JsonLines(Tracker):
-    """One JSON object a line: ``{"step": 50, "time": 1790000000.1, "epoch": 0, "loss": 0.5, "lr": 0.1}``.
+    """Write one JSON object per line: ``{"step": 50, "time": 1790000000.1, "epoch": 0, "loss": 0.5, "lr": 0.1}``.
 
-    What is no metric line has ``event``: ``start`` (with the hyperparameters), ``checkpoint`` or ``end``. NaN and
-    infinity, which JSON has not, are ``null``. A resume removes the lines beyond its checkpoint.
+    Other lines have an ``event``: ``start`` (with the hyperparameters), ``checkpoint`` or ``end``. NaN and infinity,
+    which JSON lacks, are ``null``. A resume removes the lines after its checkpoint.
 
     Args:
         path: The file; ``metrics.jsonl`` in the job's output data directory if None.
@@ -28,7 +28,7 @@ class JsonLines(Tracker):
         self._path = None if path is None else Path(path)
 
     def start(self, run: TrackedRun) -> None:
-        """Open the file, and remove the lines beyond the run's step."""
+        """Open the file, and remove the lines after the run's step."""
         path = self._path or run.within(run.job.output_data_dir) / "metrics.jsonl"
         self._file = LineFile(path, step_of=_step_of, step=run.step)
         hyperparameters = dict(run.job.hyperparameters)
@@ -39,7 +39,7 @@ class JsonLines(Tracker):
         self._write(step, **metrics)
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Write where it is."""
+        """Write the checkpoint's location."""
         self._write(step, event="checkpoint", place=place)
 
     def finish(self, status: Status, model: str | None) -> None:
@@ -49,12 +49,12 @@ class JsonLines(Tracker):
 
     def _write(self, step: int, /, **values: Any) -> None:
         self._last_step = step
-        line = {"step": step, "time": round(time.time(), 3)} | values | {"step": step}  # a metric may be named so
+        line = {"step": step, "time": round(time.time(), 3)} | values | {"step": step}  # a metric may be named step
         self._file.write(json.dumps(as_json(line), allow_nan=False))
 
 
 def as_json(value: Any) -> Any:
-    """Return the value as JSON can hold it: None for a number that is not finite, text for an unknown kind."""
+    """Return the value as JSON can represent it: None for NaN and infinity, text for an unknown type."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Metrics for MLflow."""
+"""Log metrics to MLflow."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _STATES: dict[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "fail
 
 
 class MLflow(Tracker):
-    """A run of an MLflow experiment; a resume goes on with it, found by its tag ``smddp.run``.
+    """Log a run of an MLflow experiment; a resume finds the run by its tag ``smddp.run``, and continues it.
 
-    Hyperparameters are params, and where checkpoint and model are is in the tags ``smddp.checkpoint`` and
-    ``smddp.model``. How the server is reached is MLflow's own (``MLFLOW_TRACKING_URI`` and its kin).
+    Hyperparameters are params. The tags ``smddp.checkpoint`` and ``smddp.model`` contain the locations of checkpoint
+    and model. MLflow's own settings, such as ``MLFLOW_TRACKING_URI``, choose the server.
 
     Args:
-        experiment: Its name; the job's name if None.
+        experiment: The experiment's name; None is the job's name.
         tracking_uri: The server, or a directory's URI, instead of MLflow's own setting.
 
     Raises:
@@ -33,7 +33,7 @@ class MLflow(Tracker):
         self._tracking_uri = tracking_uri
 
     def start(self, run: TrackedRun) -> None:
-        """Make the run, or goes on with the one of this id."""
+        """Create the run, or continue the one with this id."""
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
@@ -49,7 +49,7 @@ class MLflow(Tracker):
             self._run = self._client.create_run(experiment, run_name=run.job.name, tags={_TAG: run.id}).info.run_id
         given = {name: str(value)[:6000] for name, value in run.job.hyperparameters.items()}
         kept = found[0].data.params if found else {}
-        # A param cannot be changed: what a resume was given anew is a tag.
+        # A param can't be changed: a resume's new value becomes a tag.
         self._client.log_batch(self._run, params=[Param(*each) for each in given.items() if each[0] not in kept])
         for name, value in given.items():
             if kept.get(name, value) != value:
@@ -63,7 +63,7 @@ class MLflow(Tracker):
         self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Tag the run with it."""
+        """Tag the run with the checkpoint."""
         self._client.set_tag(self._run, "smddp.checkpoint", f"step {step}: {place}")
 
     def finish(self, status: Status, model: str | None) -> None:

@@ -6,11 +6,7 @@ from importlib.util import find_spec
 
 
 def require(package: str, tracker: str) -> None:
-    """See that a tracker's package is installed.
-
-    Raises:
-        ModuleNotFoundError: It is not.
-    """
+    """Raise ModuleNotFoundError if a tracker's package is not installed."""
     if find_spec(package) is None:
         raise ModuleNotFoundError(
             f"{tracker} needs {package}, which is not installed: pip install 'smddp[trackers]' (in a job, a line of "

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard."""
+"""Write metrics for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
 
 
 class TensorBoard(Tracker):
-    """Event files: a chart for each metric, and texts for hyperparameters, checkpoints and model.
+    """Write event files: a chart for each metric, and texts for hyperparameters, checkpoints and model.
 
-    By default they are in ``tensorboard`` in the job's output directory. On SageMaker that is
-    /opt/ml/output/tensorboard, which it copies to S3 while the job runs, if the job was given a
-    ``tensorboard_output_config`` (its ``container_local_output_path`` is that directory by default).
+    The default directory is ``tensorboard`` in the job's output directory. On SageMaker that is
+    /opt/ml/output/tensorboard. SageMaker copies it to S3 while the job runs, if the job has a
+    ``tensorboard_output_config`` (its ``container_local_output_path`` is this directory by default).
 
-    A resume hides the points beyond its checkpoint.
+    A resume hides the points after its checkpoint.
 
     Args:
-        directory: Where to write instead.
+        directory: The directory to write to; None is the default.
 
     Raises:
         ModuleNotFoundError: The package ``tensorboard`` is not installed.
@@ -40,7 +40,7 @@ class TensorBoard(Tracker):
 
         directory = self._directory or run.within(run.job.output_dir / "tensorboard")
         self._last_step = run.step
-        # Points from purge_step on are those of a run that was killed after its checkpoint.
+        # TensorBoard hides points from purge_step on: a killed run wrote them after its checkpoint.
         make: Any = SummaryWriter  # untyped
         self._writer = make(directory, purge_step=run.step + 1 if run.step else None)
         text = json.dumps(as_json({"run": run.id, "job": run.job.name, **run.job.hyperparameters}), indent=2)
@@ -54,11 +54,11 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Add a text."""
+        """Add the checkpoint's location as a text."""
         self._text("checkpoint", place, step)
 
     def finish(self, status: Status, model: str | None) -> None:
-        """Add how it ended, and close the file."""
+        """Add the status as a text, and close the file."""
         self._text("end", f"{status}; model: {model or 'none'}", self._last_step)
         self._writer.close()
 

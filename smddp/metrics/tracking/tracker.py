@@ -1,4 +1,4 @@
-"""What a tracker is: four calls, on rank 0, whenever a metric line is due and at ``trainer.log``."""
+"""The protocol of a tracker: four calls, on rank 0, at each metric line and each ``trainer.log``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 from smddp.job import Job
 
 Status = Literal["finished", "stopped", "failed"]
-"""How a run ended; a stopped one can go on."""
+"""How a run ended; a stopped run can be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,24 +18,24 @@ class TrackedRun:
     """The run that a tracker records."""
 
     id: str
-    """The same after each resume, since it is a part of the checkpoints; 12 hexadecimal digits."""
+    """12 hexadecimal digits, saved in the checkpoints: the same after each resume."""
     step: int
-    """The optimizer step from which it goes on: 0, or the checkpoint's step. Records of later steps are void."""
+    """The optimizer step that the run continues from: 0, or the checkpoint's step. Records of later steps are void."""
     job: Job
-    """Its name, hyperparameters and directories."""
+    """The job, with its name, hyperparameters and directories."""
     part: str | None = None
-    """The ``name=`` of the trainer, where a job has several, or its name in the ``state=`` of another one."""
+    """The ``name=`` of the trainer in a job with several, or its name in another trainer's ``state=``."""
 
     def within(self, directory: Path) -> Path:
-        """Return what is this run's own in a directory of the job."""
+        """Return this run's own directory inside a directory of the job."""
         return directory if self.part is None else directory / self.part
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """What ``Trainer(trackers=[...])`` takes. A subclass need only have the calls that it wants.
+    """An object for ``Trainer(trackers=[...])``. A subclass implements only the calls that it needs.
 
-    A tracker that raises is logged with the reason and not called again; training goes on.
+    If a tracker raises, the reason is logged, and it is not called again; training continues.
 
     Examples:
         >>> class Loudest(Tracker):
@@ -47,13 +47,19 @@ class Tracker(Protocol):
     """
 
     def start(self, run: TrackedRun) -> None:
-        """Begin the run, or go on with it; called once, before the other methods."""
+        """Begin the run, or continue it; called once, before the other methods."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the numbers of a metric line, ``epoch`` among them; some may be NaN. A step may come several times."""
+        """Record the numbers of a metric line, ``epoch`` included.
+
+        Some may be NaN, and a step may come several times.
+        """
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Note a durable checkpoint; called some time later, and not for each where they follow fast."""
+        """Record a durable checkpoint.
+
+        The call may come late, and not for each checkpoint if they follow each other fast.
+        """
 
     def finish(self, status: Status, model: str | None) -> None:
-        """End the run; ``model`` is where `Trainer.save_model` wrote it, if it did."""
+        """End the run; ``model`` is where `Trainer.save_model` wrote the model, or None."""

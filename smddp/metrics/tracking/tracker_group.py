@@ -1,4 +1,4 @@
-"""All trackers of a run, as one that never fails."""
+"""All trackers of a run, as one tracker that never fails."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ logger = logging.getLogger(__name__)
 
 
 class TrackerGroup:
-    """Tells each of its trackers what it is told; one that raises is left out from then on.
+    """Call each tracker, in order; one that raises is not called again.
 
-    Args:
-        trackers: They are told in this order.
-
-    Raises:
-        TypeError: One is no tracker.
+    Making it raises TypeError for an object that is no tracker.
     """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
@@ -30,15 +26,15 @@ class TrackerGroup:
         self._working = list(trackers)
 
     def start(self, run: TrackedRun) -> None:
-        """Tell each tracker that the run begins or goes on."""
+        """Tell each tracker that the run begins or continues."""
         self._tell(lambda tracker: tracker.start(run))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Pass on the numbers of a metric line."""
+        """Pass the numbers of a metric line to each tracker."""
         self._tell(lambda tracker: tracker.log(step, metrics))
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Pass on that a checkpoint is durable."""
+        """Tell each tracker that a checkpoint is durable."""
         self._tell(lambda tracker: tracker.checkpoint(step, place))
 
     def finish(self, status: Status, model: str | None) -> None:
@@ -53,7 +49,7 @@ def _works(tracker: Tracker, what: Callable[[Tracker], None]) -> bool:
     try:
         what(tracker)
     except Exception as error:
-        # Hours of training are worth more than a tracker, and to ask a dead server again costs time each time.
+        # A tracker must not end hours of training, and each further call to a dead server costs time.
         logger.warning(
             "the tracker %s failed, and gets nothing more; training goes on: %s: %s",
             type(tracker).__name__,

@@ -1,4 +1,4 @@
-"""Metrics for Weights & Biases."""
+"""Log metrics to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HEADER_BYTES = 7
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases; a resume goes on with the run of the same id.
+    """Log a run of Weights & Biases; a resume continues the run of the same id.
 
-    Its files are in ``wandb`` in the job's output directory. Offline, each resume has a directory of its own there, and
-    ``wandb sync`` puts them together. Where checkpoint and model are is in the run's summary.
+    Its files are in ``wandb`` in the job's output directory. Offline, each resume writes its own directory there, and
+    ``wandb sync`` merges them. The run's summary contains the locations of checkpoint and model.
 
     Args:
-        project: Its name; wandb's own setting if None (``WANDB_PROJECT``).
+        project: The project's name; None is wandb's own setting (``WANDB_PROJECT``).
         mode: ``"offline"`` needs no network; None is wandb's own setting (``WANDB_MODE``).
 
     Raises:
@@ -36,7 +36,7 @@ class WandB(Tracker):
         self._mode = mode
 
     def start(self, run: TrackedRun) -> None:
-        """Make the run, or goes on with the one of this id."""
+        """Create the run, or continue the one with this id."""
         import wandb
 
         directory = run.within(run.job.output_dir)
@@ -49,10 +49,10 @@ class WandB(Tracker):
             resume="allow",
             dir=directory,
             config=as_json(dict(run.job.hyperparameters)),
-            # The log is the platform's to keep, and the live line writes to the terminal itself.
+            # The platform keeps the log, and the live line writes to the terminal itself.
             settings=wandb.Settings(console="off", silent=True),
         )
-        # wandb's own step must grow with each call: ours is an axis, and may be logged several times.
+        # wandb's own step must grow with each call. Ours is an axis instead, and may be logged several times.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -61,7 +61,7 @@ class WandB(Tracker):
         self._run.log({"step": step, **metrics})
 
     def checkpoint(self, step: int, place: str) -> None:
-        """Note it in the summary."""
+        """Record the checkpoint in the summary."""
         self._run.summary.update({"checkpoint": place, "checkpoint_step": step})
 
     def finish(self, status: Status, model: str | None) -> None:
@@ -74,9 +74,9 @@ class WandB(Tracker):
 
 
 def _await_written(file: Path) -> None:
-    """Wait until a file no longer grows, a few seconds at most.
+    """Wait until a file no longer grows, for five seconds at most.
 
-    wandb's own process writes what it still has after ``finish`` has returned, and a container's end would kill it.
+    wandb's own process still writes after ``finish`` has returned, and the end of a container would kill it.
     """
     deadline = time.monotonic() + _WRITE_SECONDS
     size = -1

@@ -1,4 +1,4 @@
-"""Experiments, their trials, and trial components: those that a user makes, and each job's own."""
+"""Experiments, their trials, and trial components, made by users and one for each job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entities of one kind by their names, which case does not tell apart, and the pages that lists show of them."""
+"""The entities of one kind by their case-insensitive names, and the pages of their lists."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from estimators.local.engine.listing import cut_page
 
 
 class Collection(Generic[AnyEntity]):
-    """Entities of one kind.
-
-    Args:
-        kind: What they are.
-        entity: Their class.
-        arn_prefix: What comes before ``:<kind>/<name>`` in their ARNs.
-        store: Remembers them, and knows those of earlier platforms.
-    """
+    """The entities of one kind, also those in the store; their ARNs are ``<arn_prefix>:<kind>/<name>``."""
 
     def __init__(self, kind: EntityKind, entity: type[AnyEntity], arn_prefix: str, store: JobStore) -> None:
         self._kind = kind
@@ -33,11 +26,7 @@ class Collection(Generic[AnyEntity]):
     def make(
         self, name: str, members: Mapping[str, Any], tags: Mapping[str, str], *, instead_of: AnyEntity | None = None
     ) -> AnyEntity:
-        """Return a new entity, which `add` is to take in.
-
-        Raises:
-            ApiError: ValidationException, if there is another one of this name than ``instead_of``.
-        """
+        """Return a new entity for `add`; raise ApiError if its name is taken, except by ``instead_of``."""
         if self.find(name) is not instead_of:
             word = self._kind.word
             raise invalid(f"{word} names are unique, whatever their case: {word} '{self.arn(name)}' already exists.")
@@ -45,11 +34,7 @@ class Collection(Generic[AnyEntity]):
         return self._entity(self._kind, name, self.arn(name), members, tags, saver)
 
     def add(self, entity: AnyEntity) -> None:
-        """Take in an entity, in place of the one of its name, if there is one.
-
-        Raises:
-            ApiError: It can't be kept; then it is not there.
-        """
+        """Save an entity, in place of the one of its name; if that fails, raise ApiError and add nothing."""
         self._store.admit(entity)
         self._entities[entity.name.lower()] = entity
 
@@ -63,18 +48,14 @@ class Collection(Generic[AnyEntity]):
         return self._entities.get(name.lower())
 
     def get(self, name: str) -> AnyEntity:
-        """Return the entity of a name.
-
-        Raises:
-            ApiError: ResourceNotFound, if there is none.
-        """
+        """Return the entity of a name; raise ApiError (ResourceNotFound) if it is absent."""
         entity = self.find(name)
         if entity is None:
             raise self._kind.missing(self.arn(name))
         return entity
 
     def all(self) -> list[AnyEntity]:
-        """Return all."""
+        """Return all entities."""
         return list(self._entities.values())
 
     def arn(self, name: str) -> str:
@@ -84,15 +65,9 @@ class Collection(Generic[AnyEntity]):
     def page(
         self, described: Iterable[Mapping[str, Any]], request: Mapping[str, Any], shown: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Answer a list.
+        """Return one page of the descriptions; raise ApiError for an invalid NextToken.
 
-        Args:
-            described: The descriptions that its own filters let pass.
-            request: The request, already checked.
-            shown: The names of a description's members, each by its name in the list.
-
-        Raises:
-            ApiError: ValidationException, for a NextToken that is none.
+        ``shown`` maps further members of a summary to members of a description.
         """
         word = self._kind.word
         sort_by = f"{word}Name" if request.get("SortBy") == "Name" else "CreationTime"

@@ -1,4 +1,4 @@
-"""One trial component: what was logged to it, the trials that it belongs to, and the job that it follows."""
+"""One trial component: its logged values, its trials, and the job that it follows."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _MAPS = {
     "InputArtifacts": "TrialComponentArtifacts",
     "OutputArtifacts": "TrialComponentArtifacts",
 }
-"""The members that are changed entry by entry, and their shapes in the model."""
+"""Members that are updated entry by entry, and their shapes in the model."""
 
 
 class Component(Entity):
     """A trial component from its creation on; the arguments are `Entity`'s."""
 
     trials: tuple[str, ...] = ()
-    """The names of the trials that it belongs to."""
+    """The names of its trials."""
     follows: str = ""
-    """The ARN of the job whose state and metrics it shows until that has ended; empty: it shows its own."""
+    """The ARN of the job whose state and metrics it shows until the job has ended; empty: it shows its own."""
     run: str = ""
-    """The name of the run's component that ExperimentConfig.RunName has given its job."""
+    """ExperimentConfig.RunName of its job: the name of the run's component."""
     metrics: Mapping[tuple[str, str], MetricSummary] = MappingProxyType({})
-    """By the ARN of what has sent the values, and the metric's name."""
+    """By the ARN of the values' sender, and the metric's name."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that another platform needs; times as datetimes."""
+        """Return the record to save, with times as datetimes."""
         metrics = [[source, name, summary.to_json()] for (source, name), summary in self.metrics.items()]
         own = {"trials": self.trials, "follows": self.follows, "run": self.run, "metrics": metrics}
         return {**super().to_json(), **own}
@@ -47,12 +47,12 @@ class Component(Entity):
 
     @property
     def source(self) -> str:
-        """The ARN of the job that it is of; empty if it is of none."""
+        """The ARN of its job; empty if it is no job's component."""
         arn: str = self.members.get("Source", {}).get("SourceArn", "")
         return arn
 
     def settle(self, job: JobNow) -> None:
-        """Take over what the job has come to, which has ended: from now on all can be changed, and outlives the job."""
+        """Copy the final state of the ended job; from now on all members can change, and outlive the job."""
         self.members = self._members_with(job)
         self.metrics = {**self.metrics, **job.metrics}
         self.modified = max(self.modified, job.modified)
@@ -60,11 +60,7 @@ class Component(Entity):
         self.note()
 
     def update(self, members: Mapping[str, Any]) -> None:
-        """Change members as UpdateTrialComponent does: those that are maps, entry by entry.
-
-        Raises:
-            ApiError: ValidationException, if there would be too many entries.
-        """
+        """Change members as UpdateTrialComponent does, maps entry by entry; raise ApiError for too many entries."""
         changed = {name: value for name, value in members.items() if not name.endswith("ToRemove")}
         for name, shape in _MAPS.items():
             kept = {
@@ -81,18 +77,18 @@ class Component(Entity):
         self.change(changed)
 
     def associate(self, trials: Iterable[str]) -> None:
-        """Belong to these trials, and to no others."""
+        """Replace the component's trials."""
         self.trials = tuple(dict.fromkeys(trials))
         self.change({})
 
     def add_metric(self, name: str, value: float, time: datetime) -> None:
-        """Take a value in; `change` is the caller's, after the last one."""
+        """Add a value; after the last one, the caller calls `change` to save them."""
         before = self.metrics.get((self.arn, name))
         summary = MetricSummary.of(value, time) if before is None else before.added(value, time)
         self.metrics = {**self.metrics, (self.arn, name): summary}
 
     def show(self, job: JobNow | None) -> dict[str, Any]:
-        """Return the description as AWS shows it, with the state of the job that it follows, if there is one."""
+        """Return the description as AWS shows it, with the state of the job that it follows, if any."""
         described = {**self.describe(), **(self._members_with(job) if job else {})}
         if job is not None:
             described["LastModifiedTime"] = max(self.modified, job.modified)

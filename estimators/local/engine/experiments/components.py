@@ -15,11 +15,7 @@ from estimators.local.engine.experiments.request_members import Handler, double,
 
 
 class ComponentOperations:
-    """Answers requests about trial components.
-
-    Args:
-        records: What there is.
-    """
+    """Answers requests about trial components."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -35,7 +31,7 @@ class ComponentOperations:
         }
 
     def _component(self, request: Mapping[str, Any]) -> Component:
-        """Return the component that a request names, as its job has left it."""
+        """Return the component that a request names, with the final state of its job if that has ended."""
         name = request["TrialComponentName"]
         component = self._records.components.get(name.rpartition("/")[2])
         if name.startswith("arn:") and name != component.arn:

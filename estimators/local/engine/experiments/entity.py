@@ -1,7 +1,7 @@
-"""An experiment, a trial or a trial component, as a record that is kept.
+"""An experiment, a trial or a trial component, as a saved record.
 
-Whoever changes one holds the lock of `Experiments`, but for its tags; the members are replaced and never changed, so
-that a thread that keeps the record because of its tags sees them whole.
+Changes need the lock of `Experiments`, except changes of tags. The members are replaced, never modified: a thread that
+saves the record after a change of its tags sees them whole.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ AnyEntity = TypeVar("AnyEntity", bound="Entity")
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class EntityKind:
-    """What an entity is."""
+    """A kind of entity."""
 
     word: str
-    """What its members' names begin with: ``TrialComponent``."""
+    """Prefix of its members' names: ``TrialComponent``."""
     key: str
-    """What its ARN, and the store, call it."""
+    """Its name in ARNs and in the store."""
 
     def missing(self, arn: str) -> ApiError:
-        """Return the error of a request about one that is not there."""
+        """Return the error for an absent entity."""
         said = f"{self.word} '{arn}' does not exist: create it with Create{self.word}, or name another one."
         return ApiError("ResourceNotFound", said)
 
@@ -41,23 +41,14 @@ _TIMES = ("StartTime", "EndTime")
 
 
 class Entity:
-    """A record from its creation on.
-
-    Args:
-        kind: What it is.
-        name: Its name; case makes no difference between two.
-        arn: Its ARN.
-        members: What its description shows beside name, ARN and the times of its changes; times as datetimes.
-        tags: Its tags by their keys.
-        saver: Saves it at each change.
-    """
+    """A record from its creation on, saved at each change."""
 
     def __init__(
         self,
         kind: EntityKind,
         name: str,
         arn: str,
-        members: Mapping[str, Any],
+        members: Mapping[str, Any],  # of the description, besides name, ARN and times of changes; times as datetimes
         tags: Mapping[str, str],
         saver: RecordSaver,
     ) -> None:
@@ -67,14 +58,15 @@ class Entity:
         self.members = members
         self.tags = dict(tags)
         self.created = self.modified = datetime.now(timezone.utc)
-        # Held while it is kept. Order: who changes it keeps it after that; so the last to keep it knows of all changes,
-        # those of its tags, which are made without the lock of `Experiments`, too.
+        # Held while the record is saved. Order: a thread changes the record first, then saves it, so the last save has
+        # all changes, also those of tags, which are made without the lock of `Experiments`. Taken after that lock and
+        # the lock of `Tags`, before the store's.
         self._keeping = threading.Lock()
         self._saver = saver
 
     @classmethod
     def from_json(cls: type[AnyEntity], kind: EntityKind, document: Mapping[str, Any], saver: RecordSaver) -> AnyEntity:
-        """Return an entity that an earlier platform has kept; ``document`` is what `to_json` has returned."""
+        """Return an entity of an earlier platform from its `to_json` document, with times as text."""
         members = dict(document["members"])
         members.update({name: datetime.fromisoformat(members[name]) for name in _TIMES if name in members})
         entity = cls(kind, document["name"], document["arn"], members, document["tags"], saver)
@@ -84,10 +76,10 @@ class Entity:
         return entity
 
     def _restore(self, document: Mapping[str, Any]) -> None:
-        """Take from a document what this class adds to the members."""
+        """Restore the fields that a subclass adds."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that another platform needs; times as datetimes."""
+        """Return the record to save, with times as datetimes."""
         return {
             "name": self.name,
             "arn": self.arn,
@@ -98,18 +90,18 @@ class Entity:
         }
 
     def note(self) -> None:
-        """Have it kept as it is now."""
+        """Save the record as it is now."""
         with self._keeping:
             self._saver.save(self.to_json)
 
     def forget(self) -> None:
-        """Have it kept no more: it is deleted."""
+        """Delete the record from the store, and stop saving it."""
         with self._keeping:
             self._saver.delete()
             self._saver = NO_SAVER
 
     def change(self, members: Mapping[str, Any]) -> None:
-        """Replace members, and keep that."""
+        """Replace members, and save the record."""
         self.members = {**self.members, **members}
         self.modified = datetime.now(timezone.utc)
         self.note()

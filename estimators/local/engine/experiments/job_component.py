@@ -1,7 +1,7 @@
-"""What a job's own trial component shows: of its request, and of how far it has come.
+"""The members of a job's own trial component, from the job's request and its progress.
 
-AWS documents neither the names of the parameters and artifacts nor the form of the status's message; they are those
-that its trial components show.
+AWS documents neither the names of the parameters and artifacts nor the form of the status message; they are copied from
+AWS's own trial components.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class JobToTrack:
 
     @property
     def is_training(self) -> bool:
-        """Whether it is a training job, and no processing job."""
+        """Whether it is a training job; otherwise it is a processing job."""
         return ":training-job/" in self.arn
 
     @property
@@ -41,12 +41,12 @@ class JobToTrack:
 
     @property
     def experiment_config(self) -> Mapping[str, str]:
-        """What the request says of experiments; empty if it says nothing."""
+        """The request's ExperimentConfig; empty if absent."""
         given: Mapping[str, str] = self.request.members.get("ExperimentConfig", {})
         return given
 
     def members(self) -> dict[str, Any]:
-        """Return what its trial component shows from the beginning."""
+        """Return the members of its trial component at the job's creation."""
         kind = "SageMakerTrainingJob" if self.is_training else "SageMakerProcessingJob"
         inputs, outputs = (_training if self.is_training else _processing)(self.request.members)
         return {
@@ -63,7 +63,7 @@ class JobToTrack:
             yield name, _parameter(text)
         yield "SageMaker.ImageUri", {"StringValue": self.request.image}
         resources = members["ResourceConfig"] if self.is_training else members["ProcessingResources"]["ClusterConfig"]
-        is_open = "InstancePreferences" in resources  # it is not known yet which type it will be
+        is_open = "InstancePreferences" in resources  # the instance type is not chosen yet
         for group in () if is_open else self.request.groups:
             prefix = "SageMaker." if len(self.request.groups) == 1 else f"SageMaker.InstanceGroups.{group.name}."
             yield f"{prefix}InstanceType", {"StringValue": group.instance_type}
@@ -74,20 +74,20 @@ class JobToTrack:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class JobNow:
-    """How far a job has come, as its trial component shows it."""
+    """The progress of a job, as its trial component shows it."""
 
     state: Mapping[str, Any]
     """Status, StartTime and EndTime."""
     outputs: Mapping[str, Any]
-    """The artifacts that it has left."""
+    """The artifacts that the job has left."""
     metrics: Mapping[tuple[str, str], MetricSummary]
-    """By its ARN and their names."""
+    """By the job's ARN and the metric's name."""
     modified: datetime
-    """When it last changed."""
+    """When the job last changed."""
 
     @classmethod
     def of(cls, job: HostedJob[JobRequest]) -> JobNow:
-        """Return how far a job is."""
+        """Return the progress of a job."""
         shown = job.summary()
         word = "Training" if "TrainingJobStatus" in shown else "Processing"
         status, reason = shown[f"{word}JobStatus"], shown.get("FailureReason", "")
@@ -97,7 +97,7 @@ class JobNow:
         model = shown.get("ModelArtifacts", {}).get("S3ModelArtifacts")
         return cls(
             state={
-                # On one line: the model allows no other message in a request, and the SDK sends back what it has read.
+                # On one line: the SDK sends the message back, and the model allows no line break in a request.
                 "Status": {"PrimaryStatus": status, "Message": " ".join(message.splitlines())[:_MOST_MESSAGE]},
                 **{name: time for name, time in times.items() if time is not None},
             },
@@ -113,7 +113,7 @@ def _parameter(text: str) -> dict[str, Any]:
 
 
 def _training(members: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the artifacts that go into a training job, and where those go that come out beside the model."""
+    """Return the input artifacts of a training job, and its output artifacts other than the model."""
     code = _text(members.get("HyperParameters", {}).get("sagemaker_submit_directory", ""))
     inputs = {"code": {"Value": code}} if code.startswith("s3://") else {}
     for channel in members.get("InputDataConfig", ()):
@@ -125,7 +125,7 @@ def _training(members: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _processing(members: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the artifacts that go into a processing job, and those that come out."""
+    """Return the input artifacts and the output artifacts of a processing job."""
     inputs, outputs = members.get("ProcessingInputs", ()), members.get("ProcessingOutputConfig", {}).get("Outputs", ())
     return (
         {each["InputName"]: {"Value": each["S3Input"]["S3Uri"]} for each in inputs if "S3Input" in each},
@@ -134,7 +134,7 @@ def _processing(members: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def _text(value: str) -> str:
-    """Return the text that a hyperparameter says, which the SDK writes as JSON."""
+    """Return a hyperparameter's text, which the SDK encodes as JSON; empty for any other JSON."""
     try:
         decoded = json.loads(value)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The room's door: its operations, under one lock, and how a job's own trial component comes about."""
+"""The operations on experiments, under one lock, and the creation of a job's own trial component."""
 
 from __future__ import annotations
 
@@ -19,34 +19,27 @@ from estimators.local.engine.job_store import JobStore
 
 
 class Experiments:
-    """Experiments, trials and trial components.
-
-    Args:
-        arn_prefix: What the ARNs of the platform's account and region begin with, up to the colon.
-        store: Remembers them, and knows those of earlier platforms.
-        find_job: Returns the training or processing job that has an ARN, or None.
-    """
+    """Experiments, trials and trial components, also those of earlier platforms in the store."""
 
     def __init__(self, arn_prefix: str, store: JobStore, find_job: FindJob) -> None:
-        # Guards the records. Order: a job's own lock and the store's are taken while it is held, and never the other
-        # way round.
+        # Guards the records. Taken before the lock of an entity, of a job and of the store, never after one of them.
         self._lock = threading.Lock()
         self._records = Records(arn_prefix, store, find_job)
         unlocked = {**TrialOperations(self._records).operations, **ComponentOperations(self._records).operations}
         self.operations: Mapping[str, Handler] = {name: self._locked(operation) for name, operation in unlocked.items()}
 
     def find(self, arn: str) -> Entity | None:
-        """Return what has an ARN, or None."""
+        """Return the experiment, trial or trial component of an ARN, or None."""
         with self._lock:
             return self._records.find(arn)
 
     def search_records(self, resource: str) -> list[dict[str, Any]]:
-        """Return what Search looks at: the descriptions of all of a resource's kind, with their tags."""
+        """Return the descriptions of all entities of a resource, with their tags, for Search."""
         with self._lock:
             return self._records.search_records(resource)
 
     def settle(self, job_arn: str) -> None:
-        """Have the component of a job that has ended show what it came to, though the job will be deleted."""
+        """Copy the final state of an ended job to its component, before the job is deleted."""
         with self._lock:
             for component in self._records.components.all():
                 if component.follows == job_arn:
@@ -54,14 +47,15 @@ class Experiments:
 
     @contextlib.contextmanager
     def track(self, job: JobToTrack) -> Iterator[None]:
-        """Make a job's trial component for the block that creates the job; if the block raises, there is none.
+        """Add a job's trial component before the block that creates the job; undo that if the block raises.
 
-        A component of the same name stays if it is a job's that is there, and is replaced if its job was deleted.
-
-        Raises:
-            ApiError: There is no such experiment or trial, or a user's component has the name.
+        Raise ApiError if the experiment or trial is absent, or a user's component has the name.
         """
-        if self._records.find_job(job.arn) is not None:  # whose name the block will refuse
+        # 1. If a job of this name exists, the block refuses the new one, and the component stays as it is.
+        # 2. Under the lock: add a new trial if needed, and the component, in place of a deleted job's component.
+        # 3. Without the lock: the block creates the job, which takes locks of its own.
+        # 4. If the block raises, put the earlier component back or remove the new one, and remove the new trial.
+        if self._records.find_job(job.arn) is not None:
             yield
             return
         with contextlib.ExitStack() as undo:
@@ -89,7 +83,7 @@ class Experiments:
         return answer
 
     def _remove(self, collection: Collection[AnyEntity], entity: AnyEntity, earlier: AnyEntity | None = None) -> None:
-        """Have all be as it was before an entity came, in place of an earlier one."""
+        """Undo the addition of an entity: put the earlier one back, or remove the entity."""
         with self._lock:
             if earlier is not None:
                 collection.add(earlier)
@@ -97,7 +91,7 @@ class Experiments:
                 collection.remove(entity)
 
     def _trial_of(self, job: JobToTrack) -> Entity | None:
-        """Return the trial that a request is for, if it is for one: one that there is, or a new one."""
+        """Return the trial of a request's ExperimentConfig, an existing or a new one; None if absent."""
         config = job.experiment_config
         experiment = self._records.experiments.get(config["ExperimentName"]) if "ExperimentName" in config else None
         if "TrialName" in config:
@@ -112,7 +106,7 @@ class Experiments:
         if experiment is None:
             return None
         name = f"{job.component}-trial"
-        trial_of_name = self._records.trials.find(name)  # of a job of the same name, which was deleted
+        trial_of_name = self._records.trials.find(name)  # left by a deleted job of the same name
         if trial_of_name is not None and trial_of_name.members["ExperimentName"] == experiment.name:
             return trial_of_name
         return self._records.trials.make(name, {"ExperimentName": experiment.name}, {})

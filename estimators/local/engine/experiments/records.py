@@ -15,11 +15,11 @@ from estimators.local.engine.job_store import JobStore
 from estimators.local.engine.tags import tag_list
 
 FindJob = Callable[[str], "HostedJob[JobRequest] | None"]
-"""Returns the training or processing job that has an ARN, or None."""
+"""Returns the training or processing job of an ARN, or None."""
 
 
 class Records:
-    """What there is, for whoever holds the lock of `Experiments`; the arguments are that class's."""
+    """All entities; callers hold the lock of `Experiments`. The arguments are that class's."""
 
     def __init__(self, arn_prefix: str, store: JobStore, find_job: FindJob) -> None:
         self.experiments = Collection(EXPERIMENT, Entity, arn_prefix, store)
@@ -28,7 +28,7 @@ class Records:
         self.find_job = find_job
 
     def find(self, arn: str) -> Entity | None:
-        """Return what has an ARN, or None."""
+        """Return the entity of an ARN, or None."""
         name = arn.rpartition("/")[2]
         found = (self.experiments.find(name), self.trials.find(name), self.components.find(name))
         return next((each for each in found if each is not None and each.arn == arn), None)
@@ -38,13 +38,13 @@ class Records:
         return [each for each in self.trials.all() if each.members["ExperimentName"] == experiment.name]
 
     def settled(self) -> list[Component]:
-        """Return all components, as their jobs have left them."""
+        """Return all components, each with the final state of its job if that has ended."""
         return [self.settle(component) for component in self.components.all()]
 
     def settle(self, component: Component) -> Component:
-        """Return the component, which takes over what its job has come to, if that has ended."""
+        """Copy the final state of the component's job, if the job has ended; return the component."""
         job = self._job_of(component)
-        # What the platform's end breaks off may go on in the next one.
+        # A job that the platform's end breaks off may go on with the next platform.
         if job is not None and job.ended and not job.closed:
             component.settle(JobNow.of(job))
         return component
@@ -55,7 +55,7 @@ class Records:
         return component.show(None if job is None else JobNow.of(job))
 
     def search_records(self, resource: str) -> list[dict[str, Any]]:
-        """Return what Search looks at: the descriptions of all of a resource's kind, with their tags."""
+        """Return the descriptions of all entities of a resource, with their tags, for Search."""
         if resource == "ExperimentTrialComponent":
             return [self._found(component) for component in self.settled()]
         if resource == "Experiment":
@@ -83,7 +83,7 @@ class Records:
 
 
 def _summary(component: Component) -> dict[str, Any]:
-    """Return what Search shows of a component in its trial."""
+    """Return a component as Search shows it in its trial."""
     source = {"TrialComponentSource": component.members["Source"]} if component.source else {}
     return {
         "TrialComponentName": component.name,

@@ -1,4 +1,4 @@
-"""What a request says of an experiment, a trial or a trial component."""
+"""Reads the members of a request about an experiment, a trial or a trial component."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from estimators.local.engine.errors import invalid
 from estimators.local.engine.job_request import read_tags
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes a request that was checked against the service's model, and returns the answer."""
+"""Takes a request already checked against the service's model, and returns the answer."""
 _NAMES_AND_TAGS = ("ExperimentName", "TrialName", "TrialComponentName", "Tags")
 
 
 def members_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a request says of an entity beside its name and tags, with times as datetimes.
+    """Return the members of a request besides names and tags, with times as datetimes.
 
-    Raises:
-        ApiError: ValidationException, for a parameter that has no value, or two, or a number that no double holds.
+    Raise ApiError for a parameter without exactly one value, or with a number too large for a double.
     """
     for name, parameter in request.get("Parameters", {}).items():
         if len(parameter) != 1:
@@ -34,20 +33,12 @@ def members_of(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tags_of(request: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags by their keys.
-
-    Raises:
-        ApiError: ValidationException, for a key that comes twice or is AWS's own.
-    """
+    """Return the tags by key; raise ApiError for a duplicate key, or a key reserved by AWS."""
     return read_tags(request.get("Tags", ()))
 
 
 def double(value: float, place: str) -> float:
-    """Return a number of a JSON document, which has no bounds, as a finite double.
-
-    Raises:
-        ApiError: ValidationException, if it is none.
-    """
+    """Return a JSON number, which has no bounds, as a finite double; raise ApiError if it is too large."""
     try:
         number = float(value)
     except OverflowError:

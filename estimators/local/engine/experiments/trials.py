@@ -12,11 +12,7 @@ from estimators.local.engine.experiments.request_members import Handler, members
 
 
 class TrialOperations:
-    """Answers requests about experiments and trials.
-
-    Args:
-        records: What there is.
-    """
+    """Answers requests about experiments and trials."""
 
     def __init__(self, records: Records) -> None:
         self._records = records

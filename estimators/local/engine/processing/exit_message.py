@@ -1,4 +1,4 @@
-"""A processing job's ExitMessage: what its programs leave in ``/opt/ml/output/message``."""
+"""A processing job's ExitMessage: the text that its programs leave in ``/opt/ml/output/message``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from estimators.local.engine.errors import FailedJobError
 
 MESSAGE = PurePath("output", "message")
 LIMIT_BYTES = 1024
-"""So much of a message AWS shows, and of those of several hosts together."""
+"""AWS's limit on a message, and on the messages of all hosts together."""
 
 
 def exit_message(trees: Mapping[str, HostTree]) -> str:
-    """Return the messages of all hosts, one after the other, as AWS shows them; empty if there is none.
-
-    Raises:
-        FailedJobError: One is not UTF-8.
-    """
+    """Return the messages of all hosts, joined and cut as on AWS; raise FailedJobError if one is not UTF-8."""
     return _cut("".join(_message(host, tree) for host, tree in trees.items()).encode(), whole=False)
 
 
@@ -39,5 +35,5 @@ def _message(host: str, tree: HostTree) -> str:
 
 
 def _cut(content: bytes, *, whole: bool) -> str:
-    """Return the first `LIMIT_BYTES` as text; a character that is cut is left out, unless the content is whole."""
+    """Return the first `LIMIT_BYTES` as text; leave out a character that the cut splits, unless ``whole``."""
     return codecs.getincrementaldecoder("utf-8")().decode(content[:LIMIT_BYTES], final=whole)

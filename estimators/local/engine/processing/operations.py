@@ -31,13 +31,7 @@ _SORT_BY = {"Name": _NAME, "CreationTime": "CreationTime", "Status": _STATUS}
 
 
 class ProcessingJobs:
-    """Runs processing jobs.
-
-    Args:
-        platform: What they stand on.
-        arn: Makes the ARN of a processing job of its name.
-        experiments: Takes in each job.
-    """
+    """Runs processing jobs, each with a trial component."""
 
     def __init__(self, platform: Platform, arn: Callable[[str], str], experiments: Experiments) -> None:
         self._platform = platform

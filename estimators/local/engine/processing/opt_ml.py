@@ -1,4 +1,4 @@
-"""A host's /opt/ml before a processing job's program runs: its directories, and config/ in AWS's format."""
+"""Makes a host's /opt/ml before a processing job's program runs: the directories, and config/ in AWS's format."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ _DIRECTORIES = tuple(map(PurePosixPath, ("config", "output", "processing")))
 
 
 def lay_out(job: ProcessingRecord, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
-    """Make one host's tree at ``root``.
-
-    Args:
-        job: The job.
-        hosts: All hosts of the job.
-        host: The one that the tree is for.
-        root: A directory that is not there yet.
-        cluster: Knows by which names it reaches the hosts.
-    """
+    """Make one host's /opt/ml at ``root``."""
     paths = [*(channel.path for channel in job.request.channels), *(output.path for output in job.request.outputs)]
     for directory in (*_DIRECTORIES, *paths):
         (root / directory).mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A host's own Python environment, where no image is run: what its program installs does not get into this Python.
+"""A host's own Python environment without an image: packages that its program installs stay out of this Python.
 
-The SDK's FrameworkProcessor installs a requirements.txt with the first ``pip`` in PATH, which without an image would be
-that of whoever started the platform.
+The SDK's FrameworkProcessor installs a requirements.txt with the first ``pip`` in PATH. Without an image, that would be
+the ``pip`` of the user who started the platform.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 
 
 def make_python_environment(root: Path) -> None:
-    """Make a virtual environment in a host's tree that sees all that this Python sees.
-
-    Args:
-        root: The tree.
-    """
+    """Make a virtual environment in a host's tree that sees all packages of this Python."""
     programs = make_environment(root / _DIRECTORY).parent
     for name in ("pip", "pip3"):
         program = programs / name
@@ -29,9 +25,5 @@ def make_python_environment(root: Path) -> None:
 
 
 def in_python_environment(ml_root: PurePath) -> dict[str, str]:
-    """Return the variables by which a program finds that environment first.
-
-    Args:
-        ml_root: Where the program finds the tree.
-    """
+    """Return the variables by which a program that sees the tree at ``ml_root`` finds its environment first."""
     return {"PATH": activated(inherited_environment(hosts=1), str(ml_root / _DIRECTORY / "bin" / "python"))["PATH"]}

@@ -1,4 +1,4 @@
-"""One processing job as others see it: what every job on hosts is, and its description and exit message."""
+"""One processing job as other threads see it: a job on hosts, with a description and an exit message."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class ProcessingRecord(HostedJob[ProcessingRequest]):
 
     @property
     def directory_name(self) -> str:
-        """How the job's directory is called: a training job may have the same name, but no dot in it."""
+        """The name of the job's directory; the dot keeps it apart from a training job of the same name."""
         return f"processing.{self.name}"
 
     @property
     def names_for_programs(self) -> dict[str, str]:
-        """None: a program finds its job in ``/opt/ml/config/processingjobconfig.json``."""
+        """No variables: a program reads its job from ``/opt/ml/config/processingjobconfig.json``."""
         return {}
 
     def describe(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class ProcessingRecord(HostedJob[ProcessingRequest]):
         return {**self.describe_request(), **self.summary()}
 
     def describe_request(self) -> dict[str, Any]:
-        """Return what was asked for, with what AWS adds to it."""
+        """Return the request with AWS's defaults."""
         asked = copy.deepcopy({name: value for name, value in self.request.members.items() if name != "Tags"})
         for given in asked.get("ProcessingInputs", ()):
             given.setdefault("AppManaged", False)
@@ -55,7 +55,7 @@ class ProcessingRecord(HostedJob[ProcessingRequest]):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the part of the description that does not repeat the request: what lists show, and are ordered by."""
+        """Return the description without the request's members: those that lists show and sort by."""
         progress = self._progress
         optional = {
             "ProcessingStartTime": progress.training_start,
@@ -73,6 +73,6 @@ class ProcessingRecord(HostedJob[ProcessingRequest]):
         }
 
     def leave_message(self, message: str) -> None:
-        """Note what the programs say of their end."""
+        """Set the job's ExitMessage."""
         with self._changed:
             self._move(replace(self._progress, exit_message=message))

@@ -1,4 +1,4 @@
-"""A CreateProcessingJob request, read once into a frozen value; what is not offered here is refused."""
+"""A CreateProcessingJob request, read once into a frozen value; unsupported members are refused."""
 
 from __future__ import annotations
 
@@ -28,25 +28,21 @@ _ROOT = ML_ROOT / "processing"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Output(SyncedFolder):
-    """A directory of every host that is brought to S3."""
+    """A directory of every host that is uploaded to S3."""
 
     continuous: bool
-    """Whether files go up while the job runs, and not at its end."""
+    """Whether files are uploaded while the job runs, not at its end."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ProcessingRequest(JobRequest):
-    """All of a request that shapes the job."""
+    """The part of a request that shapes the job."""
 
     outputs: tuple[Output, ...]
 
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> ProcessingRequest:
-        """Check and read a request.
-
-        Raises:
-            ApiError: ValidationException, if AWS or the local platform would not take it.
-        """
+        """Check and read a request; raise ApiError if AWS or the local platform would refuse it."""
         members = copy.deepcopy(check_request("CreateProcessingJob", request))
         application = members["AppSpecification"]
         channels, outputs = tuple(_channels(members)), tuple(_outputs(members))

@@ -1,4 +1,4 @@
-"""What is a processing job's own on its way: its directories, its outputs, and the message of its programs."""
+"""The steps specific to a processing job: its directories, its outputs, and its programs' exit message."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Tuning jobs: search for hyperparameters by training jobs of this platform, each of which really trains."""
+"""Tuning jobs: a search for hyperparameters with real training jobs of this platform."""
 
 from estimators.local.engine.tuning.operations import TuningJobs as TuningJobs

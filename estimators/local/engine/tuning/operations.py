@@ -1,4 +1,4 @@
-"""The operations on tuning jobs, and the tuning jobs there are."""
+"""The operations on tuning jobs, and the tuning jobs by name."""
 
 from __future__ import annotations
 
@@ -40,14 +40,7 @@ _SORT_JOBS_BY = {
 
 
 class TuningJobs:
-    """Searches hyperparameters by training jobs.
-
-    Args:
-        start_job: Starts a training job of a CreateTrainingJob request.
-        arn: Makes the ARN of a tuning job of its name.
-        store: Remembers the tuning jobs, and knows earlier ones.
-        jobs: The training jobs that there are in it, by their names.
-    """
+    """Searches hyperparameters with training jobs; ``jobs`` are the training jobs in the store, by name."""
 
     def __init__(
         self,
@@ -58,9 +51,10 @@ class TuningJobs:
     ) -> None:
         self._start_job = start_job
         self._arn = arn
-        # Guards the three below. Order: a tuning job is created under it, and none once there is a reason to end. The
-        # first reason stays, and each runner is given that one only: a failure is what ended the jobs, whatever closes
-        # the platform then.
+        # Guards the three below. Taken before the lock of a tuning job, of a training job and of the store.
+        # 1. A tuning job is created under it, and none once `_close_reason` is set.
+        # 2. The first reason stays, and every runner gets it: after a failure, the later close of the platform does not
+        #    hide the failure.
         self._lock = threading.Lock()
         self._records = store.load(_KIND, lambda document, saver: TuningRecord.from_json(document, saver, jobs))
         self._runners: dict[str, TuningRunner] = {}
@@ -80,10 +74,9 @@ class TuningJobs:
         return self._records.get(name)
 
     def close(self, reason: str) -> None:
-        """End all tuning jobs as Failed, and start no other. The training jobs are the engine's to end.
+        """End all tuning jobs as Failed with the first call's reason, and start no more.
 
-        Args:
-            reason: The FailureReason of each; of several calls, the first one's.
+        The engine ends the training jobs.
         """
         with self._lock:
             self._close_reason = self._close_reason or reason
@@ -92,7 +85,7 @@ class TuningJobs:
             runner.close(self._close_reason)
 
     def join(self, timeout: float) -> None:
-        """Wait up to so many seconds for each tuning job's thread, once closed."""
+        """Wait at most ``timeout`` seconds for the thread of each closed tuning job."""
         for runner in list(self._runners.values()):
             runner.join(timeout)
 
@@ -156,7 +149,7 @@ class TuningJobs:
             if request.get("StatusEquals", summary["TrainingJobStatus"]) == summary["TrainingJobStatus"]
         ]
         sort_by = _SORT_JOBS_BY[request.get("SortBy", "Name")]
-        if sort_by == "Value":  # as on AWS, those without one are not listed then
+        if sort_by == "Value":  # as on AWS: jobs without a value are not listed
             jobs = [job for job in jobs if job["Value"] is not None]
         page, token = cut_page(jobs, sort_by, request)
         return {

@@ -1,6 +1,6 @@
-"""The ranges that a tuning job searches, from a CreateHyperParameterTuningJob request, and their values as text.
+"""The ranges that a tuning job searches, read from its request, and their values as text.
 
-Training jobs take hyperparameters as text: an integer as ``3``, a number as ``0.05``, one of a list as it stands there.
+Training jobs take hyperparameters as text: an integer as ``3``, a number as ``0.05``, a categorical value unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from estimators.local.engine.errors import invalid
 Scaling = Literal["Linear", "Logarithmic", "ReverseLogarithmic"]
 
 AUTO_LOGARITHMIC = 1000.0
-"""With ScalingType Auto, or none, a range whose ends differ by at least this factor is searched by its logarithm."""
+"""With ScalingType Auto or absent, a range whose ends differ by at least this factor is searched logarithmically."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -28,14 +28,14 @@ class NumberRange:
     most: float
     scaling: Scaling
     whole: bool
-    """Whether only whole numbers are meant."""
+    """Whether the values are integers."""
 
     def text(self, value: float) -> str:
         """Return a value as a training job gets it."""
         return str(round(value)) if self.whole else repr(float(value))
 
     def value(self, text: str) -> float | None:
-        """Return the value that a text means; None if it is not in the range."""
+        """Return the value of a text, or None if it is outside the range."""
         try:
             value = float(text)
         except ValueError:
@@ -51,7 +51,7 @@ class Choice:
     values: tuple[str, ...]
 
     def value(self, text: str) -> str | None:
-        """Return the text if it is one of them, else None."""
+        """Return the text if it is one of the values, else None."""
         return text if text in self.values else None
 
 
@@ -59,15 +59,7 @@ Range = NumberRange | Choice
 
 
 def read_ranges(given: Mapping[str, Any], static: Mapping[str, str]) -> tuple[Range, ...]:
-    """Read ParameterRanges.
-
-    Args:
-        given: The member of the request.
-        static: The hyperparameters that are the same in all training jobs.
-
-    Raises:
-        ApiError: ValidationException: a range can't be searched, or a name comes twice.
-    """
+    """Read ParameterRanges; raise ApiError for an invalid range, or a name given twice or also in ``static``."""
     if given.get("AutoParameters"):
         raise invalid("ParameterRanges.AutoParameters is not offered by the local platform; give each a range.")
     ranges: tuple[Range, ...] = (

@@ -1,4 +1,4 @@
-"""A CreateHyperParameterTuningJob request, read once into a frozen value; what is not offered here is refused."""
+"""A CreateHyperParameterTuningJob request, read once into a frozen value; unsupported members are refused."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from estimators.local.engine.validation import check_request
 Strategy = Literal["Bayesian", "Random", "Hyperband", "Grid"]
 
 OBJECTIVE_HYPERPARAMETER = "_tuning_objective_metric"
-"""By which AWS tells a training job what it is judged by."""
+"""The hyperparameter that tells a training job its objective metric, as on AWS."""
 
 _TUNING_RESOURCES = "HyperParameterTuningResourceConfig"
 _CAPACITY = frozenset({"AllocationStrategy", "InstanceConfigs"})
 _NOT_OF_TRAINING = frozenset(
     {"DefinitionName", "TuningObjective", "HyperParameterRanges", "StaticHyperParameters", _TUNING_RESOURCES}
 )
-"""The members of a definition that a training job's request does not have."""
+"""The members of a definition that are not in CreateTrainingJob."""
 
 _EPOCHS = ("epochs", "numepochs", "n-epochs", "n_epochs", "num_epochs")
-"""The hyperparameters that AWS takes Hyperband's MaxResource from if it is not given (botocore's model)."""
+"""The hyperparameters from which AWS takes Hyperband's MaxResource if it is absent (botocore's model)."""
 _INSTEAD = {
     "TrainingJobDefinitions": "start a tuning job for each definition, with TrainingJobDefinition",
     "Autotune": "give ranges, a strategy and limits",
@@ -36,7 +36,7 @@ _INSTEAD = {
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Hyperband:
-    """Between how many values of the objective a training job may be stopped."""
+    """After how many values of the objective a training job may be stopped: from ``least`` to ``most``."""
 
     least: int
     most: int
@@ -44,40 +44,39 @@ class Hyperband:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TuningRequest:
-    """All of a request that shapes the search."""
+    """The part of a request that shapes the search."""
 
     name: str
     members: Mapping[str, Any]
-    """The request itself, for those who asked for it."""
+    """The request itself, for descriptions."""
     strategy: Strategy
     metric: str
-    """What training jobs are judged by: one of their metric definitions."""
+    """The objective metric: one of the training jobs' metric definitions."""
     maximize: bool
     ranges: tuple[Range, ...]
     most_jobs: int | None
-    """How many training jobs are started at most; None: until another limit."""
+    """How many training jobs start at most; None: another limit ends the search."""
     parallel: int
-    """How many of them train at a time."""
+    """How many training jobs run at a time."""
     max_runtime: int | None
     """Seconds of the whole search; None: no limit."""
     stops_early: bool
-    """Whether a training job that is worse than the median of the others is stopped."""
+    """Whether a training job worse than the median of the others is stopped."""
     hyperband: Hyperband | None
     target: float | None
-    """The value of the metric with which the search is over."""
+    """The value of the metric that ends the search."""
     most_without_progress: int | None
-    """How many training jobs in a row may be no better than the best before them."""
+    """How many training jobs in a row may fail to beat the best before them."""
     seed: int | None
     parents: tuple[str, ...]
-    """Earlier tuning jobs, whose results the search begins with."""
+    """Earlier tuning jobs; the search begins with their results."""
     tags: Mapping[str, str]
 
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> TuningRequest:
-        """Check and read a request, and one training job's of it.
+        """Check and read a request, and the request of a sample training job.
 
-        Raises:
-            ApiError: ValidationException, if AWS or the local platform would not take it.
+        Raise ApiError if AWS or the local platform would refuse one of the two.
         """
         members = copy.deepcopy(check_request("CreateHyperParameterTuningJob", request))
         for member, instead in _INSTEAD.items():
@@ -129,7 +128,7 @@ class TuningRequest:
         return parsed
 
     def training_job(self, name: str, tuned: Mapping[str, str]) -> dict[str, Any]:
-        """Return the CreateTrainingJob of one training job."""
+        """Return the CreateTrainingJob request of one training job."""
         definition = copy.deepcopy(_definition(self.members))
         static = definition.get("StaticHyperParameters", {})
         tags = [{"Key": key, "Value": value} for key, value in self.tags.items()]
@@ -143,24 +142,24 @@ class TuningRequest:
         }
 
     def some_hyperparameters(self) -> dict[str, str]:
-        """Return hyperparameters that the search might choose."""
+        """Return sample hyperparameters from the ranges."""
         return {
             each.name: each.values[0] if isinstance(each, Choice) else each.text(each.least) for each in self.ranges
         }
 
     @property
     def objective(self) -> str:
-        """What the search is for, as a message says it."""
+        """The objective in words, for messages."""
         return f"{'Maximize' if self.maximize else 'Minimize'} {self.metric}"
 
     @property
     def static(self) -> Mapping[str, str]:
-        """The hyperparameters that all training jobs have."""
+        """The hyperparameters that all training jobs share."""
         static: Mapping[str, str] = self.members["TrainingJobDefinition"].get("StaticHyperParameters", {})
         return static
 
     def is_better(self, value: float, than: float | None, *, by: float = 0.0) -> bool:
-        """Return whether a value of the objective is better than another one, by a part of that, or than none."""
+        """Return whether a value beats another one by at least the fraction ``by`` of it; any value beats None."""
         if than is None:
             return True
         gain = value - than if self.maximize else than - value
@@ -177,7 +176,7 @@ def _definition(members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checkpoints(definition: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the CheckpointConfig of a training job: a place of its own, or it would resume another one's training."""
+    """Return a CheckpointConfig with a prefix for each training job, so none resumes another one's training."""
     if "CheckpointConfig" not in definition:
         return {}
     config = definition["CheckpointConfig"]
@@ -189,7 +188,7 @@ def training_resources(definition: Mapping[str, Any]) -> dict[str, Any]:
     if "ResourceConfig" in definition:
         return dict(definition["ResourceConfig"])
     given = definition[_TUNING_RESOURCES]
-    # In the order of priority, for when AWS has no capacity: here there always is.
+    # In order of priority; the others are for a lack of capacity on AWS.
     first = given.get("InstanceConfigs", [{}])[0]
     return {name: value for name, value in {**given, **first}.items() if name not in _CAPACITY}
 

@@ -1,4 +1,4 @@
-"""A tuning job's way from its creation to its end, in a thread of its own."""
+"""Runs a tuning job from its creation to its end, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -25,20 +25,14 @@ StartJob = Callable[[Mapping[str, Any]], JobRecord]
 
 
 class TuningRunner:
-    """Runs one tuning job.
-
-    Args:
-        record: What others see of it.
-        study: What to try.
-        start_job: Starts a training job of a request.
-    """
+    """Runs one tuning job: starts the training jobs that the study proposes, and records their results."""
 
     def __init__(self, record: TuningRecord, study: Study, start_job: StartJob) -> None:
         self._record = record
         self._study = study
         self._start_job = start_job
         self._close_reason = ""
-        self._closed = threading.Event()  # Order: set after the reason, which is read once it is set.
+        self._closed = threading.Event()  # Order: `close` sets the reason first; it is read after the event is set.
         self._thread = threading.Thread(target=self._run, name=f"tuning {record.name}", daemon=True)
 
     def start(self) -> None:
@@ -46,12 +40,12 @@ class TuningRunner:
         self._thread.start()
 
     def close(self, reason: str) -> None:
-        """Fail with a reason, the same at each call. The training jobs are the engine's to end."""
+        """End as Failed with a reason, the same at each call. The engine ends the training jobs."""
         self._close_reason = reason
         self._closed.set()
 
     def join(self, timeout: float) -> None:
-        """Wait up to so many seconds until the tuning job has ended."""
+        """Wait at most ``timeout`` seconds until the tuning job has ended."""
         self._thread.join(timeout)
 
     def _run(self) -> None:
@@ -63,7 +57,7 @@ class TuningRunner:
                     self._record.stop()
                 while len(running) < self._record.request.parallel and self._wants_more():
                     proposal = self._study.ask()
-                    if not self._wants_more():  # a model takes seconds to propose: a stop or the end may have come
+                    if not self._wants_more():  # `ask` may take seconds: a stop or the end may have come
                         self._study.tell(proposal.number, None, pruned=False)
                         break
                     running.append(self._start(proposal))
@@ -76,7 +70,7 @@ class TuningRunner:
                 self._closed.wait(_LOOK_SECONDS)
             self._record.finish(FAILED, self._close_reason[:_LONGEST_REASON])
         except Exception as error:
-            if self._closed.is_set():  # the engine has taken what this thread was about to use
+            if self._closed.is_set():  # caused by the close of the engine
                 self._record.finish(FAILED, self._close_reason[:_LONGEST_REASON])
                 return
             logger.exception("the tuning job %s can't go on", self._record.name)
@@ -93,13 +87,13 @@ class TuningRunner:
         self._record.expect(proposal.number, name, proposal.hyperparameters)
         job = self._start_job(self._record.request.training_job(name, proposal.hyperparameters))
         trial = Trial(number=proposal.number, job=job, hyperparameters=proposal.hyperparameters)
-        self._record.add(trial)  # at once: what is not there is neither listed nor stopped
-        with suppress(ApiError):  # it has ended already
+        self._record.add(trial)  # at once: only added trials are listed and stopped
+        with suppress(ApiError):  # the job has ended already
             job.update({"TuningJobArn": self._record.arn})
         return trial
 
     def _take_results(self, running: Iterable[Trial]) -> list[Trial]:
-        """Tell the study of the trials that have ended; return the others."""
+        """Tell the study the results of ended trials; return the other trials."""
         left = []
         for trial in running:
             if not trial.job.ended:
@@ -121,7 +115,7 @@ class TuningRunner:
 
     def _stop_all(self, trials: Iterable[Trial]) -> None:
         for trial in trials:
-            with suppress(ApiError):  # it has ended meanwhile
+            with suppress(ApiError):  # the job has ended meanwhile
                 trial.job.stop()
 
     def _finish(self) -> None:

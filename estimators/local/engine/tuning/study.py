@@ -1,7 +1,7 @@
-"""What to try next: the strategies of a tuning job, by Optuna, which is loaded with the first study.
+"""The strategies of a tuning job, by Optuna, which is imported with the first study.
 
-Random draws, Grid goes through all points, Bayesian models the objective by a Gaussian process after a few draws, and
-Hyperband prunes what falls behind. One thread uses a study.
+Random draws points, Grid goes through all points, Bayesian models the objective by a Gaussian process after a few
+random points, and Hyperband prunes trials that fall behind. Only one thread uses a study.
 """
 
 from __future__ import annotations
@@ -23,31 +23,27 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 _DRAWN_FIRST = 3
-"""Training jobs of a Bayesian search that are drawn at random; from few points a model tells nothing."""
+"""Training jobs of a Bayesian search that are drawn at random: a model needs a few points."""
 _STUDY_NAME = "tuning"
-"""Always the same: Hyperband draws from the name, too."""
+"""Constant, because Hyperband's choices depend on the study's name."""
 _COMPARED = 3
 """Training jobs that must have ended before another one is stopped early."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Proposal:
-    """Hyperparameters to be tried."""
+    """Hyperparameters to try."""
 
     number: int
-    """The trial's, from 0."""
+    """The trial's number, from 0."""
     hyperparameters: Mapping[str, str]
 
 
 class Study:
-    """The search of one tuning job: it is asked for a trial's hyperparameters, and told what they came to."""
+    """The search of one tuning job: it proposes the hyperparameters of a trial, and takes the result."""
 
     def __init__(self, request: TuningRequest) -> None:
-        """Begin.
-
-        Raises:
-            ApiError: ValidationException: Optuna is not installed.
-        """
+        """Begin a search; raise ApiError if Optuna is not installed."""
         try:
             import optuna
         except ModuleNotFoundError as error:
@@ -65,7 +61,7 @@ class Study:
             pruner=_pruner(request),
             study_name=_STUDY_NAME,
         )
-        if request.strategy == "Grid":  # Optuna's own grid ends a study, which has nobody here to end
+        if request.strategy == "Grid":  # Optuna's grid sampler stops Optuna's own loop, which is not used here
             for point in _grid(request):
                 self._study.enqueue_trial(point)
         self._trials: dict[int, Trial] = {}
@@ -74,7 +70,7 @@ class Study:
         self._longest = None if request.hyperband is None else request.hyperband.most
 
     def add_known(self, hyperparameters: Mapping[str, str], value: float) -> bool:
-        """Take a result of an earlier study; return whether it lies in this one's ranges."""
+        """Add a result of an earlier study; return whether it is in this study's ranges."""
         values = {each.name: _to_optuna(each, hyperparameters.get(each.name, "")) for each in self._ranges}
         if None in values.values():
             return False
@@ -83,7 +79,7 @@ class Study:
         return True
 
     def ask(self) -> Proposal:
-        """Return what to try next."""
+        """Return the next proposal."""
         trial = self._study.ask(self._distributions)
         number = len(self._trials)
         self._trials[number] = trial
@@ -93,16 +89,11 @@ class Study:
         )
 
     def should_prune(self, number: int, values: Sequence[float]) -> bool:
-        """Return whether a trial is not worth going on.
-
-        Args:
-            number: The trial's.
-            values: Of the objective so far, from the training job's first on.
-        """
+        """Return whether to stop a trial; ``values`` are all its objective values so far."""
         if not self._prunes:
             return False
         trial, prune = self._trials[number], False
-        # After each value: Optuna's Hyperband says it once, and goes on to the next rung.
+        # Ask after each value: Optuna's Hyperband answers True once, then goes on to the next rung.
         for step in range(self._reported.get(number, 0), len(values)):
             trial.report(values[step], step + 1)
             prune = prune or trial.should_prune()
@@ -110,13 +101,7 @@ class Study:
         return prune or (self._longest is not None and len(values) >= self._longest)
 
     def tell(self, number: int, value: float | None, *, pruned: bool) -> None:
-        """Take a result.
-
-        Args:
-            number: The trial's.
-            value: Of the objective; None if the training job has none.
-            pruned: Whether it was stopped because `should_prune` said so.
-        """
+        """Take a trial's objective value, None without one; ``pruned``: it was stopped after `should_prune`."""
         states = self._optuna.trial.TrialState
         trial = self._trials[number]
         if value is None:
@@ -141,14 +126,14 @@ def _distribution(each: Range) -> BaseDistribution:
 
 
 def _from_optuna(each: Range, value: Any) -> str:
-    """Return a value of Optuna's as a training job gets it."""
+    """Return Optuna's value as a training job gets it."""
     if isinstance(each, Choice):
         return str(value)
     return each.text(min(max(_reversed(each, value), each.least), each.most))
 
 
 def _to_optuna(each: Range, text: str) -> Any:
-    """Return a training job's text as Optuna's value; None if it is not in the range."""
+    """Return a training job's text as Optuna's value, or None if it is outside the range."""
     value = each.value(text)
     if value is None or isinstance(each, Choice):
         return value
@@ -172,7 +157,7 @@ def _sampler(request: TuningRequest) -> BaseSampler:
 
 
 def _grid(request: TuningRequest) -> list[dict[str, str]]:
-    """Return all points of a grid, in an order that the seed decides."""
+    """Return all points of a grid, in an order set by the seed."""
     choices = [each for each in request.ranges if isinstance(each, Choice)]
     points = list(itertools.product(*(each.values for each in choices)))
     random.Random(request.seed).shuffle(points)  # noqa: S311 - an order, and no secret

@@ -1,6 +1,6 @@
-"""One tuning job: which training jobs it has started, what they came to, and whether another one follows.
+"""One tuning job: its training jobs, their results, and whether another training job follows.
 
-Requests come from any thread, while the tuning job's own thread (`TuningRunner`) goes its way.
+Requests come from any thread, while the tuning job's own thread (`TuningRunner`) works.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IN_PROGRESS, STOPPING = "InProgress", "Stopping"
 COMPLETED, FAILED, STOPPED = "Completed", "Failed", "Stopped"
 
 _PROGRESS = 0.01
-"""By which part a training job must be better than the best before it, to count as progress (botocore's model)."""
+"""The fraction by which a training job must beat the best before it, to count as progress (botocore's model)."""
 _SHOWN = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingStartTime", "TrainingEndTime", "FailureReason")
 
 
@@ -32,7 +32,7 @@ class Trial:
     """One point of the search, and the training job that tries it."""
 
     number: int
-    """Its place in the search, from 0."""
+    """The trial's number, from 0."""
     job: JobRecord
     hyperparameters: Mapping[str, str]
     """The tuned ones."""
@@ -44,21 +44,16 @@ class TuningRecord:
     """A tuning job from its creation on."""
 
     def __init__(self, request: TuningRequest, arn: str, saver: RecordSaver = NO_SAVER) -> None:
-        """Begin a tuning job.
-
-        Args:
-            request: What was asked for.
-            arn: Its ARN.
-            saver: Saves it, at each change, in the order of the changes.
-        """
+        """Begin a tuning job; ``saver`` saves it at each change, in the order of the changes."""
         self.request = request
         self.arn = arn
         self.tags = dict(request.tags)
         self.created = _now()
         self._since = time.monotonic()
-        # Guards all below. Order: the runner's thread alone adds trials and comes to the end, which is its last step;
-        # so nothing changes after that. A trial is kept before its training job is started: a kill between the two
-        # leaves a trial without a job, which is not loaded, and never a job that is not listed.
+        # Guards all below. Taken before the store's lock; training jobs are described without it.
+        # 1. Only the runner's thread adds trials and ends the tuning job, as its last step: no trial comes after that.
+        # 2. A trial is saved before its training job starts: a kill between the two leaves a trial without a job, which
+        #    is not loaded, but never a job that is not listed.
         self._lock = threading.RLock()
         self._saver = saver
         self._status = IN_PROGRESS
@@ -67,7 +62,7 @@ class TuningRecord:
         self._failure_reason: str | None = None
         self._trials: list[Trial] = []
         self._starting: list[Any] | None = None
-        self._results: list[tuple[Mapping[str, str], float]] = []  # in the order of the ends
+        self._results: list[tuple[Mapping[str, str], float]] = []  # in the order in which trials ended
         self._found = False
 
     @classmethod
@@ -77,15 +72,9 @@ class TuningRecord:
         saver: RecordSaver,
         jobs: Mapping[str, JobRecord],
     ) -> TuningRecord:
-        """Return a tuning job that an earlier platform has kept. One that had not ended is Failed: its search is gone.
+        """Return a tuning job of an earlier platform; if it had not ended, it is Failed, because its search is lost.
 
-        Args:
-            document: What `to_json` has returned.
-            saver: As for a new one.
-            jobs: The training jobs that there are, by their names.
-
-        Raises:
-            ApiError: The platform would not take its request now.
+        ``jobs`` are the training jobs by name. Raise ApiError if this platform would refuse its request.
         """
         record = cls(TuningRequest.parse(document["request"]), document["arn"], saver)
         record.tags = dict(document["tags"])
@@ -105,7 +94,7 @@ class TuningRecord:
         return record
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that another platform needs to show it; times as datetimes."""
+        """Return the record to save, with times as datetimes."""
         with self._lock:
             trials = [[each.job.name, each.number, each.hyperparameters, each.pruned] for each in self._trials]
             return {
@@ -122,12 +111,12 @@ class TuningRecord:
             }
 
     def note(self) -> None:
-        """Have the tuning job kept as it is now; after each change that is not made here."""
+        """Save the tuning job as it is now. Called after each change made outside this class, too."""
         with self._lock:
             self._saver.save(self.to_json)
 
     def forget(self) -> None:
-        """Have the tuning job kept no more: it is deleted."""
+        """Delete the tuning job from the store, and stop saving it."""
         with self._lock:
             self._saver.delete()
             self._saver = NO_SAVER
@@ -139,28 +128,28 @@ class TuningRecord:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the tuning job has ended and will not change."""
         return self._ended_at is not None
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no other training job is to start."""
+        """Whether a stop was requested: no more training jobs start."""
         return self._status == STOPPING
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Those so far, in their order."""
+        """The trials so far, in their order."""
         with self._lock:
             return tuple(self._trials)
 
     def expect(self, number: int, name: str, hyperparameters: Mapping[str, str]) -> None:
-        """Note a trial whose training job is about to be started."""
+        """Save a trial before its training job starts."""
         with self._lock:
             self._starting = [name, number, hyperparameters, False]
             self.note()
 
     def add(self, trial: Trial) -> None:
-        """Note a trial whose training job was started."""
+        """Add a trial whose training job has started."""
         with self._lock:
             self._starting = None
             self._trials.append(trial)
@@ -168,7 +157,7 @@ class TuningRecord:
             self.note()
 
     def add_result(self, trial: Trial, value: float) -> None:
-        """Note what a trial came to, and whether that is all that the search is for."""
+        """Add the value of an ended trial, and decide whether the search has reached its goal."""
         request = self.request
         with self._lock:
             self._results.append((trial.hyperparameters, value))
@@ -182,32 +171,32 @@ class TuningRecord:
             self.note()
 
     def results(self) -> list[tuple[Mapping[str, str], float]]:
-        """Return the tuned hyperparameters of the trials that came to a value, with it."""
+        """Return the tuned hyperparameters and the value of each trial that has a value."""
         with self._lock:
             return list(self._results)
 
     def stop(self) -> None:
-        """Let no other training job start; nothing if the search has ended."""
+        """Start no more training jobs; do nothing if the search has ended."""
         with self._lock:
             if self._status == IN_PROGRESS:
                 self._status, self._modified = STOPPING, _now()
                 self.note()
 
     def finish(self, status: str, failure_reason: str | None = None) -> None:
-        """Come to the end."""
+        """End the tuning job."""
         with self._lock:
             self._status, self._failure_reason = status, failure_reason
             self._modified = self._ended_at = _now()
             self.note()
 
     def wants_more(self) -> bool:
-        """Return whether another trial is to start: neither a stop, nor what was sought, nor the limit came."""
+        """Return whether another trial follows: no stop, goal or limit was reached."""
         most = self.request.most_jobs
         with self._lock:
             return self._status == IN_PROGRESS and not self._found and (most is None or len(self._trials) < most)
 
     def has_time(self) -> bool:
-        """Return whether its MaxRuntimeInSeconds are not over."""
+        """Return whether MaxRuntimeInSeconds is not reached."""
         return self.request.max_runtime is None or time.monotonic() - self._since < self.request.max_runtime
 
     def describe(self) -> dict[str, Any]:
@@ -242,7 +231,7 @@ class TuningRecord:
         }
 
     def _describe_request(self) -> dict[str, Any]:
-        """Return what was asked for, with what AWS adds to it: the SDK's tuner reads that unasked."""
+        """Return the request with the members that AWS adds, which the SDK's tuner expects."""
         asked = copy.deepcopy({name: value for name, value in self.request.members.items() if name != "Tags"})
         config, definition = asked["HyperParameterTuningJobConfig"], asked["TrainingJobDefinition"]
         config["TrainingJobEarlyStoppingType"] = config.get("TrainingJobEarlyStoppingType", "Off")

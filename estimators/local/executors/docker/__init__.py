@@ -1,4 +1,4 @@
-"""Hosts as containers: a cluster is a network, a host a container in it, an image one of this machine's."""
+"""Hosts as containers: a cluster is a Docker network, a host a container in it, an image one of this machine's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Where a server on this machine must listen for containers to reach it: the address of Docker's own bridge.
+"""The address of Docker's own bridge, where a server on this machine must listen for containers.
 
-Containers on other networks reach it, too, but for those that are isolated. It is not 0.0.0.0: no other machine knows
-of the address. But Linux takes packets for it from any interface, so a neighbour that routes them here gets there, too:
-what keeps strangers out is the signature of each request.
+Containers on other networks reach it, too, except isolated ones. It is not 0.0.0.0, so no other machine knows the
+address. But Linux accepts packets for it on any interface, so a neighbour that routes them here reaches it as well: the
+signature of each request keeps strangers out.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 def bridge_address() -> str:
     """Return the IPv4 address of Docker's default bridge.
 
-    Raises:
-        DockerError: It has none, or the engine is not on this very machine.
+    Raise DockerError if it has none, or the engine is not on this very machine.
     """
-    # The device, and not the network's gateway: of this one network, Docker does not always know it.
+    # Ask for the device, because Docker does not always know the gateway of this one network.
     form = '{{index .Options "com.docker.network.bridge.name"}}'
     device = docker("network", "inspect", "--format", form, "bridge", timeout=docker_program.SECONDS)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""A network, and the containers in it. ``container_reaper.py`` ends both, however this process ends."""
+"""A Docker network and the containers in it. ``container_reaper.py`` removes both, however this process ends."""
 
 from __future__ import annotations
 
@@ -25,18 +25,15 @@ logger = logging.getLogger(__name__)
 
 _ML_ROOT = "/opt/ml"
 _CUT_OFF = ("--internal", "--opt", "com.docker.network.bridge.inhibit_ipv4=true")
-"""A network without a way out, in which this machine itself has no address either."""
+"""Options of a network without a way out, in which this machine itself has no address either."""
 _SUBNET_TRIES = 20
 
 
 class DockerCluster:
     """A `HostCluster` of containers.
 
-    Args:
-        spec: The hosts.
-        settings: Their limits.
-        lifeline: Of the directory that they write in.
-        orphan_seconds: How long they may take to end after SIGTERM when this process is gone.
+    ``lifeline`` belongs to the directory that they write in. ``orphan_seconds`` is their time to end after SIGTERM when
+    this process is gone.
     """
 
     interface = "eth0"
@@ -54,7 +51,7 @@ class DockerCluster:
         self._labels = (f"--label={LABEL}={self._name}", f"--label=smddp.job={spec.name}")
 
     def known_as(self, host: str) -> str:
-        """Return the host's name, which every host's ``/etc/hosts`` knows."""
+        """Return the host's name, which is in every host's ``/etc/hosts``."""
         return host
 
     def ml_root(self, host: str) -> PurePath:  # noqa: ARG002  # the same for all
@@ -64,9 +61,7 @@ class DockerCluster:
     def start(self, host: HostSpec) -> HostContainer:
         """Start the host's program, in the image's own directory.
 
-        Raises:
-            HostStartError: If the program can't be started, with Docker's reason; `ExecutorError` if that is Docker's
-                own.
+        Raise HostStartError with Docker's reason, or its subclass `ExecutorError` if Docker itself is at fault.
         """
         name = f"{self._name}-{host.name}"
         entrypoint = (f"--entrypoint={host.entrypoint[0]}",) if host.entrypoint else ()
@@ -75,7 +70,7 @@ class DockerCluster:
             f"--network={self._name}",
             f"--mount={bind(self._roots[host.name], _ML_ROOT)}",
             *(f"--mount={bind(str(source.absolute()), target)}" for target, source in self._spec.mounts.items()),
-            "--log-driver=none",  # whoever has the cluster reads it all
+            "--log-driver=none",  # the attached docker command reads it all
             *self._labels,
             *self._limits(),
             *entrypoint,
@@ -83,7 +78,7 @@ class DockerCluster:
         words = (*(host.entrypoint[1:] if host.entrypoint else host.default_command), *host.arguments)
         environment = {"OMP_NUM_THREADS": str(self._threads()), **host.environment}
         try:
-            # Docker's own name service forgets a host when it ends, which may be before another has begun to look.
+            # Docker's own name service forgets a host when it ends, maybe before another host has looked it up.
             addresses = self._network.result()
             names = (f"--add-host={other}:{address}" for other, address in addresses.items())
             at = (f"--ip={addresses[host.name]}", *names)
@@ -102,17 +97,16 @@ class DockerCluster:
             shared=map(str, self._spec.mounts.values()),
             orphan_seconds=self._orphan_seconds,
         )
-        self._maker = ThreadPoolExecutor(1)  # it takes as long as bringing the input: both at once
+        self._maker = ThreadPoolExecutor(1)  # it takes as long as bringing the input, so both run at once
         self._network = self._maker.submit(self._make_network)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Return once the containers are removed and their files handed over; the network goes by itself thereafter.
+        """Return once the containers are removed and their files handed over; the network is removed later.
 
-        Raises:
-            HandOverError: The files are not, and no other error is on its way.
+        Raise HandOverError if the files are not handed over and no other error is on its way.
         """
         self._maker.shutdown()
         self._reaper.begin(unsure=self._unsure or self._network.exception() is not None)
@@ -126,12 +120,14 @@ class DockerCluster:
     def _make_network(self) -> dict[str, IPv4Address]:
         """Make the network, and return each host's address in it."""
         for _ in range(_SUBNET_TRIES):
-            # Docker keeps to addresses that it is told only in a subnet that it was told: it is told the one it chose.
+            # 1. Docker takes a host's address only in a subnet that it was given. So make a network, read the subnet
+            #    that Docker chose, and remove the network.
+            # 2. Make it again with this subnet. If another network has got the subnet meanwhile, start again.
             self._docker_network("create", *self._network_options(), self._name)
             subnets = self._docker_network("inspect", "--format={{range .IPAM.Config}}{{.Subnet}} {{end}}", self._name)
             self._docker_network("rm", self._name)
             subnet = next((subnet for subnet in subnets.split() if "." in subnet), "")
-            # The first is the gateway's.
+            # The first address is the gateway's.
             addresses = (
                 dict(zip(self._roots, islice(IPv4Network(subnet).hosts(), 1, None), strict=False)) if subnet else {}
             )
@@ -142,7 +138,7 @@ class DockerCluster:
             except DockerError as error:
                 if "overlap" not in str(error):
                     raise
-                continue  # somebody else was given it meanwhile
+                continue  # another network has got it meanwhile
             return addresses
         raise DockerError(f"Docker gave {_SUBNET_TRIES} subnets for a network, and each to somebody else, too.")
 
@@ -163,6 +159,6 @@ class DockerCluster:
         ]
 
     def _threads(self) -> int:
-        """Return how many threads each program may take, so that programs do not wait for each other's cores."""
+        """Return how many threads each program may use, so that programs do not compete for cores."""
         cores = len(os.sched_getaffinity(0)) / len(self._roots)
         return max(1, int(min(cores, self._settings.cpus or cores)))

@@ -1,4 +1,4 @@
-"""One host that is a container, followed by a ``docker start --attach`` and ordered about by other docker commands."""
+"""One host as a container: ``docker start --attach`` follows it, and other docker commands control it."""
 
 from __future__ import annotations
 
@@ -29,22 +29,16 @@ _NOTE_SECONDS = 1.0
 _LINE_END = re.compile(r"[\r\n]")
 _REQUESTS_FAULT = re.compile(r"\bexec: |exec format error|Range of CPUs|memory limit")
 _NEVER = "0001-01-01"
-"""What Docker says of a time that has not come."""
+"""Docker's value of a time that has not come."""
 
 
 def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], *, keep: int) -> None:
-    """Create a container.
+    """Create a container; ``arguments`` are options, image, program and its arguments. Raise DockerError on a refusal.
 
-    Args:
-        name: What it is called.
-        arguments: Options, image, program and arguments.
-        environment: The program's variables. No other user of this machine sees them, as they would in the command,
-            but for values of several lines, which can be given in no other way. None gets into docker's own
-            environment: a job's DOCKER_HOST or LD_PRELOAD is not meant for that.
-        keep: A descriptor that stays open for as long as Docker is at it.
-
-    Raises:
-        DockerError: Docker refuses.
+    The environment goes through a file in memory, so that no other user sees it in a command; only values with line
+    breaks stay in the command, because Docker has no other way for them. No variable gets into docker's own
+    environment, where a job's DOCKER_HOST or LD_PRELOAD would take effect. ``keep`` is a descriptor that stays open
+    while Docker works.
     """
     lines = [f"{name}={value}" for name, value in environment.items()]
     several = [line for line in lines if _LINE_END.search(line)]
@@ -59,21 +53,12 @@ def create(name: str, arguments: Sequence[str], environment: Mapping[str, str], 
 
 
 def not_started(why: str) -> HostStartError:
-    """Return the error that Docker's words mean: the request's if they name its program or limits, else Docker's."""
+    """Return HostStartError if Docker's words name the request's program or limits, else `ExecutorError`."""
     return HostStartError(why) if _REQUESTS_FAULT.search(why) else ExecutorError(why)
 
 
 class HostContainer:
-    """A `HostProcess` that is a container.
-
-    Args:
-        name: A container that was created.
-        host: The host's name.
-        settings: What it was created with.
-
-    Raises:
-        HostStartError: The container could not be started, with Docker's words.
-    """
+    """A `HostProcess` in a created container; starting it raises HostStartError with Docker's words."""
 
     def __init__(self, name: str, host: str, settings: Docker) -> None:
         self._name = name
@@ -85,7 +70,7 @@ class HostContainer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is not Docker's business
+            start_new_session=True,  # Ctrl-C in a terminal must not reach docker
             bufsize=0,
         )
         assert self._attached.stdout is not None and self._attached.stderr is not None
@@ -100,15 +85,15 @@ class HostContainer:
 
     @property
     def output(self) -> BinaryIO:
-        """Standard output and standard error, together, of which no line is torn by the other's."""
+        """Standard output and standard error together; no line of one is torn by the other."""
         return self._output
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the program, which is the container's PID 1; nothing if it has ended."""
+        """Send a signal to the program, which is the container's PID 1; do nothing if it has ended."""
         threading.Thread(target=self._send, args=(signum,), daemon=True).start()
 
     def kill(self) -> None:
-        """End the container at once; if Docker does not do it, give it up."""
+        """End the container at once; if Docker does not, stop following it."""
         if self._attached.poll() is None:
             self._killed = True
             threading.Thread(target=self._kill, daemon=True).start()
@@ -173,8 +158,8 @@ class HostContainer:
         return Exit(code=code)
 
     def _who_killed(self, state: Mapping[str, Any]) -> str:
-        """Return what is known of an end with 137 that is not ours."""
-        # Docker notes a kill once it is done, which may be after the end that it led to.
+        """Return the known cause of an exit code 137 that this process did not cause."""
+        # Docker records a kill after it is done, maybe after the end of the container: look a little further.
         times = (f"--since={state['StartedAt']}", f"--until={time.time() + _NOTE_SECONDS:.3f}")
         filters = (f"--filter=container={self._name}", "--filter=event=kill")
         form = "{{.Actor.Attributes.signal}}"

@@ -1,16 +1,19 @@
-"""The process that stands beside a cluster of containers, and removes them when nobody can start any more.
+"""The process beside a cluster of containers that removes them once no process can start more.
 
-It is a program of its own, ``python -I -S container_reaper.py DOCKER CLUSTER SECONDS [OWNER IMAGE MOUNT…]``, that
-imports nothing of this project. Standard input is a pipe whose other end is open in the process that has the cluster,
-and in every docker command by which that makes something. Its end means that all of those are gone, in order or by
-SIGKILL. Any byte before it means that Docker may still be making something that it was asked for.
+It is a separate program, ``python -I -S container_reaper.py DOCKER CLUSTER SECONDS [OWNER IMAGE MOUNT…]``, and imports
+nothing of this project. Standard input is a pipe whose other end is open in the process that owns the cluster, and in
+each docker command that makes something for it. Its end means that all of those are gone, in order or by SIGKILL. A
+byte before the end means that Docker may still be making something. Then, in this order:
 
-Then the containers with the cluster's label get SIGTERM and SECONDS to end, if any runs yet; they go, and a line on
-standard output says so. What they wrote to the MOUNTs as other users becomes OWNER's, which a container of IMAGE sees
-to, as only Docker is root: all that is below `ROOTS`, and below `SHARED`, where other things of the user's lie, what
-root has come to own since this program began. A line says that, or why it could not be done below `ROOTS`. Last the
-network goes. It may have the lifeline of the directory that the containers write in, which then is not removed before
-all this is done: see ``directory_reaper.py``.
+1. The containers with the cluster's label get SIGTERM, and SECONDS to end, if any still runs.
+2. They are removed, and a line on standard output says so.
+3. Files that they wrote to the MOUNTs as other users become OWNER's. Only Docker is root, so a container of IMAGE does
+   it. Below `ROOTS` that is everything. Below `SHARED`, where the user has other files, it is what became root's since
+   this program began. A line says that it is done, or why it could not be done below `ROOTS`.
+4. The network is removed.
+
+The program may inherit the lifeline of the directory that the containers write in, so that the directory is removed
+only after all this: see ``directory_reaper.py``.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ LABEL = "smddp.cluster"
 ROOTS, SHARED = "/roots", "/shared"
 REMOVED, HANDED_OVER = "removed", "handed over"
 _LONGEST_SECONDS = 600.0
-"""How long Docker may be away."""
+"""Time limit in seconds for an absence of Docker."""
 _LATE_SECONDS = 10.0
-"""How long Docker may go on with what it was asked for by a program that has ended since."""
+"""Seconds for which Docker may go on with the request of a program that has ended."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 20.0
 _COMMAND_SECONDS = 60.0
 _HAND_OVER_SECONDS = 3600.0
-"""As long as a tree of very many files takes."""
+"""Enough for a tree of very many files."""
 _SHARED_SECONDS = 600.0
-"""For all of them: less than whoever waits for it has patience for."""
+"""For all shared mounts together: less than the patience of the process that waits for the hand-over."""
 
 
 def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = "", *mounts: str) -> None:
-    """Wait for the end, and remove."""
+    """Wait for the end of standard input, then remove the cluster."""
     began = time.time()
     unsure = bool(sys.stdin.buffer.read())
     label = f"label={LABEL}={cluster}"
@@ -53,7 +56,7 @@ def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = 
         alone = ("--rm", "--network", "none", "--user", "0", "--log-driver", "none", "--label", f"{LABEL}={cluster}")
 
         def run(seen: list[str], seconds: float, program: str, *words: str) -> str:
-            """Run a program in a container; what went wrong."""
+            """Run a program in a container; return the error, or an empty text."""
             shown = (f"--mount={each}" for each in seen)
             return _run([docker, "run", *alone, *shown, "--entrypoint", program, image, *words], seconds)[1]
 
@@ -61,8 +64,9 @@ def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = 
         roots = [each for each in mounts if each not in shared]
         problem = run(roots, _HAND_OVER_SECONDS, "chown", "-R", "-h", owner, ROOTS)
         came = ("-user", "0", "-newerct", f"@{began}", "-exec", "chown", "-h", owner, "{}", "+")
-        for each in shared:  # alone: what is wrong with one directory leaves no other root's
-            # It fails no job: the user may change, move or hide files of theirs at any time, and the job needs none.
+        for each in shared:  # one by one: a fault of one directory does not affect the others
+            # A failure here fails no job: users may change, move or hide their own files at any time, and the job needs
+            # none.
             if run([each], _SHARED_SECONDS / len(shared), "find", SHARED, "-ignore_readdir_race", *came):
                 sys.stderr.write(f"some of what the hosts wrote may still be root's: {each}\n")
         heard = _say(problem or HANDED_OVER)
@@ -72,7 +76,10 @@ def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = 
 
 
 def _remove(listing: list[str], removing: list[str]) -> bool:
-    """Remove what is listed, until nothing is; if Docker can't now, try again. Whether it came to that."""
+    """Remove everything that is listed until nothing is left; return whether it succeeded.
+
+    While Docker can't, try again after each of the `_pauses`.
+    """
     for pause in _pauses():
         left, problem = _run(listing, _COMMAND_SECONDS)
         if not left and not problem:
@@ -84,7 +91,7 @@ def _remove(listing: list[str], removing: list[str]) -> bool:
 
 
 def _pauses() -> Iterator[float]:
-    """Yield growing pauses, for as long as Docker may be away."""
+    """Yield growing pauses, for `_LONGEST_SECONDS` in all."""
     deadline, pause = time.monotonic() + _LONGEST_SECONDS, _FIRST_PAUSE_SECONDS
     while time.monotonic() < deadline:
         yield pause
@@ -92,7 +99,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _run(command: list[str], seconds: float) -> tuple[list[str], str]:
-    """Return the words that a command wrote, and what went wrong, which goes to the platform's log, too."""
+    """Return the words that a command wrote, and its error, which goes to the platform's log, too."""
     try:
         done = subprocess.run(
             command,
@@ -114,7 +121,7 @@ def _run(command: list[str], seconds: float) -> tuple[list[str], str]:
 
 
 def _say(line: str) -> bool:
-    """Return whether somebody is there to hear it."""
+    """Print a line; return whether a reader is left."""
     try:
         os.write(sys.stdout.fileno(), f"{line}\n".encode())
     except BrokenPipeError:

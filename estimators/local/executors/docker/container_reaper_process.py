@@ -22,20 +22,17 @@ logger = logging.getLogger(__name__)
 
 REMOVED_SECONDS = 30.0
 HANDED_OVER_SECONDS = 900.0
-"""Nothing that a job has saved may be given up only because Docker is busy."""
+"""Long, because a job's saved files must not be given up only because Docker is busy."""
 _PROGRAM = str(Path(__file__).with_name("container_reaper.py"))
 
 
 class ContainerReaperProcess:
-    """A process that begins to remove when it is told, or when this process is gone.
+    """A process that removes a cluster's containers when it is told to, or when this process is gone.
 
-    Args:
-        cluster: The label of what it removes.
-        lifeline: Of the directory that the containers write in; it has it until it ends.
-        image: An image of which a container can be made to hand over files.
-        roots: Directories that belong to this process's user in the end.
-        shared: Files and directories in which that holds for what root comes to own from now on, and no more.
-        orphan_seconds: How long containers may take to end after SIGTERM when this process is gone.
+    ``lifeline`` belongs to the directory that the containers write in; the process has it until it ends. A container of
+    ``image`` hands the files over. Everything in ``roots`` becomes this process's user's; in ``shared`` files and
+    directories, only what root comes to own from now on. ``orphan_seconds`` is the containers' time to end after
+    SIGTERM when this process is gone.
     """
 
     def __init__(
@@ -68,24 +65,20 @@ class ContainerReaperProcess:
 
     @property
     def alive(self) -> int:
-        """The descriptor that must stay open in whatever makes something that is to be removed."""
+        """The descriptor that must stay open in each program that makes something to be removed."""
         return self._alive.fileno()
 
     def begin(self, *, unsure: bool) -> None:
-        """Remove everything now.
-
-        Args:
-            unsure: Docker may still be making what it was asked for.
-        """
+        """Start the removal; ``unsure`` says that Docker may still be making something."""
         with suppress(BrokenPipeError), self._alive:
             self._alive.write(b"?" if unsure else b"")
 
     def await_end(self) -> None:
-        """Return when the containers are removed, or Docker does not do it, and what they wrote is handed over.
+        """Return when the containers are removed, or Docker fails to, and their files are handed over.
 
-        Raises:
-            HandOverError: It is not, with the reason.
+        Raise HandOverError with the reason if they are not handed over.
         """
+        # Each wait for a line is bounded: REMOVED_SECONDS for the first, HANDED_OVER_SECONDS for the others.
         if self._hear(REMOVED_SECONDS) != REMOVED:
             logger.warning("Docker has not removed the containers of %s yet", self._cluster)
             if self._hands_over:
@@ -97,20 +90,20 @@ class ContainerReaperProcess:
             )
 
     def _hear(self, seconds: float) -> str:
-        """Return the next line; empty if none comes."""
+        """Return the next line; empty if none comes in time."""
         try:
             return self._said.get(timeout=seconds)
         except queue.Empty:
             return ""
 
     def _listen(self) -> None:
-        """Hear all of it: a pipe that is closed tells the reaper that this process is gone."""
+        """Queue every line to the end: a closed pipe would tell the reaper that this process is gone."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
                 self._said.put(line.decode(errors="replace").rstrip("\n"))
         self._process.wait()
-        for _ in range(3):  # whoever still waits for a line
+        for _ in range(3):  # ends the waits for a line that are left
             self._said.put("")
 
 

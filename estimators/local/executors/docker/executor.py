@@ -1,6 +1,6 @@
-"""Runs each host of a job as a container, and the hosts of a job in a network of their own, by the docker program.
+"""Run each host of a job as a container, and the hosts of a job in a network of their own, by the docker program.
 
-A container is to see what one on AWS sees: the image's own program as PID 1, its directory at ``/opt/ml``, the other
+A container sees what it would see on AWS: the image's own program as PID 1, its directory at ``/opt/ml``, the other
 hosts by the platform's names, and nothing of this process's environment.
 """
 
@@ -16,11 +16,9 @@ from estimators.local.executors.executor import ClusterSpec
 class DockerExecutor:
     """An `Executor` of containers.
 
-    Args:
-        settings: Images and limits.
-        lifeline: Of the directory that the containers write in: it stays open until they are removed, and what they
-            wrote as other users is handed over, also if this process is killed.
-        orphan_seconds: How long containers may take to end after SIGTERM when this process is gone.
+    ``lifeline`` belongs to the directory that the containers write in. It stays open until they are removed and the
+    files of other users are handed over, even if this process is killed. ``orphan_seconds`` is the containers' time to
+    end after SIGTERM when this process is gone.
     """
 
     def __init__(self, settings: Docker, *, lifeline: Lifeline | None = None, orphan_seconds: int = 0) -> None:
@@ -30,23 +28,21 @@ class DockerExecutor:
 
     @property
     def cannot_pipe(self) -> None:
-        """Nothing keeps named pipes from hosts."""
+        """None: named pipes reach the hosts."""
 
     @property
     def runs_images(self) -> bool:
-        """Yes."""
+        """True: a job's image is run."""
         return True
 
     @property
     def no_opt_ml(self) -> None:
-        """Nothing keeps ``/opt/ml`` from containers."""
+        """None: containers have ``/opt/ml``."""
 
     def find_image(self, wanted: str) -> str:
-        """Return the ID of the local image that stands for a TrainingImage.
+        """Return the ID of the local image for a TrainingImage.
 
-        Raises:
-            NoImageError: There is none, with how to map one.
-            DockerError: Docker doesn't answer.
+        Raise NoImageError, with the way to map one, if no local image fits; DockerError if Docker does not answer.
         """
         return images.find_image(self._settings, wanted)
 

@@ -1,4 +1,4 @@
-"""Which image of this machine stands for a job's TrainingImage."""
+"""Find the local image for a job's TrainingImage."""
 
 from __future__ import annotations
 
@@ -15,15 +15,9 @@ _IDENTITY = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def find_image(settings: Docker, wanted: str) -> str:
-    """Return the ID of the image, which stays the same image even if a later build takes its name.
+    """Return the ID of the local image for a TrainingImage: it stays valid if a later build takes the name.
 
-    Args:
-        settings: The rules.
-        wanted: A TrainingImage.
-
-    Raises:
-        NoImageError: There is none, with how to map one.
-        DockerError: Docker doesn't answer.
+    Raise NoImageError, with the way to map one, if no local image fits; DockerError if Docker does not answer.
     """
     pattern = settings.pattern_for(wanted)
     name = wanted if pattern is None else settings.images[pattern]
@@ -51,7 +45,7 @@ def find_image(settings: Docker, wanted: str) -> str:
 
 
 def _identity(name: str) -> str:
-    # After "--", no name that a request brings is taken for an option.
+    # After "--", Docker takes no name in a request for an option.
     said = docker("image", "inspect", "--format", "{{.Id}}", "--", name, timeout=docker_program.SECONDS)
     if not _IDENTITY.fullmatch(said):
         raise DockerError(f"docker image failed: asked for the ID of {name!r}, it said {said[:_SHOWN_CHARACTERS]!r}")

@@ -1,4 +1,4 @@
-"""How a user wants jobs to run in containers: a value that travels from their program to the server's process."""
+"""The user's settings for jobs in containers: a value that goes from the user's program to the server's process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 _LEAST_CPUS = 0.01
 _LEAST_MEMORY = 6 << 20
-"""The least of both that Docker takes."""
+"""Docker's own minimum of each."""
 _MEMORY = re.compile(r"([0-9]+)([bkmg]?)")
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -20,18 +20,18 @@ class Docker:
     """Runs each host of a training job as a container: ``LocalSageMaker(executor=Docker(images={"*": "my-image"}))``.
 
     Raises:
-        ValueError: A limit is not one.
+        ValueError: `images` is no mapping of names, or a limit is out of range.
     """
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Patterns of TrainingImage, as in file names (``*``, ``?``, ``[…]``), to images of this machine; the first that
-    matches counts. An image that is here under its own name needs none."""
+    """Maps patterns of TrainingImage, as in file names (``*``, ``?``, ``[…]``), to images of this machine; the first
+    match counts. An image that is here under its own name needs no entry."""
     cpus: float | None = None
-    """How many cores each host may use, such as 1.5; None: all."""
+    """Cores that each host may use, such as 1.5; None: all."""
     memory: str | None = None
-    """How much memory each host may use, such as ``512m`` or ``8g``; None: all."""
+    """Memory that each host may use, such as ``512m`` or ``8g``; None: all."""
     gpus: bool = False
-    """Whether each host sees the GPUs of this machine, all of them. The engine needs NVIDIA's container toolkit."""
+    """Whether each host sees all GPUs of this machine. The engine needs NVIDIA's container toolkit."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.images, Mapping) or not all(
@@ -51,11 +51,11 @@ class Docker:
             )
 
     def pattern_for(self, image: str) -> str | None:
-        """Return the first pattern that matches a TrainingImage."""
+        """Return the first pattern that matches a TrainingImage; None if none does."""
         return next((pattern for pattern in self.images if fnmatch.fnmatchcase(image, pattern)), None)
 
 
 def _bytes(memory: str) -> int:
-    """Return the amount in bytes; 0 if it is no amount."""
+    """Return an amount of memory in bytes; 0 if the text is no amount."""
     amount = _MEMORY.fullmatch(memory)
     return int(amount[1]) * _UNITS[amount[2]] if amount else 0

@@ -1,4 +1,4 @@
-"""Runs each host of a job as a task of a Slurm allocation."""
+"""Run each host of a job as a task of a Slurm allocation."""
 
 from __future__ import annotations
 

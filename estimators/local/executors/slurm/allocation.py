@@ -1,4 +1,4 @@
-"""Nodes that Slurm has given: held by a salloc that gives them back as soon as this process lets go, or is gone."""
+"""Nodes that Slurm has allocated to a salloc, which gives them back once this process lets go or is gone."""
 
 from __future__ import annotations
 
@@ -18,25 +18,18 @@ from estimators.local.executors.slurm.slurm_program import program
 logger = logging.getLogger(__name__)
 
 _HOLD = 'echo "$SLURM_JOB_ID $SLURM_JOB_NODELIST"; exec cat'
-"""What salloc runs: it says which nodes there are, and ends with its standard input, which this process holds."""
+"""The command of salloc: it prints the nodes, and ends with its standard input, which this process keeps open."""
 _LOOK_SECONDS = 0.1
 _RELEASE_SECONDS = 10.0
 _SETTLE_SECONDS = 10.0
-"""How long Slurm may clear away what ran until it says how a job ended."""
+"""Time limit in seconds for Slurm to clean up before it reports how a job ended."""
 
 
 class Allocation:
     """As many nodes as a job has hosts.
 
-    Args:
-        settings: Where they are to be.
-        name: What people see of it in squeue.
-        nodes: How many.
-        cancelled: Whether they are not wanted any more, asked while Slurm lets them wait.
-        say: Is told what is waited for.
-
-    Raises:
-        HostStartError: Slurm refuses, with its words; or they were not wanted any more.
+    ``name`` is shown in squeue. ``cancelled`` is asked while the job waits in the queue; ``say`` writes a line about
+    the wait into the log. Raise HostStartError with Slurm's words if it refuses, or if the job is cancelled.
     """
 
     def __init__(
@@ -44,6 +37,7 @@ class Allocation:
     ) -> None:
         self._words: deque[str] = deque(maxlen=20)
         self._granted: list[str] = []
+        # Set after `_granted`, by the thread that reads salloc's answer.
         self._answered = threading.Event()
         command = [program("salloc"), f"--nodes={nodes}-{nodes}", "--ntasks-per-node=1", f"--job-name=smddp-{name}"]
         command += [] if settings.partition is None else [f"--partition={settings.partition}"]
@@ -53,7 +47,7 @@ class Allocation:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C in a terminal is not Slurm's business
+            start_new_session=True,  # Ctrl-C in a terminal must not reach Slurm
             env=slurm_program.environment(),
             cwd="/",
         )
@@ -70,14 +64,14 @@ class Allocation:
                 raise HostStartError(f"Slurm gives no {nodes} nodes: {' '.join(self._words) or 'it does not say why'}")
             self.job, listed = self._granted
             self.addresses = slurm_program.addresses(listed)
-            """By the name of each node, in Slurm's order."""
+            """Addresses by node name, in Slurm's order."""
             say(f"[platform] Slurm job {self.job} on {', '.join(self.addresses)}")
         except BaseException:
             self.release()
             raise
 
     def loss(self) -> str | None:
-        """Return why its nodes are gone; None if they are not."""
+        """Return why the nodes are gone; None if they are not."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (state := slurm_program.job_state(self.job)).startswith("COMPLETING") and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -86,12 +80,15 @@ class Allocation:
     def release(self) -> None:
         """Give the nodes back."""
         assert self._salloc.stdin is not None
+        # 1. Without standard input the command of salloc ends, and salloc gives the nodes back.
+        # 2. A salloc that is still there, such as one in the queue, gets SIGTERM, then SIGKILL.
+        # 3. A killed salloc gives nothing back, so its job is cancelled. Each wait takes `_RELEASE_SECONDS` at most.
         with contextlib.suppress(BrokenPipeError):
             self._salloc.stdin.close()
         if self._answered.is_set() and self._granted:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._salloc.wait(_RELEASE_SECONDS)
-        if self._salloc.poll() is None:  # it still waits in the queue, which SIGTERM makes it leave
+        if self._salloc.poll() is None:  # SIGTERM makes it leave the queue
             self._salloc.terminate()
             try:
                 self._salloc.wait(_RELEASE_SECONDS)
@@ -121,7 +118,7 @@ class Allocation:
 
 
 def options_for_host(allocation: Allocation, node: str) -> Sequence[str]:
-    """Return the options of the srun that starts one program on a node of an allocation, with all that it has there."""
+    """Return the options of the srun that starts one program on a node, with all that the allocation has there."""
     return (
         f"--jobid={allocation.job}",
         f"--nodelist={node}",
@@ -131,6 +128,6 @@ def options_for_host(allocation: Allocation, node: str) -> Sequence[str]:
         "--mem=0",
         "--kill-on-bad-exit=0",
         "--unbuffered",
-        "--export=NONE",  # what the program is to see is not told on a command line, nor kept by Slurm
+        "--export=NONE",  # the program's variables stay out of command lines and Slurm's records
         "--chdir=/",
     )

@@ -1,4 +1,4 @@
-"""Runs each host of a job as a task of Slurm, in an allocation that lasts as long as an attempt of the job."""
+"""Run each host of a job as a Slurm task, in an allocation that lasts as long as an attempt of the job."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ from smddp.cluster.environment import Environment
 _ML_ROOT = PurePosixPath("/opt/ml")
 _TRAIN = (sys.executable, "-m", "smddp.container")
 _DELIVERED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What scancel, preemption and ``--signal`` send to a task."""
+"""Signals that scancel, preemption and ``--signal`` send to a task."""
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
-"""Which of a node's devices are the job's, as Slurm says it there."""
+"""Variables by which Slurm names the job's devices on a node."""
 _GRACE = ("SLURM_JOB_ID", "SLURM_CONF")
-"""For whom Slurm tells to stop, and asks how long that may take."""
+"""Variables by which a program that Slurm stops asks Slurm how long that may take."""
 _OF_THIS_MACHINE = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TMPDIR")
 
 
 class SlurmExecutor:
-    """An `Executor` of tasks of Slurm.
-
-    Args:
-        settings: Where they run.
-    """
+    """An `Executor` of Slurm tasks."""
 
     cannot_pipe = "its hosts are other machines"
 
@@ -41,16 +37,16 @@ class SlurmExecutor:
 
     @property
     def runs_images(self) -> bool:
-        """No: what runs is this Python's environment, which the nodes share."""
+        """False: the program runs in this Python's environment, which the nodes share."""
         return False
 
     @property
     def no_opt_ml(self) -> str | None:
-        """Why a program gets ``SAGEMAKER_BASE_DIR`` instead; None if it does not."""
+        """Why a program gets ``SAGEMAKER_BASE_DIR`` instead; None if it has ``/opt/ml``."""
         return None if self._settings.isolated else "the platform was given Slurm(isolated=False)"
 
     def find_image(self, wanted: str) -> str:
-        """Take any image: what runs is this Python's environment, which the nodes share."""
+        """Return any image unchanged: the program runs in this Python's environment, which the nodes share."""
         return wanted
 
     def cluster(self, spec: ClusterSpec) -> SlurmCluster:
@@ -59,15 +55,10 @@ class SlurmExecutor:
 
 
 class SlurmCluster:
-    """A `HostCluster` of nodes.
-
-    Args:
-        spec: The hosts.
-        settings: Where they run.
-    """
+    """A `HostCluster` of Slurm nodes."""
 
     interface = ""
-    """Theirs have names of their own; gloo and NCCL choose."""
+    """Empty: the nodes' interfaces have names of their own, so gloo and NCCL choose."""
 
     def __init__(self, spec: ClusterSpec, settings: Slurm) -> None:
         self._spec = spec
@@ -84,11 +75,7 @@ class SlurmCluster:
         return _ML_ROOT if self._settings.isolated else self._roots[host]
 
     def start(self, host: HostSpec) -> SlurmHost:
-        """Start the host's program.
-
-        Raises:
-            HostStartError: If the program can't be started, with the reason.
-        """
+        """Start the host's program; raise HostStartError with the reason if it can't be started."""
         root, isolated = str(self._roots[host.name]), self._settings.isolated
         base = {} if isolated else {"SAGEMAKER_BASE_DIR": root}
         inherited = {

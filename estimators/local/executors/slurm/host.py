@@ -1,4 +1,4 @@
-"""One host that is a task of Slurm: an srun, and on the node the supervisor that starts the program and ends it."""
+"""One host as a Slurm task: an srun, and on the node the supervisor that starts the program and ends it."""
 
 from __future__ import annotations
 
@@ -28,26 +28,18 @@ from smddp.process.exit_codes import as_shell
 logger = logging.getLogger(__name__)
 
 _KILL_SECONDS = 15.0
-"""How long a node may take to end a program that was killed; a lost one does not answer, and srun waits for it."""
+"""Time limit in seconds for a node to end a killed program; a lost node does not answer, and srun waits for it."""
 
 
 class SlurmHost(Supervised):
-    """A `HostProcess` on a node.
-
-    Args:
-        program: What to start.
-        allocation: The nodes.
-        node: Which of them.
-
-    Raises:
-        HostStartError: The program can't be started, with the reason.
-    """
+    """A `HostProcess` on a node of an allocation; raises HostStartError with the reason if it can't be started."""
 
     def __init__(self, program: SupervisedProgram, allocation: Allocation, node: str) -> None:
         self._allocation = allocation
         self._words: deque[str] = deque(maxlen=20)
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        # Its standard error is the status of the supervisor, whose program has standard output for both.
+        # The standard error of srun carries the supervisor's status; the program writes both its streams to standard
+        # output.
         srun = subprocess.Popen(
             [
                 slurm_program.program("srun"),
@@ -76,13 +68,13 @@ class SlurmHost(Supervised):
         if "pid" not in answer:
             self._output.close()
             self.wait()
-            if "error" not in answer:  # no word of the supervisor's: srun could not start it
+            if "error" not in answer:  # the supervisor said nothing: srun could not start it
                 raise ExecutorError(f"{program.name}: srun started nothing on {node}: {' '.join(self._words)}")
             remedy = " Give Slurm(isolated=False)." if answer.get("no_namespaces") else ""
             raise not_started(program, f"on {node}: {answer['error']}.{remedy}".replace("..", "."))
 
     def kill(self) -> None:
-        """End the program and everything that it started, at once."""
+        """End the program and every process that it started, at once."""
         super().kill()
         late = threading.Timer(_KILL_SECONDS, self._process.kill)
         late.daemon = True
@@ -100,7 +92,7 @@ class SlurmHost(Supervised):
         return lost
 
     def _read_status(self, status: IO[bytes], answers: queue.SimpleQueue[dict[str, Any]]) -> None:
-        """Read the supervisor's answer from among srun's words, and then these to their end."""
+        """Find the supervisor's answer among the lines of srun, and log those to their end."""
         with status:
             for line in status:
                 answer = None
@@ -111,4 +103,4 @@ class SlurmHost(Supervised):
                 else:
                     self._words.append(line.decode(errors="replace").strip())
                     logger.info("%s", self._words[-1])
-        answers.put({})  # if none has come yet, none comes
+        answers.put({})  # ends the wait if no answer has come

@@ -1,4 +1,4 @@
-"""How a user wants jobs to run on Slurm: a value that travels from their program to the server's process."""
+"""The user's settings for jobs on Slurm: a value that goes from the user's program to the server's process."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Slurm:
     under the same path.
 
     Raises:
-        ValueError: There is no such directory, or an option is none.
+        ValueError: `shared` is no absolute path of a directory, or an option is not one word that starts with ``--``.
     """
 
     shared: str | Path
-    """An existing directory that this machine and all nodes see under the same path: the hosts' files lie in it."""
+    """An existing directory under the same path on this machine and all nodes; it contains the hosts' files."""
     partition: str | None = None
     """The partition; None: Slurm's default."""
     options: Sequence[str] = ()
     """More options for salloc, such as ``--gpus-per-node=4`` or ``--time=120``."""
     address: str | None = None
-    """This machine's address at which nodes reach the platform's S3, where a job's code lies; None: the one from which
-    this machine reaches the nodes."""
+    """Address of this machine for the nodes' requests to the platform's S3, which has a job's code; None: the address
+    from which this machine reaches the nodes."""
 
     isolated: bool = True
-    """Whether a program sees its directory at ``/opt/ml``, in namespaces of its own. False is for nodes that bar these:
-    it gets ``SAGEMAKER_BASE_DIR``, and its hosts are known by their addresses."""
+    """Whether a program sees its directory at ``/opt/ml``, in its own namespaces. Give False for nodes that bar
+    namespaces: then the program gets ``SAGEMAKER_BASE_DIR``, and its hosts are known by their addresses."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared", str(self.shared))

@@ -1,4 +1,4 @@
-"""Slurm's own programs: found, run, and read."""
+"""Find, run and read Slurm's own programs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from smddp.cluster.env_values import EnvValue
 from smddp.cluster.slurm import expand_nodes
 
 SECONDS = 30.0
-"""How long Slurm may take to answer; a controller under load takes some."""
+"""Time limit in seconds for Slurm's answer; a controller under load takes some."""
 
 
 def program(name: str) -> str:
-    """Return the path of one of Slurm's programs.
-
-    Raises:
-        ExecutorError: It is not there.
-    """
+    """Return the path of one of Slurm's programs; raise ExecutorError if it is missing."""
     path = shutil.which(name)
     if path is None:
         raise ExecutorError(f"there is no {name} in PATH: jobs on Slurm are started from a machine that submits to it")
@@ -30,26 +26,18 @@ def program(name: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment, without what an allocation that it may itself run in says."""
+    """Return this process's environment, without the variables of an allocation that it may itself run in."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return {**own, **{name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}}
 
 
 def cancel(job: str) -> None:
-    """End a job, if it still runs.
-
-    Raises:
-        ExecutorError: Slurm does not answer.
-    """
+    """End a job if it still runs; raise ExecutorError if Slurm does not answer."""
     _run("scancel", job)
 
 
 def scontrol(*words: str) -> str:
-    """Return what scontrol prints.
-
-    Raises:
-        ExecutorError: Slurm does not answer.
-    """
+    """Return the output of scontrol; raise ExecutorError if Slurm does not answer."""
     return _run("scontrol", *words)
 
 
@@ -66,17 +54,16 @@ def _run(name: str, *words: str) -> str:
 
 
 def job_state(job: str) -> str:
-    """Return what Slurm says of a job, such as RUNNING or PREEMPTED, with its reason if it gives one."""
+    """Return Slurm's state of a job, such as RUNNING or PREEMPTED, with Slurm's reason if there is one."""
     fields = dict(re.findall(r"\b(JobState|Reason)=(\S+)", scontrol("show", "job", job, "--oneliner")))
     reason = fields.get("Reason", "None")
     return fields["JobState"] if reason == "None" else f"{fields['JobState']} ({reason})"
 
 
 def own_address() -> str:
-    """Return this machine's address from which it reaches the first node.
+    """Return the address from which this machine reaches Slurm's first node.
 
-    Raises:
-        ExecutorError: Slurm does not answer, or the node's address is not known.
+    Raise ExecutorError if Slurm does not answer or has no nodes, or the node can't be reached.
     """
     found = re.search(r"\bNodeAddr=(\S+)", scontrol("show", "node", "--oneliner"))
     if found is None:
@@ -92,11 +79,7 @@ def own_address() -> str:
 
 
 def addresses(listed: str) -> Mapping[str, str]:
-    """Return the address of each node in a list of Slurm's, by its name and in the list's order.
-
-    Raises:
-        ExecutorError: One has none.
-    """
+    """Return the addresses of a Slurm node list by node name, in its order; raise ExecutorError if one is unknown."""
     text = scontrol("show", "node", listed, "--oneliner")
     known = dict(re.findall(r"\bNodeName=(\S+).*?\bNodeAddr=(\S+)", text))
     names = expand_nodes(EnvValue(listed, f"Slurm's list {listed}"))
