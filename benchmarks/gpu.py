@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet50
 
 import smddp
-from smddp.metrics.peak_flops import peak_flops
+from smddp.metrics.step_flops import peak_flops
 
 WARM_UP = 10
 PROFILED_STEPS = 10

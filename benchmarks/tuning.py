@@ -20,7 +20,7 @@ from pathlib import Path
 from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
 
 from estimators import Estimator
-from estimators.demo.digits import write_digits
+from estimators.demo.run import write_digits
 from estimators.local import LocalSageMaker
 
 SCRIPT = Path(__file__).parents[1] / "entrypoints"

@@ -8,8 +8,7 @@ from pathlib import Path
 from estimators import Estimator
 from estimators.console.place import Place
 from estimators.console.server import Console
-from estimators.demo.digits import write_digits
-from estimators.demo.run import entrypoints_directory
+from estimators.demo.run import entrypoints_directory, write_digits
 from estimators.job_handle.events import MetricValue
 from estimators.local import LocalSageMaker
 from tests.chromium import chromium

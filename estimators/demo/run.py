@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -21,8 +24,6 @@ from rich.progress import (
 from estimators import Estimator
 from estimators.console.place import Place
 from estimators.console.server import Console as Pages
-from estimators.demo.digits import write_digits
-from estimators.demo.loss_curve import Point, save_loss_curve
 from estimators.errors import TrainingJobFailed
 from estimators.local import LocalSageMaker
 from estimators.log_reader import LogLine
@@ -41,7 +42,7 @@ class DemoState:
     """The demo's view of the job so far: the points of the curve, and the last accuracy."""
 
     submitted: float = field(default_factory=time.time)
-    points: list[Point] = field(default_factory=list)
+    points: list[_Point] = field(default_factory=list)
     accuracy: float = 0.0
     attempt: int = 1
 
@@ -55,7 +56,7 @@ class DemoState:
         if "loss" not in values:
             return False
         seconds = line.timestamp / 1000 - self.submitted
-        self.points.append(Point(attempt=self.attempt, step=int(found["step"]), seconds=seconds, loss=values["loss"]))
+        self.points.append(_Point(attempt=self.attempt, step=int(found["step"]), seconds=seconds, loss=values["loss"]))
         return True
 
     def lost(self) -> tuple[float, int]:
@@ -116,7 +117,7 @@ def tell(output: Path, *, epochs: int) -> None:
         newest = _fetch_prefix(sagemaker, checkpoints, output / "checkpoints")
 
     curve = output / "loss.png"
-    save_loss_curve(state.points, curve)
+    _save_loss_curve(state.points, curve)
     file.unlink()
     seconds, again = state.lost()
     console.print()
@@ -215,3 +216,74 @@ def _fetch_prefix(sagemaker: LocalSageMaker, uri: str, directory: Path) -> int:
             client.download_file(bucket, item["Key"], str(path))
             count += 1
     return count
+
+
+def write_digits(path: Path, *, test_share: float = 0.2) -> int:
+    """Write scikit-learn's 1,797 images in a random but fixed split; return their number.
+
+    Arrays: ``train_images`` and ``test_images`` uint8 [N, 8, 8] with values 0 to 16, ``train_labels`` and
+    ``test_labels`` int64 [N] with values 0 to 9.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images, labels = digits.images.astype(np.uint8), digits.target.astype(np.int64)
+    order = np.random.default_rng(0).permutation(len(images))
+    test, train = np.split(order, [round(len(order) * test_share)])
+    np.savez_compressed(
+        path,
+        train_images=images[train],
+        train_labels=labels[train],
+        test_images=images[test],
+        test_labels=labels[test],
+    )
+    return len(images)
+
+
+_COLOURS = ("#1f6feb", "#d9480f", "#2b8a3e", "#862e9c")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Point:
+    """One logged step."""
+
+    attempt: int
+    """1 before the first interruption, 2 after it, and so on."""
+    step: int
+    seconds: float
+    """Seconds since the job was submitted."""
+    loss: float
+
+
+def _save_loss_curve(points: Sequence[_Point], path: Path) -> None:
+    """Draw loss against time as a PNG, one colour for each attempt, with the gaps shaded.
+
+    `points` has at least one point, in the order of logging; the directory of `path` exists.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    attempts = [[p for p in points if p.attempt == attempt] for attempt in sorted({p.attempt for p in points})]
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for attempt, colour in zip(attempts, _COLOURS, strict=False):
+        label = f"attempt {attempt[0].attempt}: steps {attempt[0].step} to {attempt[-1].step}"
+        axes.plot([p.seconds for p in attempt], [p.loss for p in attempt], color=colour, linewidth=1.4, label=label)
+    for before, after in pairwise(attempts):
+        start, end = before[-1].seconds, after[0].seconds
+        axes.axvspan(start, end, color="#adb5bd", alpha=0.35, linewidth=0)
+        axes.annotate(
+            f"spot\ninterruption\n{end - start:.1f} s",
+            xy=((start + end) / 2, 0.72),
+            xycoords=("data", "axes fraction"),
+            ha="center",
+            fontsize=9,
+            color="#343a40",
+        )
+    axes.set(yscale="log", xlabel="seconds since the job was submitted", ylabel="training loss")
+    axes.set_title("One job, two hosts, one interruption", loc="left")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=120)

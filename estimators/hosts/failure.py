@@ -1,12 +1,12 @@
-"""The FailureReason of a failed job: the message of the first failed host, in AWS's form and within its limit."""
+"""The end of a host, and the FailureReason of a failed job: the first failed host's message, within AWS's limit."""
 
 from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 
-from estimators.hosts.exit import Exit
 from estimators.hosts.opt_ml_tree import HostTree
 from smddp.job import failure_report
 from smddp.job.failure_report import within_limit
@@ -64,3 +64,15 @@ def _text(tree: HostTree, path: PurePath) -> str:
         return ""
     with tree.reading(path) as file:
         return failure_report.read(file)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Exit:
+    """The end of a host, as its executor saw it."""
+
+    code: int
+    """Exit code of the program; 128 + the signal's number if a signal ended it."""
+    lost: str | None = None
+    """Cause of the end if neither the program nor the platform ended the host, such as a lost machine; else None."""
+    shortage: str | None = None
+    """Resource that ran out, such as memory, if the machine ended a process for it; else None."""

@@ -1,21 +1,31 @@
-"""Read the values of a job's metrics from its log by the job's own metric definitions."""
+"""Read the values of a job's metrics from its log by the job's own metric definitions.
+
+Search lines for the regexes of a job's request in a separate process, so that no regex can block this one.
+
+While Python's `re` matches, no other thread and no signal handler runs: one regex of a few characters would hang a
+notebook, or the whole console. A caller here waits for the answer. The local platform, whose jobs do not wait for
+metrics, uses the same process in ``local/engine/matching.py``.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from estimators.job_handle.bounded_search import BoundedSearch
 from estimators.job_handle.events import MetricValue
 from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
+from estimators.job_handle.matcher_process import MatcherProcess
 from estimators.log_reader import LogLine
 from estimators.metric_definition import MetricDefinition, finite, pieces, regex_of_line
 from smddp.process.shown_text import shown_name
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef, MetricDefinitionTypeDef
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +56,7 @@ class MetricReader:
                 self._metrics.append(parsed)
         self._step, self._epoch = places.values()
         self._foreign = [each for each in (*self._metrics, *places.values()) if not _is_own(each)]
-        self._search: BoundedSearch | None = None
+        self._search: _BoundedSearch | None = None
         self._given_up: set[MetricDefinition] = set()
 
     @classmethod
@@ -88,7 +98,7 @@ class MetricReader:
             return values
         try:
             if self._search is None:
-                self._search = BoundedSearch([each.regex.pattern for each in self._foreign])
+                self._search = _BoundedSearch([each.regex.pattern for each in self._foreign])
             answers = self._search.search(piece)
         except OSError as fault:
             self._given_up.update(values)
@@ -115,3 +125,32 @@ def _is_own(definition: MetricDefinition) -> bool:
 
 def _value(definition: MetricDefinition, piece: str, foreign: dict[MetricDefinition, float | None]) -> float | None:
     return foreign[definition] if definition in foreign else definition.value(piece)
+
+
+class _BoundedSearch:
+    """A process that searches lines, until `close`. Starting it may raise OSError. For one thread at a time."""
+
+    def __init__(self, regexes: Sequence[str]) -> None:
+        self._process = MatcherProcess(regexes)
+        self._process.begin()
+
+    def search(self, line: str) -> list[tuple[int, str | None]]:
+        """Return the matches in a line: each regex's number and its first group, or None if the regex took too long.
+
+        Raise OSError if the process has ended.
+        """
+        self._process.lines.write(f"{json.dumps(line)}\n{json.dumps(None)}\n")
+        self._process.lines.flush()
+        found: list[tuple[int, str | None]] = []
+        while (answer := self._process.answers.readline()).endswith("\n"):
+            if (content := json.loads(answer)) is None:
+                return found
+            found.append((content[0], content[1]))
+        raise BrokenPipeError("the process that searches lines has ended")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.answers.close()
+        with suppress(BrokenPipeError):  # its buffer still holds a line
+            self._process.lines.close()

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimators import source_code
+from estimators.checks import channels
 from estimators.checks.channels import local_path
+from estimators.checks.local_jobs import ONLY_SAGEMAKER
+from estimators.errors import EstimatorError
 from estimators.large_hyperparameters import carry
 from estimators.local.directory_reaper_process import reaped_directory
+from estimators.local.engine.errors import ApiError
+from estimators.local.engine.job_request import ML_ROOT
+from estimators.local.engine.local_files import LocalFiles
+from estimators.local.engine.objects import FileUri
+from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
 from estimators.local_mode.job import LocalModeJob
-from estimators.local_mode.request import RUNS, training_request
 from estimators.local_mode.run import run
+from estimators.local_mode.sdk_arguments import UNUSED_ROLE
+from estimators.source_code import SourceCode
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
+
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +51,7 @@ def fit(
     from estimators.sdk import request_values
 
     with reaped_directory("smddp-local-mode") as (directory, lifeline):
-        no_code = [*RUNS.glob("*/*.tar.gz"), *filter(None, [local_path(arguments.get("checkpoint_s3_uri"))])]
+        no_code = [*_RUNS.glob("*/*.tar.gz"), *filter(None, [local_path(arguments.get("checkpoint_s3_uri"))])]
         source = source_code.SourceCode.of(request_values.cloned(arguments))
         carried = carry(arguments)
         code = source_code.stage(source, into=directory / "code", without=no_code, more=carried.files).source
@@ -51,3 +63,67 @@ def fit(
         job = run(request, session=session, gpus=gpus, logs=logs, directory=directory, lifeline=lifeline)
     job.require_completed(job.describe())
     return job
+
+
+_RUNS = Path("runs")
+"""Directory of the models of jobs without an output path, each in a directory of the job's name."""
+_INSTANCE_TYPE = "ml.m5.large"
+"""Replaces "local" in the request, because the API's model does not know "local"."""
+
+
+def training_request(
+    arguments: Mapping[str, Any], inputs: Any, *, image: str, code: SourceCode, job_name: str | None, session: Session
+) -> TrainingRequest:
+    """Return the request of a local job.
+
+    ``code`` is staged for the containers, or is on S3; the region and defaults come from ``session``. Raise
+    EstimatorError if the SDK or the platform refuses the job.
+    """
+    from estimators.sdk import dry_run
+
+    data = {name: channels.local_path(channels.uri_of(place)) for name, place in channels.by_name(inputs).items()}
+    local = {name: path for name, path in data.items() if path is not None}
+    checkpoints = channels.local_path(arguments.get("checkpoint_s3_uri"))
+    output = channels.local_path(arguments.get("output_path"))
+    here = {
+        "checkpoint_s3_uri": checkpoints,
+        "checkpoint_local_path": checkpoints,
+        "output_path": output,
+        "enable_network_isolation": True,  # with it, the SDK would send the code as a channel
+    }
+    omitted = {"source_dir", "dependencies", "git_config", *ONLY_SAGEMAKER} | {name for name in here if here[name]}
+    sdks = {name: value for name, value in arguments.items() if name not in omitted} | code.arguments
+    sdks |= {"instance_type": _INSTANCE_TYPE, "image_uri": image, "role": arguments.get("role") or UNUSED_ROLE}
+    sdks["debugger_hook_config"] = False  # the SDK's default sends tensors to S3, which a local job need not have
+    in_container = str(code.source_dir) if not code.is_local else str(ML_ROOT / "code")
+    remote = {name: place for name, place in channels.by_name(inputs).items() if name not in local}
+    members, refusal = dry_run.build(
+        sdks, remote or None, job_name=job_name, session=session, code=(in_container, str(code.entry_point))
+    )
+    if refusal:
+        raise EstimatorError(f"The SageMaker SDK refuses the job: {refusal}")
+    isolated = arguments.get("enable_network_isolation") is True
+    try:
+        request = TrainingRequest.parse({**members, "EnableNetworkIsolation": isolated})
+    except ApiError as fault:
+        raise EstimatorError(f"The local platform refuses the job: {fault.message}") from fault
+    if "output_path" not in arguments:
+        output = _RUNS.absolute() / request.name
+    (group,) = (replace(group, instance_type=arguments["instance_type"]) for group in request.groups)
+    shown = {
+        "ResourceConfig": {"InstanceType": group.instance_type, "InstanceCount": group.count},
+        **({"OutputDataConfig": {"S3OutputPath": f"file://{output}"}} if output else {}),
+        **({"CheckpointConfig": {"S3Uri": f"file://{checkpoints}"}} if checkpoints else {}),
+    }
+    return replace(
+        request,
+        ways=((group,),),
+        output=FileUri(path=output) if output else request.output,
+        members={**request.members, **shown},
+        files=LocalFiles(
+            code=Path(str(code.source_dir)) if code.is_local else None,
+            channels=local,
+            checkpoints=checkpoints,
+            checkpoint_path=arguments.get("checkpoint_local_path", DEFAULT_CHECKPOINT_PATH),
+        ),
+    )

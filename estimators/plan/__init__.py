@@ -1,11 +1,10 @@
 """A job before it is sent: its hosts, resources, cost and problems."""
 
 from estimators.plan.cost import Cost
-from estimators.plan.given_prices import Prices
+from estimators.plan.given_prices import HostPrice, Prices
 from estimators.plan.make import FitArguments, chooses_image_by_version, make_local_plan, make_plan
 from estimators.plan.plan import Plan
 from estimators.plan.policies import Policies
-from estimators.plan.price_table import HostPrice
 from estimators.plan.resources import Channel, Resources
 from estimators.plan.topology import Topology
 

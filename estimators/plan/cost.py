@@ -9,7 +9,7 @@ from typing import Any
 
 from estimators.instances import instance_preferences
 from estimators.plan.duration import in_words
-from estimators.plan.price_table import PriceTable
+from estimators.plan.given_prices import PriceTable
 from estimators.plan.topology import Topology
 from estimators.problem import Problem, error
 

@@ -1,14 +1,17 @@
-"""The program of one rank of ``smddp collectives``: ``python .../program.py`` with the options as one JSON text."""
+"""The program of one rank of ``smddp collectives``, and its report: table, JSON lines or plot."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 from smddp.collectives.measure import Measurement, measure
 from smddp.collectives.operation import Setting, group_of_all
@@ -81,16 +84,88 @@ def settings(membership: Membership) -> list[Setting]:
 def _report(measurements: list[Measurement], options: Options) -> None:
     from rich.console import Console
 
-    from smddp.collectives.report import print_table, write_json, write_plot
-
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    print_table(measurements, console)
+    _print_table(measurements, console)
     if options.json_lines is not None:
-        write_json(measurements, Path(options.json_lines))
+        _write_json(measurements, Path(options.json_lines))
     if options.plot is not None:
-        write_plot(measurements, Path(options.plot))
+        _write_plot(measurements, Path(options.plot))
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     sys.exit(run_rank(Options.from_json(sys.argv[1])))
+
+
+_RESULTS = {True: "right", False: "[bold red]WRONG[/]", None: ""}
+_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+def format_size(size: int) -> str:
+    """Return the size in its largest unit, with one digit after the point if it is no whole number."""
+    number = float(size)
+    for unit in _UNITS:
+        if number < 1024 or unit == _UNITS[-1]:
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if number == int(number) else f"{number:.1f} {unit}"
+
+
+def _print_table(measurements: Sequence[Measurement], console: Console) -> None:
+    """Print a table for each backend, and below it the operations that the backend lacks."""
+    for backend, device in dict.fromkeys((each.backend, each.device) for each in measurements):
+        own = [each for each in measurements if (each.backend, each.device) == (backend, device)]
+        table = Table(title=f"{backend} on {device}, {own[0].ranks} rank(s)", title_justify="left")
+        table.add_column("operation")
+        table.add_column("reduce")
+        for heading in ("size", "µs", "algorithm GB/s", "bus GB/s"):
+            table.add_column(heading, justify="right")
+        table.add_column("result")
+        for each in own:
+            if each.seconds is not None:
+                table.add_row(
+                    each.operation,
+                    each.reduction or "",
+                    format_size(each.size) if each.size else "",
+                    f"{each.seconds * 1e6:.1f}",
+                    _gigabytes(each.algorithm_bandwidth),
+                    _gigabytes(each.bus_bandwidth),
+                    _RESULTS[each.is_right],
+                )
+        console.print(table)
+        for each in own:
+            if each.lacks is not None:
+                reduction = f" with {each.reduction}" if each.reduction else ""
+                console.print(f"{backend} lacks {each.operation}{reduction}: {each.lacks}", markup=False)
+
+
+def _write_json(measurements: Sequence[Measurement], path: Path) -> None:
+    """Write one JSON object per line: the fields of `Measurement`, and both bandwidths in bytes a second."""
+    with path.open("w") as file:
+        for each in measurements:
+            bandwidths = {"algorithm_bandwidth": each.algorithm_bandwidth, "bus_bandwidth": each.bus_bandwidth}
+            file.write(json.dumps(asdict(each) | bandwidths) + "\n")
+
+
+def _write_plot(measurements: Sequence[Measurement], path: Path) -> None:
+    """Plot bus bandwidth and latency over size, with a line for each operation; of reductions only SUM."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    bandwidth, latency = figure.subplots(1, 2)
+    shown = [each for each in measurements if each.seconds is not None and each.reduction in (None, "SUM")]
+    for name in dict.fromkeys((each.operation, each.backend) for each in shown if each.size):
+        line = [each for each in shown if (each.operation, each.backend) == name]
+        label = f"{name[0]} ({name[1]})"
+        sizes = [each.size for each in line]
+        bandwidth.plot(sizes, [(each.bus_bandwidth or 0.0) / 1e9 for each in line], marker="o", label=label)
+        latency.plot(sizes, [(each.seconds or 0.0) * 1e6 for each in line], marker="o", label=label)
+    for axes, title in ((bandwidth, "bus bandwidth, GB/s"), (latency, "time of a call, µs")):
+        axes.set(xscale="log", yscale="log", xlabel="bytes of the largest buffer on a rank", title=title)
+        axes.grid(visible=True, which="both", alpha=0.3)
+    latency.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path, dpi=120)
+
+
+def _gigabytes(bandwidth: float | None) -> str:
+    return "" if bandwidth is None else f"{bandwidth / 1e9:.3f}"

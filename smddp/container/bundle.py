@@ -7,6 +7,10 @@ No member may be written, or link, outside the target directory, or fill the dis
 2. Check all links, and make them.
 3. Check that each entry can take its place in the target, and move the entries there. A refused archive leaves nothing
    behind.
+
+Resolves the symbolic links of a bundle in the table of its members, without reading the disk.
+
+Each link is followed once and cached, and no further than Linux would: the work is proportional to the links' length.
 """
 
 from __future__ import annotations
@@ -14,10 +18,9 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from smddp.container.bundle_links import RefusedLinkError, check_links
 from smddp.errors import SourceError
 from smddp.storage.tar_gz import BadArchiveError, reading_tar_gz
 from smddp.storage.tar_header import DIRECTORY, HARD_LINK, SYMBOLIC_LINK, BadHeaderError, Header
@@ -88,8 +91,8 @@ class _Tree:
     def make_links(self) -> None:
         """Make the symbolic links, after checking that they stay inside the tree."""
         try:
-            check_links(self._links)
-        except RefusedLinkError as error:
+            _check_links(self._links)
+        except _RefusedLinkError as error:
             raise self._refusal(error.link, error.problem) from None
         for path, target in self._links.items():
             link = self.root / path
@@ -184,3 +187,71 @@ def _moves(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
 
 def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
+
+
+_MOST_TURNS = 40
+"""The number of links that Linux itself follows for one name."""
+
+
+class _RefusedLinkError(Exception):
+    """The link at a path leads outside the tree, or through too many links."""
+
+    def __init__(self, link: str, problem: str) -> None:
+        super().__init__(link, problem)
+        self.link = link
+        self.problem = problem
+
+
+def _check_links(links: Mapping[PurePosixPath, str]) -> None:
+    """Check that all links, given as relative targets by path, stay in the tree; raise RefusedLinkError otherwise.
+
+    A path has no link among its parents. A chain of more than `_MOST_TURNS` links is refused, too.
+    """
+    table = _Table({str(path): target for path, target in links.items()})
+    for path in table.links:
+        _, turns = table.follow(path, depth=1)
+        if turns > _MOST_TURNS:
+            raise _RefusedLinkError(path, f"it leads through more than {_MOST_TURNS} links")
+
+
+class _Table:
+    """The links by path. Paths are text without a slash at either end; the root is the empty text."""
+
+    def __init__(self, links: Mapping[str, str]) -> None:
+        self.links = links
+        self._followed: dict[str, tuple[str, int]] = {}
+        self._open: set[str] = set()
+
+    def follow(self, link: str, *, depth: int) -> tuple[str, int]:
+        """Return a link's target, and the number of links to it, this one included; ``depth`` counts the open links.
+
+        If the number exceeds MOST_TURNS, the target is not final.
+        """
+        if (followed := self._followed.get(link)) is not None:
+            return followed
+        if depth > _MOST_TURNS:
+            return link, depth
+        self._open.add(link)
+        followed = self._followed[link] = self._walk(link, depth)
+        self._open.remove(link)
+        return followed
+
+    def _walk(self, link: str, depth: int) -> tuple[str, int]:
+        here = link.rpartition("/")[0]
+        turns = 1
+        for part in self.links[link].split("/"):
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if not here:
+                    raise _RefusedLinkError(link, f"it links to {self.links[link]}, outside its directory")
+                here = here.rpartition("/")[0]
+                continue
+            here = f"{here}/{part}" if here else part
+            # Links in a circle have no target. They count as directories, so that `..` behind them is checked as well.
+            if here in self.links and here not in self._open:
+                here, more = self.follow(here, depth=depth + 1)
+                turns += more
+                if turns > _MOST_TURNS:
+                    break
+        return here, turns

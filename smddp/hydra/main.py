@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,8 +15,7 @@ import hydra
 from omegaconf import DictConfig
 
 from smddp.distributed import current_membership
-from smddp.hydra.command_line import only_shows, parse
-from smddp.hydra.composed import ConfigFiles, agree, compose_config, own_part, recorded_values, write_files
+from smddp.hydra.composed import ONE_RUN, ConfigFiles, agree, compose_config, own_part, recorded_values, write_files
 from smddp.hydra.overrides import to_overrides
 from smddp.job import Job
 from smddp.training.run import run_with_config
@@ -92,10 +92,10 @@ class _ScriptRun:
         files = self._files
         if job.on_sagemaker or job.hyperparameters:
             overrides = to_overrides(job.hyperparameters)
-        elif only_shows(sys.argv[1:]):
+        elif _only_shows(sys.argv[1:]):
             self._show(job)
         else:
-            given = parse(sys.argv[1:])
+            given = _parse(sys.argv[1:])
             path = files.path if given.config_path is None else _absolute(given.config_path, self._script.parent)
             files = replace(files, path=path, name=given.config_name or files.name)
             overrides = list(given.overrides)
@@ -124,3 +124,37 @@ def _absolute(config_path: str | None, directory: Path) -> str | None:
     if config_path is None or config_path.startswith("pkg://"):
         return config_path
     return str((directory / config_path).resolve())
+
+
+_SHOW = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _CommandLine:
+    """The arguments after the script's name."""
+
+    overrides: tuple[str, ...]
+    """``key=value``, and Hydra's other forms."""
+    config_name: str | None
+    """The value of --config-name, or None."""
+    config_path: str | None
+    """The value of --config-path, or None."""
+
+
+def _only_shows(argv: Sequence[str]) -> bool:
+    """Return whether Hydra should only show something, such as the config, and not train."""
+    return any(word.partition("=")[0] in _SHOW for word in argv)
+
+
+def _parse(argv: Sequence[str]) -> _CommandLine:
+    """Parse Hydra's options; exit with code 2 and the reason for an unknown option or --multirun."""
+    parser = ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--config-name", "-cn")
+    parser.add_argument("--config-path", "-cp")
+    parser.add_argument("--run", "-r", action="store_true")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    given = parser.parse_intermixed_args(argv)
+    if given.multirun:
+        parser.error(f"--multirun: {ONE_RUN}")
+    return _CommandLine(overrides=tuple(given.overrides), config_name=given.config_name, config_path=given.config_path)

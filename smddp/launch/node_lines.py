@@ -83,8 +83,9 @@ class NodeLines:
         return int(self._listener.getsockname()[1])
 
     def await_nodes(self, nodes: int, seconds: float) -> bool:
-        """Wait for all other nodes, at most ``seconds`` for each; return whether they connected. Only on node 0."""
-        return all(self._connected.acquire(timeout=seconds) for _ in range(nodes - 1))
+        """Wait for all other nodes, at most ``seconds`` in all; return whether they connected. Only on node 0."""
+        deadline = time.monotonic() + seconds
+        return all(self._connected.acquire(timeout=max(0.0, deadline - time.monotonic())) for _ in range(nodes - 1))
 
     def connect(self, node: int, address: str, port: int, seconds: float) -> None:
         """Connect to the first node; raise OSError if it does not answer. Only on the other nodes."""

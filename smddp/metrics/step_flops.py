@@ -1,14 +1,18 @@
-"""Count the floating point operations of one micro-batch, and compute the rate and its share of the device's peak."""
+"""Count the floating point operations of one micro-batch, and compute the rate and its share of the device's peak.
+
+Peak floating point operations a second of NVIDIA's GPUs, for dense matrices, from NVIDIA's data sheets.
+
+Figures with sparsity are halved. The numbers are 10¹² a second, at boost clock.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import torch
 from torch import nn
-
-from smddp.metrics.peak_flops import peak_flops
 
 logger = logging.getLogger(__name__)
 
@@ -66,3 +70,52 @@ class StepFlops:
 def _is_compiled(model: nn.Module) -> bool:
     # An OptimizedModule (torch._dynamo takes a second to import), or one after its own compile().
     return any(hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in model.modules())
+
+
+_Peaks = dict[str, float]
+
+_H100_SXM: _Peaks = {"fp32": 67, "tf32": 494.5, "bf16": 989.5, "fp16": 989.5}
+
+_PEAKS: list[tuple[str, _Peaks]] = [
+    # https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
+    (r"V100-SXM2", {"fp32": 15.7, "fp16": 125}),
+    (r"V100-PCIE", {"fp32": 14, "fp16": 112}),
+    # https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
+    (r"T4", {"fp32": 8.1, "fp16": 65}),
+    # https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf
+    (r"A10G", {"fp32": 35, "tf32": 35, "bf16": 70, "fp16": 70}),
+    # https://www.nvidia.com/en-us/data-center/l4/ (with sparsity: 120, 242)
+    (r"L4", {"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121}),
+    # https://www.nvidia.com/en-us/data-center/l40s/ (with sparsity: 366, 733)
+    (r"L40S", {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362}),
+    # https://www.nvidia.com/en-us/data-center/a100/
+    (r"A100-(SXM4|PCIE)-(40|80)GB|A100 80GB PCIe", {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312}),
+    # https://www.nvidia.com/en-us/data-center/h100/ (with sparsity)
+    (r"H100 80GB HBM3", _H100_SXM),
+    (r"H100 PCIe", {"fp32": 51, "tf32": 378, "bf16": 756, "fp16": 756}),
+    (r"H100 NVL", {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5}),
+    # https://www.nvidia.com/en-us/data-center/h200/ (with sparsity)
+    (r"H200", _H100_SXM),
+    # https://www.nvidia.com/en-us/data-center/hgx/ (eight of them, with sparsity)
+    (r"B200", {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250}),
+]
+
+
+def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
+    """Return the peak of a GPU for matrix products of this type; None if unknown, as for a part of a GPU (MIG).
+
+    ``device_name`` is from ``torch.cuda.get_device_name``. float32 counts as TF32 if
+    ``torch.set_float32_matmul_precision`` allows it.
+
+    Examples:
+        >>> peak_flops("NVIDIA H100 80GB HBM3", torch.bfloat16)
+        989500000000000.0
+    """
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}.get(dtype)
+    if name == "fp32" and torch.get_float32_matmul_precision() != "highest":
+        name = "tf32"
+    for pattern, peaks in _PEAKS:
+        if re.fullmatch(rf"(NVIDIA |Tesla )*({pattern})(-\d+GB)?", device_name):
+            peak = peaks.get(name or "", peaks["fp32"] if name == "tf32" else None)
+            return None if peak is None else peak * 1e12
+    return None

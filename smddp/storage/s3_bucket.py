@@ -2,6 +2,12 @@
 
 One policy retries each request (`smddp.storage.s3_retries`); boto3 itself does not retry. Client and semaphore belong
 to one process: a fork makes its own.
+
+The S3 client: boto3's, with every wait bounded.
+
+boto3 finds credentials, region and endpoint as usual: in the role, the environment (AWS_REGION, AWS_ENDPOINT_URL_S3,
+AWS_PROFILE) or the configuration files. The AWS CRT is not used: its transfers ignore the configured endpoint
+(boto/boto3#4839), it hangs after a fork, and it is not faster (benchmarks/s3_transfer.py).
 """
 
 from __future__ import annotations
@@ -12,14 +18,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+import boto3
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from smddp.storage.s3_client import connect
 from smddp.storage.s3_errors import MISSING, S3_ERRORS, Refusal, code_of, explain, is_missing
 from smddp.storage.s3_retries import Retries
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
 
 T = TypeVar("T")
 
@@ -175,3 +183,31 @@ class _State:
     process: int
     client: S3Client
     free: threading.BoundedSemaphore
+
+
+_MOST_CONNECTIONS = 64
+"""Connections kept open between requests, at most."""
+
+_CONNECT_SECONDS = 10.0
+
+
+def connect(*, timeout: float = 30.0) -> S3Client:
+    """Create a client without retries of its own (see `smddp.storage.s3_retries`).
+
+    `timeout` is the seconds to wait for the next bytes, or to send the next mebibyte; connecting takes ten at most.
+    Raise BotoCoreError if the AWS configuration is invalid.
+    """
+    config = Config(
+        connect_timeout=min(timeout, _CONNECT_SECONDS),
+        read_timeout=timeout,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        max_pool_connections=_MOST_CONNECTIONS,
+        tcp_keepalive=True,
+        # Each write carries a CRC32 of our own, and readers verify the bytes by their own digests.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        # The SHA-256 of an upload would cost ten times a memory copy.
+        s3={"payload_signing_enabled": False},
+    )
+    # A new session: boto3's default session is not thread-safe.
+    return boto3.session.Session().client("s3", config=config)

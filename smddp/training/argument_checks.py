@@ -1,6 +1,12 @@
 """Check that the Trainer's arguments have the right types, before anything is built from them.
 
 Whether model, optimizers and schedules fit each other is checked in `smddp.training.model_checks`.
+
+Check, before the first step, that all ranks train with the same options.
+
+Nothing else would report a difference: weights that are clipped on one rank only, or stepped at another rate, drift
+apart silently, and ranks that log or save at different steps wait for each other for ever. DDP compares the model's
+parameters.
 """
 
 from __future__ import annotations
@@ -9,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from smddp.distributed import DDPOptions
+from smddp.distributed import DDPOptions, Membership
 from smddp.job import Job
 from smddp.metrics import Profile
 from smddp.training.checkpoint_policy import CheckpointPolicy
@@ -60,3 +67,41 @@ def describe(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
+
+
+def check_options_agree(membership: Membership, **options: object) -> None:
+    """Raise ValueError on every rank if the ranks' options differ, compared as text; all ranks must call it."""
+    if membership.cluster.world_size == 1:
+        return
+    own = {name: repr(value) for name, value in options.items()}
+    ranks = membership.ranks.gather(lambda: own)
+    for rank, given in enumerate(ranks):
+        for name, value in ranks[0].items():
+            if given[name] != value:
+                raise ValueError(
+                    f"the ranks were given different options: {name} is {value} on rank 0 and {given[name]} on rank "
+                    f"{rank}; their weights or their steps would drift apart: give all ranks the same"
+                )
+
+
+def optimizer_options(optimizers: Sequence[Optimizer]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return each optimizer's class, and the options of its parameter groups."""
+    return [
+        (
+            type(optimizer).__name__,
+            [
+                {name: _plain(value) for name, value in group.items() if name != "params"}
+                for group in optimizer.param_groups
+            ],
+        )
+        for optimizer in optimizers
+    ]
+
+
+def _plain(value: object) -> object:
+    """Return a value that ranks can compare: a number, text or list as it is, any other object by its class."""
+    if isinstance(value, Tensor):  # a rate may be one, on the rank's own device
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, int | float | str) else type(value).__name__

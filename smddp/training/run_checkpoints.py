@@ -33,8 +33,7 @@ from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.process.slurm_grace import seconds_left
-from smddp.training.auto_interval import AutoInterval
-from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.checkpoint_policy import AutoInterval, CheckpointPolicy
 from smddp.training.open_runs import open_runs
 from smddp.training.run_saves import Moment, RunSaves
 

@@ -55,10 +55,16 @@ from smddp.job.saved_model import write_model
 from smddp.metrics import Profile, RunningMean, StepTimer
 from smddp.metrics.lines import check_names
 from smddp.metrics.profile import StepProfiler
-from smddp.metrics.reduced import Reduce, check_reduce, over_ranks
+from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
 from smddp.metrics.step_flops import StepFlops
 from smddp.metrics.tracking import Tracker
-from smddp.training.argument_checks import check_bounds, check_counts, check_kinds
+from smddp.training.argument_checks import (
+    check_bounds,
+    check_counts,
+    check_kinds,
+    check_options_agree,
+    optimizer_options,
+)
 from smddp.training.batches import BatchStreams, Loop, check_shares, outlive_stop
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.compile_time import log_compile_time
@@ -76,7 +82,6 @@ from smddp.training.model_checks import (
 from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
-from smddp.training.option_agreement import check_options_agree, optimizer_options
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_checkpoints import RunCheckpoints
 from smddp.training.run_saves import RunSaves

@@ -11,11 +11,11 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
-        "smddp.metrics.peak_flops",
+        "smddp.metrics.step_flops",
         "smddp.metrics.profile",
         "smddp.metrics.running_mean",
         "smddp.metrics.tracking.tracker",
-        "smddp.training.auto_interval",
+        "smddp.training.checkpoint_policy",
         "smddp.training.checkpoint_policy",
         "smddp.training.early_stopping",
         "smddp.training.precision",

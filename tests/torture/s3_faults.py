@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.store import StoreError
-from smddp.storage.s3_client import connect
+from smddp.storage.s3_bucket import connect
 from tests.torture.fault_proxy import Fault, FaultProxy
 from tests.torture.outcome import Outcome
 from tests.torture.s3_server import Server, s3_server

@@ -2,22 +2,31 @@
 
 For most patterns, and for any prefix, moto would return every event. Here a prefix is replaced by the names of the
 matching streams, which moto supports, and the pattern is matched here.
+
+CloudWatch Logs' filter patterns of plain terms: words and quoted phrases that must occur, or must not.
+
+Patterns of JSON (``{ $.a = 1 }``), columns (``[a, b]``) and regular expressions (``%a%``) are refused, because moto
+would let them match everything.
+
+https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
 """
 
 from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.api.front import DOCUMENT, OPERATION, ask
-from estimators.local.api.log_pattern import LogPattern
 from estimators.local.api.refusal import refuse
 from estimators.local.engine import ApiError
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 
 _TARGET = "Logs_20140328."
 _PREFIX = "logStreamNamePrefix"
@@ -60,7 +69,7 @@ class LogFilter:
         return [content]
 
     def _filter(self, environ: WSGIEnvironment, document: dict[str, Any]) -> dict[str, Any]:
-        pattern = LogPattern.parse(document.get(_PATTERN, ""))
+        pattern = _LogPattern.parse(document.get(_PATTERN, ""))
         asked = {name: value for name, value in document.items() if name not in (_PREFIX, _PATTERN)}
         if _PREFIX in document:
             asked["logStreamNames"] = self._stream_names(environ, document)
@@ -110,3 +119,58 @@ class LogFilter:
             raise _RefusedError(status, headers, body)
         answer: dict[str, Any] = json.loads(body)
         return answer
+
+
+_TERM = re.compile(r'\s*(?P<sign>[?-]?)(?:"(?P<phrase>(?:[^"\\]|\\.)*)"|(?P<word>\w+))(?=\s|$)\s*', re.DOTALL)
+"""A word consists of letters, digits and underscores; AWS wants any other text in quotes."""
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _LogPattern:
+    """The messages that a FilterLogEvents asks for. Case matters."""
+
+    required: tuple[str, ...] = ()
+    """All of these terms must occur."""
+    alternatives: tuple[str, ...] = ()
+    """One of these terms must occur, if there are any."""
+    excluded: tuple[str, ...] = ()
+    """None of these terms may occur."""
+
+    @classmethod
+    def parse(cls, text: object) -> _LogPattern:
+        """Parse a request's ``filterPattern``; an empty one matches all.
+
+        Raise ApiError if it is malformed or of an unsupported kind.
+        """
+        if not isinstance(text, str):
+            raise ApiError("InvalidParameterException", f"filterPattern={text!r} must be a text.")
+        terms: dict[str, list[str]] = {"": [], "?": [], "-": []}
+        at = 0
+        while text[at:].strip():
+            found = _TERM.match(text, at)
+            if found is None:
+                raise _invalid(text, f"{text[at:].strip()!r} is no such term")
+            phrase = found["phrase"]
+            terms[found["sign"]].append(found["word"] if phrase is None else _ESCAPED.sub(r"\1", phrase))
+            at = found.end()
+        if terms["?"] and (terms[""] or terms["-"]):
+            raise _invalid(text, "beside other terms, AWS ignores those with '?'")
+        return cls(required=tuple(terms[""]), alternatives=tuple(terms["?"]), excluded=tuple(terms["-"]))
+
+    def matches(self, message: str) -> bool:
+        """Return whether a message matches."""
+        return (
+            all(term in message for term in self.required)
+            and (not self.alternatives or any(term in message for term in self.alternatives))
+            and not any(term in message for term in self.excluded)
+        )
+
+
+def _invalid(text: str, why: str) -> ApiError:
+    return ApiError(
+        "InvalidParameterException",
+        f'Invalid filter pattern {text!r}: {why}. The local platform takes words and "quoted phrases", all of which '
+        "must occur, those with '-' that must not, or those with '?' alone, one of which must; no JSON, columns or "
+        "regular expressions.",
+    )

@@ -1,19 +1,39 @@
 """The HTTP server: the guard, behind it the training-job API, and behind that moto for every other AWS service.
 
 Only this file imports moto, and it uses only the WSGI application of moto's server.
+
+IAM's roles by name: GetRole finds a role of any name, as a job takes any RoleArn.
+
+Nothing here checks the permissions of a role. The SDK turns the name of a role into its ARN by GetRole.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import socket
 import threading
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from estimators.local.api.front import DOCUMENT, OPERATION, ask
+from estimators.local.api.offered import S3
+from estimators.local.api.operation import ApiOperation
+from estimators.local.api.training_jobs import TrainingJobs
+from estimators.local.chaos import Chaos
+from estimators.local.chaos.requests import meet
+from estimators.local.engine import ApiError
+from estimators.local.engine.logs import LOG_GROUPS
+from estimators.service_model import service_model, violations
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 
 os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "1"  # moto reads it when it is imported
 
@@ -25,15 +45,11 @@ from moto.moto_server.werkzeug_app import (
 from werkzeug.serving import ThreadedWSGIServer
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
-from estimators.local.api.faulty_requests import FaultyRequests
 from estimators.local.api.front import AwsErrors, OfferedOperations, RequiredMembers
 from estimators.local.api.guard import RAW_HEADERS, Guard
 from estimators.local.api.log_filter import LogFilter
-from estimators.local.api.log_recall import LogRecall
-from estimators.local.api.roles import RolesByName
 from estimators.local.api.signature import KeyPair
-from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
-from estimators.local.chaos import Chaos
+from estimators.local.api.training_jobs import TrainingJobApi
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIEnvironment
@@ -100,9 +116,9 @@ class HttpServer:
         host, port = listener.getsockname()
         moto: Any = DomainDispatcherApplication(create_backend_app)
         jobs = TrainingJobApi(
-            engine, otherwise=LogRecall(engine, LogFilter(RolesByName(RequiredMembers(AwsErrors(moto))))), chaos=chaos
+            engine, otherwise=_LogRecall(engine, LogFilter(_RolesByName(RequiredMembers(AwsErrors(moto))))), chaos=chaos
         )
-        application = OfferedOperations(FaultyRequests(jobs, chaos))
+        application = OfferedOperations(_FaultyRequests(jobs, chaos))
         guard = Guard(application, keys=keys, address=(host, port), body_directory=body_directory)
         self._server = _Server(host, port, guard, _RequestHandler, fd=listener.fileno())
         self._thread = threading.Thread(
@@ -118,3 +134,104 @@ class HttpServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+class _FaultyRequests:
+    """A WSGI application behind an `OfferedOperations`, which turns the errors raised here into refusals."""
+
+    def __init__(self, inner: WSGIApplication, chaos: Chaos) -> None:
+        self._inner = inner
+        self._chaos = chaos
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request; the platform's own operations meet no fault."""
+        operation: ApiOperation = environ[OPERATION]
+        if not operation.is_own:
+            name = environ["REQUEST_METHOD"] if operation.service == S3 else operation.name
+            refusal = meet(self._chaos, operation.service, name, environ.get("HTTP_USER_AGENT", ""))
+            if refusal is not None:
+                raise ApiError(refusal.code, refusal.message, refusal.status)
+        return self._inner(environ, start_response)
+
+
+_ABOUT_STREAMS = frozenset({"DescribeLogStreams", "GetLogEvents", "FilterLogEvents", "DeleteLogStream"})
+
+
+class _LogRecall:
+    """A WSGI application that restores the log streams of a request, then passes it on to ``inner``."""
+
+    def __init__(self, engine: TrainingJobs, inner: WSGIApplication) -> None:
+        self._engine = engine
+        self._inner = inner
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request that `OfferedOperations` let through."""
+        operation, document = environ[OPERATION], environ.get(DOCUMENT, {})
+        group = document.get("logGroupName")
+        if operation.service == "logs" and group in LOG_GROUPS:
+            if operation.name in _ABOUT_STREAMS:
+                for streams in _streams(document):
+                    self._engine.bring_logs(group, streams)
+            if operation.name == "DeleteLogStream":
+                self._engine.forget_logs(group, _text(document.get("logStreamName")))
+            elif operation.name == "DeleteLogGroup":
+                self._engine.forget_logs(group, None)
+        return self._inner(environ, start_response)
+
+
+def _streams(document: Mapping[str, Any]) -> Iterable[str]:
+    """Return the name prefixes of the streams that a request is about; ``""`` if it may be about any."""
+    names = document.get("logStreamNames") or [document.get("logStreamName") or document.get("logStreamNamePrefix")]
+    return [name if isinstance(name, str) else "" for name in names] if isinstance(names, list) else [""]
+
+
+def _text(name: object) -> str:
+    """Return a stream's name; an empty text, the name of no stream, for an invalid one."""
+    return name if isinstance(name, str) and name.isprintable() else ""
+
+
+_TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+}
+
+
+class _RolesByName:
+    """A WSGI application that creates a role in `inner` at its first GetRole, unless it has been deleted."""
+
+    def __init__(self, inner: WSGIApplication) -> None:
+        self._inner = inner
+        self._deleted: set[str] = set()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request that `OfferedOperations` let through."""
+        operation: ApiOperation = environ[OPERATION]
+        if operation.service != "iam" or operation.name not in ("GetRole", "DeleteRole"):
+            return self._inner(environ, start_response)
+        form = environ["wsgi.input"].read()
+        name = parse_qs(form.decode("latin-1")).get("RoleName", [""])[0]
+        status, headers, content = self._ask(environ, form)
+        if operation.name == "DeleteRole":
+            self._deleted.add(name)
+        elif status.startswith("404") and name not in self._deleted and _is_name(name):
+            asked = {
+                "Action": "CreateRole",
+                "RoleName": name,
+                "AssumeRolePolicyDocument": json.dumps(_TRUST),
+                "Version": "2010-05-08",
+            }
+            if self._ask(environ, urlencode(asked).encode())[0].startswith("200"):
+                logger.info("made the IAM role %s, which a job is to have", name)
+            status, headers, content = self._ask(environ, form)
+        start_response(status, headers)
+        return [content]
+
+    def _ask(self, environ: WSGIEnvironment, form: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
+        return ask(self._inner, {**environ, "CONTENT_LENGTH": str(len(form)), "wsgi.input": io.BytesIO(form)})
+
+
+def _is_name(text: str) -> bool:
+    """Return whether IAM allows this name of a role."""
+    shape = service_model("iam").operation_model("CreateRole").input_shape
+    assert shape is not None
+    return not any(violations(shape.members["RoleName"], text))

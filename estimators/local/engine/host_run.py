@@ -1,18 +1,27 @@
-"""The hosts of one attempt of a job while they run: started together, followed, and ended together."""
+"""The hosts of one attempt of a job while they run: started together, followed, and ended together.
+
+The environment of a host's program, besides the executor's own variables.
+
+Later lines win:
+
+1. defaults that an image would set;
+2. the platform's: the job's region, and the engine's ``container_environment`` (endpoint, keys);
+3. the request's Environment;
+4. variables that name the job, which the platform owns.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic
 
-from estimators.hosts.exit import Exit
-from estimators.hosts.failure import tells_outcome
+from estimators.hosts.failure import Exit, tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.ending import Ending
-from estimators.local.engine.environment import host_environment
 from estimators.local.engine.folder_sync import FolderSync
 from estimators.local.engine.hosted_job import HostedJob, Request_co
 from estimators.local.engine.job_faults import JobFaults
@@ -125,3 +134,25 @@ class HostRun(Generic[Request_co]):
         if not self._job.await_exits(grace):
             for process in running:
                 process.kill()
+
+
+_IMAGE = {
+    "PYTHONUNBUFFERED": "1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+def host_environment(
+    *, names: Mapping[str, str], region: str, platform: Mapping[str, str], requested: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment of every host of a job, merged in the order above."""
+    return {
+        **_IMAGE,
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+        **platform,
+        **requested,
+        **names,
+    }

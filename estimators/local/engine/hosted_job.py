@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Generic, TypeVar
 
-from estimators.hosts.exit import Exit
+from estimators.hosts.failure import Exit
 from estimators.local.engine import states
 from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.errors import invalid

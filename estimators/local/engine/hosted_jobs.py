@@ -85,12 +85,14 @@ class HostedJobs(Generic[Job]):
         job = self.get(name)
         if not job.ended:
             raise ApiError("ResourceInUse", f"{name} has not ended; stop it before it is deleted.")
-        if name in self._runners:  # an earlier engine's job has no runner
-            self._runners[name].join()
+        runner = self._runners.get(name)
+        if runner is not None:  # an earlier engine's job has none
+            runner.join()
         with self._lock:
-            self._jobs.pop(name, None)
-            self._runners.pop(name, None)
-            job.forget()
+            if self._jobs.get(name) is job:  # else it was deleted meanwhile, and the name may be a new one's
+                self._jobs.pop(name)
+                self._runners.pop(name, None)
+                job.forget()
 
     def go_on(self) -> None:
         """Resume the jobs of a killed engine that may begin again, by spot or RetryStrategy, and end the others."""

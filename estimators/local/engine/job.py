@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from estimators.local.engine.artifacts import model_uri
-from estimators.local.engine.description import describe_progress, describe_request, merged
 from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.hosts import InstanceGroup
 from estimators.local.engine.job_store import NO_SAVER, RecordSaver
-from estimators.local.engine.request import TrainingRequest
+from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
+from estimators.local.engine.states import JobProgress
+from estimators.request_rules import DEFAULT_MAX_RUNTIME
+from estimators.service_model import service_model
 
 
 class JobRecord(HostedJob[TrainingRequest]):
@@ -53,20 +55,20 @@ class JobRecord(HostedJob[TrainingRequest]):
             "ModelArtifacts": {"S3ModelArtifacts": model},
             **describe_request(self.request.members, updates),
             "TrainingJobArn": self.arn,
-            **describe_progress(progress),
+            **_describe_progress(progress),
             "FinalMetricDataList": self.metrics.describe(),
         }
 
     def summary(self) -> dict[str, Any]:
         """Return the description without the request's members: those that lists show and sort by."""
-        return {"TrainingJobName": self.name, "TrainingJobArn": self.arn, **describe_progress(self._progress)}
+        return {"TrainingJobName": self.name, "TrainingJobArn": self.arn, **_describe_progress(self._progress)}
 
     def update(self, members: Mapping[str, Any]) -> None:
         """Change members of the description, structures member by member; raise ApiError if the job has ended."""
         with self._changed:
             self._refuse_if_ended()
             for name, value in members.items():
-                self._updates[name] = merged(self._updates.get(name), value)
+                self._updates[name] = _merged(self._updates.get(name), value)
             self.note()
 
     def allocated(self, groups: Sequence[InstanceGroup]) -> None:
@@ -79,3 +81,49 @@ class JobRecord(HostedJob[TrainingRequest]):
     @property
     def _may_begin_again(self) -> bool:
         return super()._may_begin_again and "TuningJobArn" not in self._updates
+
+
+def describe_request(members: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a request that are shown, with AWS's defaults and later updates."""
+    shape = service_model().operation_model("DescribeTrainingJob").output_shape
+    assert shape is not None
+    asked = copy.deepcopy({name: value for name, value in members.items() if name in shape.members})
+    asked["OutputDataConfig"] = {"KmsKeyId": "", "CompressionType": "GZIP"} | asked["OutputDataConfig"]
+    for channel in asked.get("InputDataConfig", ()):
+        channel.update({"CompressionType": "None", "RecordWrapperType": "None"} | channel)
+    asked["StoppingCondition"] = {"MaxRuntimeInSeconds": DEFAULT_MAX_RUNTIME} | asked.get("StoppingCondition", {})
+    if "CheckpointConfig" in asked:
+        asked["CheckpointConfig"] = {"LocalPath": DEFAULT_CHECKPOINT_PATH} | asked["CheckpointConfig"]
+    return {
+        "EnableNetworkIsolation": False,
+        "EnableInterContainerTrafficEncryption": False,
+        "EnableManagedSpotTraining": False,
+        **asked,
+        **{name: _merged(asked.get(name), value) for name, value in updates.items()},
+    }
+
+
+def _describe_progress(progress: JobProgress) -> dict[str, Any]:
+    """Return a job's progress as members of the description, without those not known yet."""
+    seconds = max(1, round(progress.training_seconds)) if progress.training_seconds else None
+    optional = {
+        "TrainingStartTime": progress.training_start,
+        "TrainingEndTime": progress.training_end,
+        "TrainingTimeInSeconds": seconds if progress.ended else None,
+        "BillableTimeInSeconds": seconds if progress.ended else None,
+        "FailureReason": progress.failure_reason,
+        "ModelArtifacts": progress.model_artifacts and {"S3ModelArtifacts": progress.model_artifacts},
+    }
+    return {
+        "TrainingJobStatus": progress.status,
+        "SecondaryStatus": progress.secondary_status,
+        "SecondaryStatusTransitions": [transition.describe() for transition in progress.transitions],
+        "CreationTime": progress.created,
+        "LastModifiedTime": progress.modified,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """Return a member after a change, which replaces single members of a structure."""
+    return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new

@@ -15,15 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import ClassVar, Generic, TypeVar
 
-from estimators.hosts.exit import Exit
-from estimators.hosts.failure import algorithm_error, loss_of_hosts
+from estimators.hosts.failure import Exit, algorithm_error, loss_of_hosts
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine import states
-from estimators.local.engine.ending import Ending, StoppedError
+from estimators.local.engine.ending import IN_VAIN, Ending, StoppedError
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.folder_sync import FolderSync
-from estimators.local.engine.host_loss_limit import IN_VAIN
 from estimators.local.engine.host_run import HostRun
 from estimators.local.engine.hosted_job import KILLED, HostedJob, Request_co
 from estimators.local.engine.hosts import Host, name_hosts

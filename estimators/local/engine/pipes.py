@@ -7,6 +7,12 @@ For an augmented manifest, the pipe sends the objects and the values of its line
 2. A program that does not read blocks nothing: once the hosts have ended, `close` ends all writing.
 3. An object that can't be read, or a defect of the platform, ends the job. The pipe stays open until the program is
    gone, because a closed pipe looks like the end of the data.
+
+Reads an augmented manifest: JSON Lines, one sample a line.
+
+An attribute whose name ends in ``-ref`` names an S3 object; any other attribute is the data itself. The format is in
+https://docs.aws.amazon.com/sagemaker/latest/dg/augmented-manifest.html. It does not say how text is sent: here as it
+is, without quotes. Every other value is sent as JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import logging
 import os
 import select
@@ -24,10 +31,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from estimators.hosts.opt_ml_tree import HostTree
-from estimators.local.engine.augmented_manifest import Line, read_manifest
 from estimators.local.engine.channels import channel_files, receivers, share_out
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
@@ -36,6 +42,7 @@ from estimators.local.engine.objects import S3Uri, explaining, read_object
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +73,7 @@ class Pipes:
         self._failed = failed
         self._trees = [trees[host.name] for host in receivers(channel, hosts)]
         self._files: dict[str, S3Uri] = {}
-        self._lines: list[Line] = []
+        self._lines: list[_Line] = []
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, args=(number,), name=f"pipe {channel.name} {tree.root}", daemon=True)
@@ -79,7 +86,7 @@ class Pipes:
         Raise FailedJobError if there is no object, or the augmented manifest can't be read.
         """
         if self._channel.attributes:
-            self._lines = read_manifest(self._s3, self._channel)
+            self._lines = _read_manifest(self._s3, self._channel)
         else:
             self._files = channel_files(self._s3, self._channel)
         for tree, thread in zip(self._trees, self._threads, strict=True):
@@ -228,3 +235,59 @@ def _decompress(pieces: Iterator[bytes], uri: S3Uri) -> Iterator[bytes]:
         ) from error
     if not whole:
         raise FailedJobError(f"ClientError: {uri} is a gzip file that is cut off; upload it again")
+
+
+_REFERENCE = "-ref"
+
+_Line = tuple[S3Uri | bytes, ...]
+"""The parts to send for one line, one for each attribute: an object, or a value as bytes."""
+
+
+def _read_manifest(s3: S3Client, channel: InputChannel) -> list[_Line]:
+    """Return the lines of a channel's augmented manifest, without empty ones.
+
+    Raise FailedJobError if no line is left, or a line lacks an attribute of the channel.
+    """
+    with explaining(f'Data download failed: channel "{channel.name}"', channel.uri):
+        _, pieces = read_object(s3, channel.uri)
+        content = b"".join(pieces)
+    lines = [
+        _parse(text, f"line {number}", channel) for number, text in enumerate(content.split(b"\n"), 1) if text.strip()
+    ]
+    if not lines:
+        raise _failure(channel, "the manifest has no lines; write one JSON object a line")
+    return lines
+
+
+def _parse(text: bytes, where: str, channel: InputChannel) -> _Line:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _failure(channel, f"{where} is no JSON ({error}); write one JSON object a line") from error
+    if not isinstance(document, dict):
+        raise _failure(
+            channel, f"{where} is no JSON object but of the type {type(document).__name__}; write one a line"
+        )
+    if missing := [name for name in channel.attributes if name not in document]:
+        has = ", ".join(sorted(document)[:20]) or "none"
+        raise _failure(
+            channel, f"{where} has no {', '.join(missing)}, which AttributeNames asks for; its attributes are {has}"
+        )
+    try:
+        return tuple(_part(name, document[name]) for name in channel.attributes)
+    except (ValueError, RecursionError) as error:
+        raise _failure(channel, f"{where}: {error}") from error
+
+
+def _part(name: str, value: Any) -> S3Uri | bytes:
+    if name.endswith(_REFERENCE):
+        uri = S3Uri.parse(str(value))
+        if not uri.key:
+            raise ValueError(f"{name} is {uri}, which is a bucket; name an object")
+        uri.key.encode()  # every key is UTF-8
+        return uri
+    return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)).encode()
+
+
+def _failure(channel: InputChannel, why: str) -> FailedJobError:
+    return FailedJobError(f'ClientError: Data download failed: channel "{channel.name}": {channel.uri}: {why}')

@@ -8,9 +8,8 @@ from pathlib import Path, PurePath
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.checkpoints import CheckpointSync
-from estimators.local.engine.ending import Ending
+from estimators.local.engine.ending import Ending, HostLossLimit
 from estimators.local.engine.folder_sync import FolderSync
-from estimators.local.engine.host_loss_limit import HostLossLimit
 from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.job_request import SyncedFolder

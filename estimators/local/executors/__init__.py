@@ -15,8 +15,7 @@ from estimators.local.executors.executor import (
     NoNamespacesError,
 )
 from estimators.local.executors.inherited import inherited_environment
-from estimators.local.executors.namespaces import why_no_namespaces
-from estimators.local.executors.process import ProcessExecutor
+from estimators.local.executors.process import ProcessExecutor, why_no_namespaces
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
 __all__ = [

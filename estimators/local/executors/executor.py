@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import BinaryIO, Protocol
 
-from estimators.hosts.exit import Exit
+from estimators.hosts.failure import Exit
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -8,16 +8,17 @@ In both cases a supervisor process starts and ends the program: see ``host_super
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import PurePath, PurePosixPath
 from types import TracebackType
 
 from estimators.local.directory_reaper_process import Lifeline
-from estimators.local.executors.executor import ClusterSpec, HostSpec
+from estimators.local.executors.executor import ClusterSpec, HostSpec, NoNamespacesError
 from estimators.local.executors.inherited import inherited_environment
 from estimators.local.executors.loopback import free_port_on_all_addresses, give_addresses
-from estimators.local.executors.namespaces import why_no_namespaces
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
 logger = logging.getLogger(__name__)
@@ -155,3 +156,27 @@ def _namespaces_allowed() -> bool:
             why,
         )
     return why is None
+
+
+def why_no_namespaces(*, private_network: bool = False) -> str | None:
+    """Return why a program can't have its own namespaces here; None if it can.
+
+    ``private_network`` asks for its own network, too. Raise HostStartError if the probe fails for another reason.
+    """
+    with tempfile.TemporaryDirectory(prefix="smddp-probe-") as directory:
+        program = SupervisedProgram(
+            name="probe",
+            argv=("true",),
+            environment={"PATH": os.environ.get("PATH", os.defpath)},
+            directory="/",
+            isolated=True,
+            ml_root=directory,
+            private_network=private_network,
+        )
+        try:
+            process = SupervisedProcess(program)
+        except NoNamespacesError as error:
+            return error.why
+        with process.output:
+            process.wait()
+    return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from estimators.hosts.exit import Exit
+from estimators.hosts.failure import Exit
 from estimators.local.executors.executor import HostStartError, NoNamespacesError
 from smddp.process.exit_codes import as_shell
 from smddp.process.output_lines import merge_lines

@@ -15,7 +15,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import HTTPServer
 from io import BufferedIOBase
 from typing import Any
@@ -27,7 +27,6 @@ from estimators.local.api.signature import KeyPair, Request, SignatureError, sig
 from estimators.local.chaos import Chaos
 from estimators.local.chaos.requests import ErrorResponse, meet
 from estimators.local.errors import StorageEndedError
-from estimators.local.storage.socket_connection import SocketConnection
 
 _ENCRYPTION = "x-amz-server-side-encryption"
 _SIGNED_QUERY = re.compile(r"[?&](X-Amz-)?Signature=")
@@ -235,3 +234,20 @@ def _pieces(body: BufferedIOBase, length: int, stated: str) -> Iterator[bytes]:
         yield piece
         if not length:
             return
+
+
+_SECONDS = 60.0
+"""Longest silence in seconds of a busy server on this machine."""
+
+
+class SocketConnection(HTTPConnection):
+    """An HTTP connection over the socket that a function returns."""
+
+    def __init__(self, make: Callable[[], socket.socket]) -> None:
+        super().__init__("localhost", timeout=_SECONDS)
+        self._make = make
+
+    def connect(self) -> None:
+        """Connect, when the first request is sent."""
+        self.sock = self._make()
+        self.sock.settimeout(self.timeout)

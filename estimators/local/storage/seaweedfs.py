@@ -21,8 +21,8 @@ from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.errors import LocalPlatformError, StorageEndedError
 from estimators.local.executors import HostStartError, why_no_namespaces
 from estimators.local.private_directory import LOCK, make_private
+from estimators.local.storage.gateway import SocketConnection
 from estimators.local.storage.seaweedfs_process import SeaweedFSProcess, find_program, write_configuration
-from estimators.local.storage.socket_connection import SocketConnection
 
 logger = logging.getLogger(__name__)
 

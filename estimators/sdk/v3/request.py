@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sagemaker.core.common_utils import base_name_from_image, instance_supports_kms, name_from_base
 from sagemaker.core.config import config_schema
+from sagemaker.core.inputs import FileSystemInput, TrainingInput
 from sagemaker.core.jumpstart.utils import add_jumpstart_uri_tags, get_jumpstart_base_name_if_jumpstart_model
 from sagemaker.core.s3 import s3_path_join
 
@@ -15,13 +16,13 @@ from estimators.instances import complete, for_pytorch
 from estimators.sdk import training_images
 from estimators.sdk.request_values import request_tags
 from estimators.sdk.sessions import merged
-from estimators.sdk.v3.channels import input_data_config, input_mode
 from estimators.sdk.v3.debugger import debugger_members
 from estimators.sdk.v3.hyperparameters import request_hyperparameters
 from estimators.sdk.v3.parameters import Parameters, configured
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
+
 
 _CODE_CHANNEL = "/opt/ml/input/data/code/sourcedir.tar.gz"
 """The code in a container without a network, where it is a channel."""
@@ -134,7 +135,7 @@ class ResolvedJob:
         )
         return _given(
             TrainingImage=self.image,
-            TrainingInputMode=input_mode(inputs, given.input_mode),
+            TrainingInputMode=_input_mode(inputs, given.input_mode),
             TrainingImageConfig=access if given.training_repository_access_mode is not None else None,
             ContainerEntrypoint=given.container_entry_point,
             ContainerArguments=given.container_arguments,
@@ -208,3 +209,48 @@ class ResolvedJob:
 def _given(**members: Any) -> dict[str, Any]:
     """Return the members that have a value."""
     return {name: value for name, value in members.items() if value is not None}
+
+
+_CODE = "code"
+_EXPECTED = "str, dict, TrainingInput or FileSystemInput"
+_MODEL_TYPE = "application/x-sagemaker-model"
+
+
+def input_data_config(
+    inputs: Any, *, model_uri: str | None, model_channel: str, code_uri: str | None
+) -> list[dict[str, Any]] | None:
+    """Return all channels in the request's form, with those of the model and of the code, or None if there are none.
+
+    Raise ValueError if a channel has another type, is not on S3, or uses a name twice.
+    """
+    places = inputs if isinstance(inputs, Mapping) else {} if inputs is None else {"training": inputs}
+    named = {name: _channel(place) for name, place in places.items()}
+    model: dict[str, str] = {"content_type": _MODEL_TYPE, "input_mode": "File"}
+    for name, uri, options in ((model_channel, model_uri, model), (_CODE, code_uri, {})):
+        if not uri:
+            continue
+        if not name:
+            raise ValueError(f"Expected a channel name if a channel URI {uri} is specified")
+        if name in named:
+            raise ValueError(f"Duplicate channel {name} not allowed.")
+        named[name] = _channel(uri, **options)
+    if inputs is None and not named:
+        return None
+    return [{**channel, "ChannelName": name} for name, channel in named.items()]
+
+
+def _input_mode(inputs: Any, default: str) -> str:
+    """Return the mode of channels that set none: that of a single ``TrainingInput`` if it has one, or `default`."""
+    mode: str = inputs.config.get("InputMode", default) if isinstance(inputs, TrainingInput) else default
+    return mode
+
+
+def _channel(place: Any, **options: str) -> dict[str, Any]:
+    if isinstance(place, TrainingInput | FileSystemInput):
+        config: Mapping[str, Any] = place.config
+        return dict(config)
+    if not isinstance(place, str):
+        raise ValueError(f"Cannot format input {place}. Expecting one of {_EXPECTED}")
+    if not place.startswith("s3://"):
+        raise ValueError(f'URI input {place} must be a valid S3 URI: must start with "s3://"')
+    return dict(TrainingInput(place, **options).config)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from smddp.checkpoint.convert.archives import WEIGHTS_NAMES
 from smddp.checkpoint.convert.dcp import METADATA_NAME, read_dcp
-from smddp.checkpoint.convert.parts import is_name_of, parts_of
 from smddp.checkpoint.convert.torch_files import read_weights_file
 from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
 from smddp.checkpoint.stores import open_store
@@ -22,6 +23,7 @@ from smddp.errors import CheckpointError
 
 if TYPE_CHECKING:
     from smddp.storage.s3_bucket import S3Bucket
+
 
 _FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz")
 """A URI with one of these suffixes is an object, since S3 has no directories to tell apart."""
@@ -48,7 +50,7 @@ class StateSource:
         if self.kind == "checkpoint":
             loaded = self.read_checkpoint([part])
             return loaded.unflatten(part), open_store(self.location).path(loaded.manifest.step)
-        parts, _ = parts_of(self._read_foreign(part), str(self))
+        parts, _ = _parts_of(self._read_foreign(part), str(self))
         if part not in parts:
             raise CheckpointError(f"{self} has no {part!r}, only {', '.join(sorted(parts))}")
         return parts[part], str(self)
@@ -56,7 +58,7 @@ class StateSource:
     def read_foreign(self) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
         """Read all parts of a foreign state, and the names of values that are no part."""
         assert self.kind != "checkpoint"
-        return parts_of(self._read_foreign(None), str(self))
+        return _parts_of(self._read_foreign(None), str(self))
 
     def read_checkpoint(self, parts: list[str]) -> Loaded:
         """Read and verify some parts of a checkpoint; raise CheckpointError if one is absent or damaged."""
@@ -74,7 +76,7 @@ class StateSource:
 
     def _read_foreign(self, part: str | None) -> Any:
         if self.kind == "dcp":
-            return read_dcp(Path(self.location), lambda name: part is None or is_name_of(name, part))
+            return read_dcp(Path(self.location), lambda name: part is None or _is_name_of(name, part))
         if self.kind == "file":
             return read_weights_file(Path(self.location), self.location)
         with tempfile.TemporaryDirectory(prefix="smddp-") as directory:
@@ -148,3 +150,43 @@ def _place(uri: str) -> tuple[S3Bucket, str]:
 
     place = S3Location.parse(uri)
     return S3Bucket(place.bucket, advice=ADVICE, failure=store_error), place.prefix
+
+
+_ALIASES = {
+    "model_state_dict": "model",
+    "state_dict": "model",
+    "optimizer_state_dict": "optimizer",
+    "scheduler_state_dict": "scheduler",
+    "lr_scheduler": "scheduler",
+    "lr_scheduler_state_dict": "scheduler",
+}
+
+
+def _is_name_of(name: str, part: str) -> bool:
+    """Return whether `name` is the part's name or an alias of it."""
+    return _part_called(name) == part
+
+
+def _parts_of(state: Any, origin: str) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """Divide a foreign state into parts by smddp's names, and the names of values that are no part, such as numbers.
+
+    The state is a model's weights, or parts by name or alias. Raise CheckpointError, which names `origin`, if there is
+    no part.
+    """
+    if isinstance(state, Mapping) and state and all(isinstance(name, str) for name in state):
+        nested = [name for name, value in state.items() if isinstance(value, Mapping)]
+        names = {**{_part_called(name): name for name in nested}, **{name: name for name in nested}}
+        names = {part: name for part, name in names.items() if part == _part_called(part)}
+        if "model" not in names and any(isinstance(value, torch.Tensor) for value in state.values()):
+            return {"model": state}, []
+        if names:
+            return {part: state[name] for part, name in names.items()}, sorted(set(state) - set(names.values()))
+    found = ", ".join(map(str, list(state)[:10])) if isinstance(state, Mapping) else f"a {type(state).__qualname__}"
+    raise CheckpointError(
+        f"{origin} holds {found or 'nothing'}, where a model's state_dict was expected, or a dict of such by part "
+        '({"model": ..., "optimizer": ...})'
+    )
+
+
+def _part_called(name: str) -> str:
+    return _ALIASES.get(name, name)

@@ -50,8 +50,12 @@ def copy_spans(spans: Iterable[Span]) -> None:
             ctypes.memmove(target, source, size)
 
     helpers = [threading.Thread(target=work, name="smddp-checkpoint-copy", daemon=True) for _ in range(threads - 1)]
-    for helper in helpers:
-        helper.start()
-    work()
-    for helper in helpers:
-        helper.join()
+    started: list[threading.Thread] = []
+    try:
+        for helper in helpers:
+            helper.start()
+            started.append(helper)
+        work()
+    finally:  # also after Ctrl-C: the caller may free the memories once this returns
+        for helper in started:
+            helper.join()

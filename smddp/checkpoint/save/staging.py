@@ -5,6 +5,13 @@ without the state, which training changes. The memory is allocated and touched o
 
 The memory is handed over without a lock: the training thread copies, the background thread reads, and the next copy
 starts only after the background thread has ended.
+
+The copies of one save from the GPUs to CPU memory: wait for them, and measure how long they stall training.
+
+The copies run on training's current streams. So each copy runs after the kernels that computed its tensor, and before
+the next kernels that change it, and the CPU does not wait. A separate stream would gain nothing: training may change
+any tensor right after the snapshot, and would have to wait for that stream at once. Two events around the copies
+measure their time on the GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +28,6 @@ import torch
 
 from smddp.checkpoint.format.memory import allocate, tensor_at
 from smddp.checkpoint.format.tensors import Layout
-from smddp.checkpoint.save.gpu_copies import GpuCopies
 from smddp.checkpoint.save.parallel_copy import Span, copy_spans
 
 logger = logging.getLogger(__name__)
@@ -55,7 +61,7 @@ class Staging:
         self._files: list[StagedFile] = []
         self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # name, view, address, bytes
         self._signatures: dict[str, Signature] = {}
-        self._gpu_copies = GpuCopies([])
+        self._gpu_copies = _GpuCopies([])
         self._copy_seconds = 0.0  # how long `copy` took on the CPU the last time
 
     def prepare(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -71,7 +77,7 @@ class Staging:
         """
         self._arrange(files)
         started = time.perf_counter()
-        self._gpu_copies = GpuCopies(
+        self._gpu_copies = _GpuCopies(
             {tensor.device for each in files.values() for tensor in each.values() if tensor.is_cuda}
         )
         spans: list[Span] = []
@@ -162,3 +168,31 @@ def _forget_error(gpu: torch.device) -> None:
     # PyTorch has no binding of cudaGetLastError, but calls it after each kernel: launch one whose error is ignored.
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device=gpu)
+
+
+class _GpuCopies:
+    """The copies to CPU memory that are enqueued between construction and `end`."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        """Record the start on the current streams of these GPUs, if any."""
+        self._streams = {device: torch.cuda.current_stream(device) for device in devices}
+        self._began = self._record()
+        self._ended: dict[torch.device, torch.cuda.Event] = {}
+
+    def end(self) -> None:
+        """Record the end, once all copies are enqueued. Does not wait."""
+        self._ended = self._record()
+
+    def wait(self) -> float:
+        """Wait for all copies, in any thread, and return the seconds that they took on the slowest GPU."""
+        for device, event in self._ended.items():
+            with torch.cuda.device(device):  # a new thread would open a context on GPU 0
+                event.synchronize()
+        return max((self._began[device].elapsed_time(event) for device, event in self._ended.items()), default=0) / 1e3
+
+    def _record(self) -> dict[torch.device, torch.cuda.Event]:
+        events: dict[torch.device, torch.cuda.Event] = {}
+        for device, stream in self._streams.items():
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            events[device] = stream.record_event(event)
+        return events

@@ -1,7 +1,6 @@
 """Trackers: record a run's configuration, metrics, checkpoints and model, beside the log."""
 
-from smddp.metrics.tracking.csv_file import CsvFile
-from smddp.metrics.tracking.json_lines import JsonLines
+from smddp.metrics.tracking.line_file import CsvFile, JsonLines
 from smddp.metrics.tracking.mlflow import MLflow
 from smddp.metrics.tracking.tensorboard import TensorBoard
 from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker

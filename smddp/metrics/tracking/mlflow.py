@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from smddp.metrics.tracking.packages import require
-from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
+from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker, require
 
 _TAG = "smddp.run"
 _STATES: dict[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}

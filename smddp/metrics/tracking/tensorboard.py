@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from smddp.metrics.tracking.json_lines import as_json
-from smddp.metrics.tracking.packages import require
-from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
+from smddp.metrics.tracking.line_file import as_json
+from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker, require
 
 
 class TensorBoard(Tracker):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -63,3 +64,13 @@ class Tracker(Protocol):
 
     def finish(self, status: Status, model: str | None) -> None:
         """End the run; ``model`` is where `Trainer.save_model` wrote the model, or None."""
+
+
+def require(package: str, tracker: str) -> None:
+    """Raise ModuleNotFoundError if a tracker's package is not installed."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(
+            f"{tracker} needs {package}, which is not installed: pip install 'smddp[trackers]' (in a job, a line of "
+            "its requirements.txt), or leave that tracker out",
+            name=package,
+        )

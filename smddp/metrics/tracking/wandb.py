@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from smddp.metrics.tracking.json_lines import as_json
-from smddp.metrics.tracking.packages import require
-from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker
+from smddp.metrics.tracking.line_file import as_json
+from smddp.metrics.tracking.tracker import Status, TrackedRun, Tracker, require
 
 _WRITE_SECONDS = 5.0
 _LOOK_SECONDS = 0.1

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from estimators.docker.build_failure import explain
+from estimators.docker.build import explain
 
 
 def explanation(*lines: str) -> str:

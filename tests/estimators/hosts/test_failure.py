@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from estimators.hosts.exit import Exit
-from estimators.hosts.failure import algorithm_error, loss_of_hosts, tells_outcome
+from estimators.hosts.failure import Exit, algorithm_error, loss_of_hosts, tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
 from smddp.job.failure_report import LIMIT
 

@@ -15,7 +15,7 @@ from estimators import Estimator
 from estimators.errors import EstimatorError
 from estimators.local.engine.objects import FileUri, S3Uri
 from estimators.local.engine.request import TrainingRequest
-from estimators.local_mode.request import training_request
+from estimators.local_mode.fit import training_request
 from estimators.local_mode.run import access
 from estimators.sdk import request_values, sessions
 from estimators.source_code import SourceCode

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from estimators.plan.global_batch import global_batch
+from estimators.plan.make import global_batch
 from estimators.source_code import SourceCode
 
 SCRIPT = """

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import smddp
 from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.restore import rng
-from smddp.checkpoint.save.sharing import WHOLE_BELOW
+from smddp.checkpoint.save.snapshot import WHOLE_BELOW
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.distributed import Ranks, is_communication_error
 from smddp.errors import CheckpointError

@@ -10,7 +10,7 @@ import pytest
 from smddp.collectives.measure import Measurement
 from smddp.collectives.operation import REDUCTIONS
 from smddp.collectives.operations import OPERATIONS
-from smddp.collectives.report import format_size
+from smddp.collectives.program import format_size
 
 PROGRAM = """
 import sys

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smddp import RunningMean
-from smddp.metrics.reduced import check_reduce
+from smddp.metrics.running_mean import check_reduce
 
 
 def test_it_weighs_values_by_their_counts() -> None:

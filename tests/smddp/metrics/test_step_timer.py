@@ -7,12 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-import smddp.metrics.clocks
 import smddp.metrics.step_timer
 from smddp import StepTimer
-from smddp.metrics.clocks import CudaClock
-from smddp.metrics.peak_flops import peak_flops
-from smddp.metrics.step_flops import StepFlops
+from smddp.metrics.step_flops import StepFlops, peak_flops
+from smddp.metrics.step_timer import CudaClock
 
 
 class Gpu:
@@ -101,7 +99,7 @@ def test_what_is_between_two_loops_does_not_count(gpu: Gpu) -> None:
 
 def test_a_cpu_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 1.0, 4.0])
-    monkeypatch.setattr(smddp.metrics.clocks, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    monkeypatch.setattr(smddp.metrics.step_timer, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     timer = StepTimer(torch.device("cpu"))
     timer.mark("data")
     timer.mark("forward")

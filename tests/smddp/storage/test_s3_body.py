@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.storage.s3_body import Body
+from smddp.storage.s3_upload import Body
 
 SIZES = st.lists(st.sampled_from([0, 1, 7, 60_000, 70_000, 1_200_000]), max_size=6)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smddp.training.option_agreement import optimizer_options
+from smddp.training.argument_checks import optimizer_options
 
 PROGRAM = """
 import os

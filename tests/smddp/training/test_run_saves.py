@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -335,3 +336,12 @@ def test_a_bucket_that_is_missing_is_an_error_at_the_start(
     assert job.end() == 1, job.log
     assert "no-such-bucket" in job.failure
     assert "a step was taken" not in job.log
+
+
+def test_trackers_hear_that_a_run_failed_on_another_rank(start: Start) -> None:
+    body = "def main(job: smddp.Job):\n    for trainer in train(job):\n        if rank == trainer.steps / 10: 1 / 0"
+    job = start(body)
+    assert job.end() == 1, job.log
+    assert job.failure.startswith("ZeroDivisionError: division by zero (rank 1 of 2 on"), job.log
+    *_, last = (job.run_dir / "output" / "data" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(last)["status"] == "failed"

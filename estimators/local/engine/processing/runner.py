@@ -1,26 +1,65 @@
-"""The steps specific to a processing job: its directories, its outputs, and its programs' exit message."""
+"""The steps specific to a processing job: its directories, its outputs, and its programs' exit message.
+
+A host's own Python environment without an image: packages that its program installs stay out of this Python.
+
+The SDK's FrameworkProcessor installs a requirements.txt with the first ``pip`` in PATH. Without an image, that would be
+the ``pip`` of the user who started the platform.
+"""
 
 from __future__ import annotations
 
+import codecs
+import json
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
 from estimators.hosts.opt_ml_tree import HostTree
+from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.folder_sync import FolderSync
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.job_request import ML_ROOT
 from estimators.local.engine.job_runner import JobRunner
 from estimators.local.engine.logs import PROCESSING_JOBS
 from estimators.local.engine.objects import require_place
+from estimators.local.engine.opt_ml import resource_config
 from estimators.local.engine.platform import Platform
-from estimators.local.engine.processing.exit_message import MESSAGE, exit_message
 from estimators.local.engine.processing.members import RULES
-from estimators.local.engine.processing.opt_ml import lay_out
-from estimators.local.engine.processing.python_environment import in_python_environment, make_python_environment
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.processing.request import ProcessingRequest
-from estimators.local.executors import HostCluster
+from estimators.local.executors import HostCluster, inherited_environment
+from smddp.container.requirements import activated, make_environment
+
+_MESSAGE = PurePath("output", "message")
+_LIMIT_BYTES = 1024
+"""AWS's limit on a message, and on the messages of all hosts together."""
+
+
+def _exit_message(trees: Mapping[str, HostTree]) -> str:
+    """Return the messages of all hosts, joined and cut as on AWS; raise FailedJobError if one is not UTF-8."""
+    return _cut("".join(_message(host, tree) for host, tree in trees.items()).encode(), whole=False)
+
+
+def _message(host: str, tree: HostTree) -> str:
+    status = tree.status(_MESSAGE)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return ""
+    with tree.reading(_MESSAGE) as path, path.open("rb") as file:
+        content = file.read(_LIMIT_BYTES + 1)
+    try:
+        return _cut(content, whole=len(content) <= _LIMIT_BYTES)
+    except UnicodeDecodeError as error:
+        raise FailedJobError(
+            f"ClientError: /opt/ml/{_MESSAGE} of {host} is not UTF-8 ({error.reason} at byte {error.start}); write "
+            "text."
+        ) from error
+
+
+def _cut(content: bytes, *, whole: bool) -> str:
+    """Return the first `_LIMIT_BYTES` as text; leave out a character that the cut splits, unless ``whole``."""
+    return codecs.getincrementaldecoder("utf-8")().decode(content[:_LIMIT_BYTES], final=whole)
 
 
 class ProcessingRunner(JobRunner[ProcessingRequest]):
@@ -28,21 +67,21 @@ class ProcessingRunner(JobRunner[ProcessingRequest]):
 
     _log_group = PROCESSING_JOBS
     _rules = RULES
-    _failure = MESSAGE
+    _failure = _MESSAGE
 
     def __init__(self, job: ProcessingRecord, image: str, platform: Platform) -> None:
         self._own_python = not platform.executor.runs_images
         if self._own_python:
-            found = {**platform.container_environment, **in_python_environment(ML_ROOT)}
+            found = {**platform.container_environment, **_in_python_environment(ML_ROOT)}
             platform = replace(platform, container_environment=found)
         super().__init__(job, image, platform)
         self._record = job
         self._trees: Mapping[str, HostTree] = {}
 
     def _lay_out(self, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
-        lay_out(self._record, hosts, host, root, cluster)
+        _lay_out(self._record, hosts, host, root, cluster)
         if self._own_python:
-            make_python_environment(root)
+            _make_python_environment(root)
 
     def _require_places(self) -> None:
         for output in self._request.outputs:
@@ -63,10 +102,64 @@ class ProcessingRunner(JobRunner[ProcessingRequest]):
             with self._noting(problems):
                 self._sync(FolderSync, output, self._trees).finish()
         with self._noting(problems):
-            if message := exit_message(self._trees):
+            if message := _exit_message(self._trees):
                 self._record.leave_message(message)
 
     def _remarks(self) -> Iterator[str]:
         yield from super()._remarks()
         if self._request.network_isolation and self._own_python:
             yield "NetworkConfig.EnableNetworkIsolation is not done here: hosts that are processes share a network"
+
+
+_DIRECTORIES = tuple(map(PurePosixPath, ("config", "output", "processing")))
+
+
+def _lay_out(job: ProcessingRecord, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
+    """Make one host's /opt/ml at ``root``."""
+    paths = [*(channel.path for channel in job.request.channels), *(output.path for output in job.request.outputs)]
+    for directory in (*_DIRECTORIES, *paths):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    files = {"processingjobconfig": _job_config(job), "resourceconfig": resource_config(hosts, host, cluster)}
+    for name, content in files.items():
+        (root / "config" / f"{name}.json").write_text(json.dumps(content))
+
+
+def _job_config(job: ProcessingRecord) -> dict[str, Any]:
+    asked = job.describe_request()
+    application, outputs = asked["AppSpecification"], asked.get("ProcessingOutputConfig", {"Outputs": []})
+    cluster: Mapping[str, Any] = asked["ProcessingResources"]["ClusterConfig"]
+    return {
+        "ProcessingJobArn": job.arn,
+        "ProcessingJobName": job.name,
+        "AppSpecification": {"ContainerEntrypoint": None, "ContainerArguments": None, **application},
+        "Environment": asked.get("Environment", {}),
+        "ProcessingInputs": [_input(given) for given in asked.get("ProcessingInputs", ())],
+        "ProcessingOutputConfig": {"KmsKeyId": None, **outputs},
+        "ProcessingResources": {"ClusterConfig": {"VolumeKmsKeyId": None, **cluster}},
+        "RoleArn": asked["RoleArn"],
+        "StoppingCondition": asked["StoppingCondition"],
+    }
+
+
+def _input(given: Mapping[str, Any]) -> dict[str, Any]:
+    if "S3Input" not in given:
+        return dict(given)
+    return {**given, "S3Input": {**given["S3Input"], "S3DownloadMode": "StartOfJob"}}
+
+
+_DIRECTORY = "venv"
+_PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
+
+
+def _make_python_environment(root: Path) -> None:
+    """Make a virtual environment in a host's tree that sees all packages of this Python."""
+    programs = make_environment(root / _DIRECTORY).parent
+    for name in ("pip", "pip3"):
+        program = programs / name
+        program.write_text(_PIP)
+        program.chmod(0o755)
+
+
+def _in_python_environment(ml_root: PurePath) -> dict[str, str]:
+    """Return the variables by which a program that sees the tree at ``ml_root`` finds its environment first."""
+    return {"PATH": activated(inherited_environment(hosts=1), str(ml_root / _DIRECTORY / "bin" / "python"))["PATH"]}

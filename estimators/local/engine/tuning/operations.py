@@ -166,9 +166,12 @@ class TuningJobs:
         if not record.ended:
             raise ApiError("ResourceInUse", f"{record.name} has not ended; stop it before it is deleted.")
         with self._lock:
-            self._records.pop(record.name, None)
-            self._runners.pop(record.name, None)
-            record.forget()
+            if (
+                self._records.get(record.name) is record
+            ):  # else it was deleted meanwhile, and the name may be a new one's
+                self._records.pop(record.name)
+                self._runners.pop(record.name, None)
+                record.forget()
         return {}
 
     def _record(self, name: str) -> TuningRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from estimators.local.engine.description import describe_request
+from estimators.local.engine.job import describe_request
 
 REQUEST: dict[str, Any] = {
     "TrainingJobName": "job",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from estimators.local.engine.ending import Ending
-from estimators.local.engine.host_loss_limit import HostLossLimit
+from estimators.local.engine.ending import Ending, HostLossLimit
 
 
 def test_losses_in_a_row_with_nothing_new_are_too_many_and_anything_else_begins_the_row_anew() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from estimators.hosts.exit import Exit
+from estimators.hosts.failure import Exit
 from estimators.local.engine import ApiError, time_limits
 from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.job import JobRecord

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from estimators.hosts.exit import Exit
+from estimators.hosts.failure import Exit
 from estimators.local.engine import opt_ml
 from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.hosted_job import KILLED

@@ -19,8 +19,7 @@ from smddp.checkpoint.save.rank_results import RankResults
 from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
 from smddp.checkpoint.save.save_group import SaveGroup
 from smddp.checkpoint.save.save_request import SaveRequest
-from smddp.checkpoint.save.sharing import WHOLE_BELOW
-from smddp.checkpoint.save.snapshot import Snapshotter
+from smddp.checkpoint.save.snapshot import WHOLE_BELOW, Snapshotter
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.owner import OWNER_NAME
 from smddp.distributed import Ranks, is_communication_error

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.checkpoint.format.names import file_names
-from smddp.checkpoint.save.sharing import WHOLE_BELOW, share
+from smddp.checkpoint.save.snapshot import WHOLE_BELOW, share
 
 NAMES = st.text(alphabet="ab.0", min_size=1, max_size=4)
 SIZES = st.one_of(st.integers(0, 100), st.integers(0, 50 * WHOLE_BELOW))

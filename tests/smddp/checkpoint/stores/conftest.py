@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from smddp.checkpoint.stores.s3 import S3Store
-from smddp.storage.s3_client import connect
+from smddp.storage.s3_bucket import connect
 from tests.torture.fault_proxy import FaultProxy
 from tests.torture.s3_server import Server, s3_server
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from smddp.checkpoint.restore.listing import inspect
-from smddp.checkpoint.stores.copying import copy_checkpoint, missing_files
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.s3 import S3Store
+from smddp.checkpoint.stores.upload_monitor import copy_checkpoint, missing_files
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 

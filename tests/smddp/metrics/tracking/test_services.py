@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import smddp.metrics.tracking.packages
+import smddp.metrics.tracking.tracker
 from smddp.job import Job
 from smddp.metrics.tracking import MLflow, TensorBoard, TrackedRun, Tracker, WandB
 
@@ -110,6 +110,6 @@ def read_records(path: Path) -> list[Any]:
 def test_a_package_that_is_missing_is_told_before_training(
     kind: type[Tracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(smddp.metrics.tracking.packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(smddp.metrics.tracking.tracker, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"which is not installed: pip install 'smddp\[trackers\]'"):
         kind()

@@ -18,7 +18,7 @@ import pytest
 
 from estimators.docker import docker_program
 from estimators.docker.docker_program import docker
-from estimators.hosts.exit import Exit
+from estimators.hosts.failure import Exit
 from estimators.local.executors import (
     ExecutorError,
     HostProcess,
