@@ -23,7 +23,7 @@ from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.instances import instance_preferences as known_preferences
-from estimators.large_hyperparameters import carry
+from estimators.large_hyperparameters import bundle_large_hyperparameters
 from estimators.plan import FitArguments, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
 from estimators.problem import Problem, nearest
 from estimators.sent_code import sent_code
@@ -228,7 +228,7 @@ class Estimator:
         from estimators.sdk.adapter import adapter
 
         session = self._session or sessions.session()
-        carried = carry(self.arguments)
+        carried = bundle_large_hyperparameters(self.arguments)
         with sessions.credentials_explained():
             arguments = sessions.with_role_found(self._completed(self._configured(carried.arguments), session), session)
             name = adapter().send(
@@ -399,7 +399,7 @@ class Estimator:
         local_mode = parameters.is_local_mode(self.arguments)
         # The SDK's Local Mode mounts the code itself, writable, and forgets the dependencies: so it gets a copy.
         into = Path(tempfile.gettempdir(), f"smddp-source-{secrets.token_hex(8)}") if local_mode else None
-        carried = carry(self.arguments)
+        carried = bundle_large_hyperparameters(self.arguments)
         bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into, more=carried.files)
         try:
             session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()

@@ -29,7 +29,7 @@ _READERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class BundledHyperparameters:
     """A job's parameters with the hyperparameters that fit into the request, and the file with the others."""
 
     arguments: Mapping[str, Any]
@@ -52,27 +52,27 @@ class Carried:
         return f"{shown} in the code's bundle ({size:,} bytes){only}"
 
 
-def carry(arguments: Mapping[str, Any]) -> Carried:
+def bundle_large_hyperparameters(arguments: Mapping[str, Any]) -> BundledHyperparameters:
     """Return a job's hyperparameters, divided between the request and the bundle."""
     from estimators.sdk.request_values import hyperparameter_text
 
     given = arguments.get("hyperparameters") or {}
     source = SourceCode.of(arguments)
     if not given or not source.is_local or not (calls_package(source, _READERS) or "image_uri" in arguments):
-        return Carried(arguments=arguments)
+        return BundledHyperparameters(arguments=arguments)
     try:
         texts = {str(name): hyperparameter_text(value) for name, value in given.items()}
     except (TypeError, ValueError):  # the plan says which
-        return Carried(arguments=arguments)
+        return BundledHyperparameters(arguments=arguments)
     movable = {name: text for name, text in texts.items() if text is not None and not name.startswith(_STAYS)}
     large = {name: text for name, text in movable.items() if aws_limits.is_too_large("hyperparameters", {name: text})}
     if len(texts) - len(large) > aws_limits.most("hyperparameters") - _OF_SDK:
         large = movable
     if not large:
-        return Carried(arguments=arguments)
+        return BundledHyperparameters(arguments=arguments)
     content, digest = bundle_file(large)
     kept = {name: value for name, value in given.items() if str(name) not in large}
-    return Carried(
+    return BundledHyperparameters(
         arguments={**arguments, "hyperparameters": {**kept, POINTER: digest}},
         files={BUNDLED_FILE: content},
         names=tuple(large),
@@ -80,7 +80,7 @@ def carry(arguments: Mapping[str, Any]) -> Carried:
     )
 
 
-def check(carried: Carried) -> Iterator[Problem]:
+def check(carried: BundledHyperparameters) -> Iterator[Problem]:
     """Yield the problems of a script or image that may not read the hyperparameters in the bundle."""
     if not carried.names or calls_package(SourceCode.of(carried.arguments), _READERS):
         return

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import uvicorn
 
-from estimators.console.door import Door, new_root
+from estimators.console.link_auth import LinkAuth, new_root
 from estimators.console.pages import Pages
 from estimators.console.place import Place
 from estimators.errors import EstimatorError
@@ -43,7 +43,7 @@ class Console:
             ) from error
         root = new_root()
         self._pages = Pages(place, root)
-        self._door = Door(self._pages.app(), root=root, port=self._socket.getsockname()[1], entered=entered)
+        self._door = LinkAuth(self._pages.app(), root=root, port=self._socket.getsockname()[1], entered=entered)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._door,

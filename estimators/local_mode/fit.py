@@ -13,7 +13,7 @@ from estimators.checks import channels
 from estimators.checks.channels import local_path
 from estimators.checks.local_jobs import ONLY_SAGEMAKER
 from estimators.errors import EstimatorError
-from estimators.large_hyperparameters import carry
+from estimators.large_hyperparameters import bundle_large_hyperparameters
 from estimators.local.directory_reaper_process import reaped_directory
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.job_request import ML_ROOT
@@ -53,7 +53,7 @@ def fit(
     with reaped_directory("smddp-local-mode") as (directory, lifeline):
         no_code = [*_RUNS.glob("*/*.tar.gz"), *filter(None, [local_path(arguments.get("checkpoint_s3_uri"))])]
         source = source_code.SourceCode.of(request_values.cloned(arguments))
-        carried = carry(arguments)
+        carried = bundle_large_hyperparameters(arguments)
         code = source_code.stage(source, into=directory / "code", without=no_code, more=carried.files).source
         request = training_request(
             carried.arguments, inputs, image=image, code=code, job_name=job_name, session=session

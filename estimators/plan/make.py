@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from estimators import distribution, large_hyperparameters, source_code
 from estimators.checks import channels, finished_request, local_jobs, parameters
 from estimators.image import Framework
-from estimators.large_hyperparameters import carry
+from estimators.large_hyperparameters import bundle_large_hyperparameters
 from estimators.plan import cost
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import Prices, price_table
@@ -58,7 +58,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     in_pipeline = list(pipeline_variables.check(given))
     decided_later = arguments.get("instance_type")
     arguments, call = pipeline_variables.with_defaults(arguments), _with_defaults(call)
-    carried = carry(arguments)
+    carried = bundle_large_hyperparameters(arguments)
     problems = [*in_pipeline, *_problems(carried.arguments, call, session), *large_hyperparameters.check(carried)]
     if decided_later is not arguments.get("instance_type") and not any(each.severity == "error" for each in problems):
         problems += _refused_variable(arguments, decided_later, session)

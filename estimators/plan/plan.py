@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from estimators.errors import EstimatorError
-from estimators.large_hyperparameters import Carried
+from estimators.large_hyperparameters import BundledHyperparameters
 from estimators.plan.cost import Cost
 from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources
@@ -29,7 +29,7 @@ class Plan:
     """Everything else that the job uses. None if there are errors, for a local job, and for a training recipe."""
     cost: Cost | None = None
     """The cost of the hosts, or None without prices."""
-    carried: Carried | None = None
+    carried: BundledHyperparameters | None = None
     """The hyperparameters in the code's bundle; None for `to_sagemaker`'s plan of a local job."""
 
     @property

@@ -11,7 +11,7 @@ from typing import Literal
 
 from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.restore.listing import CheckpointInfo, inspect
-from smddp.checkpoint.restore.settled import Look, look_until_settled
+from smddp.checkpoint.restore.settled import ScanResult, look_until_settled
 from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.opening import no_checkpoint_in
 from smddp.errors import CheckpointError
@@ -46,7 +46,7 @@ def find_best(location: str | os.PathLike[str], metric: str, mode: Literal["max"
     store = open_store(location)
     manifests: list[Manifest] = []
 
-    def look() -> Look[CheckpointInfo]:
+    def look() -> ScanResult[CheckpointInfo]:
         steps = store.steps()
         found = in_parallel([partial(_manifest, store, step) for step in steps], threads=_THREADS)
         manifests[:] = [manifest for manifest in found if isinstance(manifest, Manifest)]
@@ -54,10 +54,10 @@ def find_best(location: str | os.PathLike[str], metric: str, mode: Literal["max"
         for step in _ranked(manifests, metric, mode):
             info = inspect(store, step)
             if info.valid:
-                return Look(found=info, passed_over=passed_over)
+                return ScanResult(found=info, passed_over=passed_over)
             logger.warning("passed over %s, which is better by %s: %s", info.path, metric, info.reason)
             passed_over[step] = None if info.status == "incomplete" else info.reason
-        return Look(found=None, passed_over=passed_over)
+        return ScanResult(found=None, passed_over=passed_over)
 
     last = look_until_settled(store, look)
     if last.found is not None:

@@ -40,7 +40,7 @@ class OrderOptions:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Feed:
+class RankData:
     """The order and the dataset that feed one rank."""
 
     order: DataOrder
@@ -50,7 +50,7 @@ class Feed:
     """With epoch and sample, decides the random numbers drawn for a sample."""
 
 
-def make_feed(dataset: AnyDataset, options: OrderOptions, membership: Membership) -> Feed:
+def make_rank_data(dataset: AnyDataset, options: OrderOptions, membership: Membership) -> RankData:
     """Make the order and dataset that feed this rank in training. Collective: all ranks call it.
 
     Raise ValueError if a rank lacks data or the numbers do not fit, PeerFailedError if another rank cannot read its
@@ -59,7 +59,7 @@ def make_feed(dataset: AnyDataset, options: OrderOptions, membership: Membership
     if isinstance(dataset, PipeDataset):
         sharded = dataset.channel.sharded_by_host
         order: DataOrder = _pipe_order(dataset, options, membership)
-        return Feed(order=order, fetching=dataset.decoder, seed=_seed(options, membership, sharded_by_host=sharded))
+        return RankData(order=order, fetching=dataset.decoder, seed=_seed(options, membership, sharded_by_host=sharded))
     seed = _seed(options, membership, sharded_by_host=options.sharded_by_host)
     if isinstance(dataset, ShardedDataset):
         share_index(dataset, membership, sharded_by_host=options.sharded_by_host)
@@ -68,13 +68,13 @@ def make_feed(dataset: AnyDataset, options: OrderOptions, membership: Membership
         summary = DatasetSummary(samples=dataset.index.records, fingerprint=named)
         summaries = compare(lambda: summary, membership, sharded_by_host=options.sharded_by_host)
         order = ShardOrder.of(dataset, make_sampler(summaries, options, membership))
-        return Feed(order=order, fetching=dataset.decoder, seed=seed)
+        return RankData(order=order, fetching=dataset.decoder, seed=seed)
     summaries = compare(
         lambda: DatasetSummary(samples=_length(dataset), fingerprint=options.fingerprint),
         membership,
         sharded_by_host=options.sharded_by_host,
     )
-    return Feed(order=make_sampler(summaries, options, membership), fetching=dataset, seed=seed)
+    return RankData(order=make_sampler(summaries, options, membership), fetching=dataset, seed=seed)
 
 
 def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, membership: Membership) -> ElasticSampler:

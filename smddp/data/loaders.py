@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from smddp.data.augmentation import InEpoch, Seeded
-from smddp.data.build_order import AnyDataset, OrderOptions, make_evaluation, make_feed
+from smddp.data.build_order import AnyDataset, OrderOptions, make_evaluation, make_rank_data
 from smddp.data.order import DataOrder
 from smddp.data.worker_signals import OutliveStop
 from smddp.distributed import Membership
@@ -33,8 +33,8 @@ class Loaders:
         self._defaults = {"pin_memory": pin_memory, "generator": self._worker_seeds}
 
     def training(self, dataset: AnyDataset, order: OrderOptions, *, options: dict[str, Any]) -> DataLoader[Any]:
-        """Return a loader of this rank's share of each global batch. Collective; raises as `make_feed`."""
-        feed = make_feed(dataset, order, self._membership)
+        """Return a loader of this rank's share of each global batch. Collective; raises as `make_rank_data`."""
+        feed = make_rank_data(dataset, order, self._membership)
         self.order = feed.order
         self.loader = loader = DataLoader(
             Seeded(feed.fetching, feed.seed), batch_sampler=InEpoch(feed.order), **self._complete(options)

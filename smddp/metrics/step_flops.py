@@ -21,15 +21,15 @@ class StepFlops:
     """Count the first micro-batch with torch's FlopCounterMode: matrix products, convolutions and attention.
 
     Recomputation by activation checkpointing counts; kernels unknown to torch, such as Triton's, do not. A model under
-    ``torch.compile`` can't be counted, and a log line says so if ``speaks``.
+    ``torch.compile`` can't be counted, and a log line says so if ``logs``.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, *, speaks: bool = True) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, *, logs: bool = True) -> None:
         self._peak = peak_flops(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
         self._counter: Any = None  # a FlopCounterMode while it counts; torch has no types for it
         self._flops: int | None = None
         self._is_over = _is_compiled(model)
-        if self._is_over and speaks:
+        if self._is_over and logs:
             logger.info(
                 "operations can't be counted under torch.compile: there is no tflops and no mfu in the metric lines; "
                 "count them once without it"

@@ -1,6 +1,6 @@
 """The policy of a run's checkpoints: when to save, which to keep, which ranks write, what a failure costs.
 
-It only states wishes. `smddp.training.run_checkpoints` finds the moment to save, and ``smddp.checkpoint`` does the
+It only states wishes. `smddp.training.save_schedule` finds the moment to save, and ``smddp.checkpoint`` does the
 rest.
 
 The interval between saves for ``every="auto"``: it minimizes the cost of saves plus the work lost to failures.

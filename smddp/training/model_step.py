@@ -59,7 +59,7 @@ class ModelStep:
             self.model = self._replica = Replica(wrapped, membership, accumulates=accumulates, options=options)
         self._optimized = step.parameters()
         self._left_with: list[Tensor] | None = None
-        self._speaks = membership.cluster.is_main
+        self._logs = membership.cluster.is_main
         self._first_shapes = _shapes(module)
         # Order: after the replica, which gives all ranks rank 0's weights. The average is a copy of those.
         self.average = None if ema is None else ExponentialMovingAverage(module, ema)
@@ -123,7 +123,7 @@ class ModelStep:
         if not other:
             return
         self._first_shapes = {}
-        if self._speaks:
+        if self._logs:
             logger.warning(
                 "the model has changed the shape of %s. Checkpoints hold the new shape, and a resume fails if the "
                 "script makes the model with the old one: keep in state= what the model collects",

@@ -37,9 +37,9 @@ from smddp.job.job import answer_stop_question
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_import import refuse_in_import
+from smddp.training.active_runs import active_runs
 from smddp.training.main_arguments import ConfigReader, main_arguments, read_dataclass
-from smddp.training.open_runs import open_runs
-from smddp.training.run_checkpoints import LEAST_SECONDS, STOP_SECONDS
+from smddp.training.save_schedule import LEAST_SECONDS, STOP_SECONDS
 from smddp.training.stop_deadline import StopDeadline, main_thread_traceback
 
 logger = logging.getLogger(__name__)
@@ -147,10 +147,10 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
     # it, 5. end, by force after 15 seconds. A rank that only lost contact skips 1, as the cause is another rank's, and
     # does 2 after 4.
     try:
-        with open_runs.until_script_ends(saves):
+        with active_runs.until_script_ends(saves):
             code = _run_well(main)
         _end_fork(process, code)
-        lost = open_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
+        lost = active_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
         saves.close()  # waits until the last checkpoint is durable or has failed, with a log line
         if lost:
             raise CheckpointError(
@@ -297,7 +297,7 @@ def _note_training(*_: object) -> None:
 
 def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> None:
     """End a rank that was told to stop and did not reach a step's end in time; called in a thread."""
-    code = RESUMABLE if open_runs.all_work_is_durable() or not _has_trained else 1
+    code = RESUMABLE if active_runs.all_work_is_durable() or not _has_trained else 1
     where = main_thread_traceback()
     seconds = stop_signal.age
     if code == RESUMABLE:

@@ -1,7 +1,7 @@
 """The saves of one training run, by its policy: open the location, save in the background, end in good order.
 
 ``smddp.checkpoint`` writes in the background. This file begins each save, and waits for it before a stop, at the end of
-training, and when the process ends. `smddp.training.run_checkpoints` decides when to save.
+training, and when the process ends. `smddp.training.save_schedule` decides when to save.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from smddp.checkpoint.stores.upload_monitor import UploadMonitor
 from smddp.distributed import PeerFailedError
 from smddp.errors import CheckpointError
 from smddp.job import Job
+from smddp.training.active_runs import active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.open_runs import open_runs
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class RunSaves:
             listener=self._upload_monitor,
         )
         self._checkpointer.check_writable()
-        self._speaks = job.cluster.is_main
+        self._logs = job.cluster.is_main
         self._steps = steps
         self._loaded_step = 0
         self._random_state: tuple[Moment, Any] | None = None
@@ -75,7 +75,7 @@ class RunSaves:
         """Whether this run may still save. No other run of this process may save to the same location meanwhile."""
         self.was_stopped = False
         """Whether a stop ended the run, after a checkpoint."""
-        open_runs.add_saves(self)
+        active_runs.add_saves(self)
 
     @property
     def last_report(self) -> SaveReport | None:
@@ -195,7 +195,7 @@ class RunSaves:
 
         Raise CheckpointError if the policy tolerates no failure.
         """
-        if not self._checkpointer.finish() and self._speaks:
+        if not self._checkpointer.finish() and self._logs:
             logger.error("training ends without its newest checkpoint: %s", self.last_resort())
 
     def __enter__(self) -> RunSaves:
@@ -208,7 +208,7 @@ class RunSaves:
         self.is_open = False
         if error is None:
             self.finish()
-            if self._speaks and (lost := self.unsaved_steps) > 0:
+            if self._logs and (lost := self.unsaved_steps) > 0:
                 logger.warning(
                     "the script ended with %d steps in no checkpoint: another run would take them again; call "
                     "trainer.save() after the loop, or after a break out of it",

@@ -23,10 +23,10 @@ from smddp.metrics.memory import peak_memory
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.process.live_text import is_watched
 from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
+from smddp.training.active_runs import active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.open_runs import open_runs
-from smddp.training.run_checkpoints import Progress
 from smddp.training.run_saves import RunSaves
+from smddp.training.save_schedule import Progress
 
 
 class RunView:
@@ -86,7 +86,7 @@ class RunView:
         run = TrackedRun(id=self.run, step=saves.first_step, job=self._job, part=self._name)
         self._trackers.start(run)
         self._tell_trackers()
-        if not open_runs.end_with_script(self):
+        if not active_runs.end_with_script(self):
             weakref.finalize(self, self._ending.end_without_run, getattr(sys, "last_value", None))
         self._show_line()
 

@@ -36,7 +36,7 @@ def state_parts(
     *,
     own: Mapping[str, Stateful],
     on_change: OnChange,
-    speaks: bool,
+    logs: bool,
 ) -> dict[str, Stateful]:
     """Return the parts by name.
 
@@ -44,16 +44,16 @@ def state_parts(
     parts, ``own`` further parts of the trainer. Raise ValueError for a name in ``extra`` that is taken or not allowed,
     and TypeError for a part without a state.
     """
-    named = [_named(each, model, on_change=on_change, speaks=speaks) for each in optimizers]
+    named = [_named(each, model, on_change=on_change, logs=logs) for each in optimizers]
     trained: dict[str, Stateful] = {"model": model, **_numbered("optimizer", named)}
-    of_optimizers = [OptimizerSchedules(each, on_change=on_change, speaks=speaks) for each in named]
+    of_optimizers = [OptimizerSchedules(each, on_change=on_change, logs=logs) for each in named]
     trained |= _numbered("scheduler", [_scheduled(each, of_optimizers) for each in schedulers])
     if scaler is not None:
         trained["scaler"] = scaler
     if taken := sorted(name for name in extra if name in _OWN or name in trained or name in own):
         raise ValueError(f"state has {', '.join(taken)}: the trainer's own parts have these names; choose others")
     parts = {
-        name: DictState(name, part, speaks=speaks) if isinstance(part, dict) else _scheduled(part, of_optimizers)
+        name: DictState(name, part, logs=logs) if isinstance(part, dict) else _scheduled(part, of_optimizers)
         for name, part in extra.items()
     }
     check_parts(parts, {})
@@ -84,10 +84,10 @@ def with_parts_of_kept(
 class DictState:
     """The user's dict, such as the counter of an early stop: saved as it is, and restored in place."""
 
-    def __init__(self, name: str, values: dict[str, Any], *, speaks: bool) -> None:
+    def __init__(self, name: str, values: dict[str, Any], *, logs: bool) -> None:
         self._name = name
         self._values = values
-        self._speaks = speaks
+        self._logs = logs
 
     def state_dict(self) -> dict[str, Any]:
         """Return a deep copy."""
@@ -95,7 +95,7 @@ class DictState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the dict's items, and warn of the script's keys that the checkpoint lacks."""
-        if self._speaks and (missing := [repr(key) for key in self._values if key not in state]):
+        if self._logs and (missing := [repr(key) for key in self._values if key not in state]):
             logger.warning(
                 "the resume takes %s out of the dict %r in state=: the checkpoint was saved without. Read it with "
                 ".get(), or set it after the resume",
@@ -221,10 +221,10 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "no generator"
 
 
-def _named(optimizer: Optimizer, model: nn.Module, *, on_change: OnChange, speaks: bool) -> NamedOptimizer:
+def _named(optimizer: Optimizer, model: nn.Module, *, on_change: OnChange, logs: bool) -> NamedOptimizer:
     if is_sharded(optimizer):
-        return ShardedOptimizer(optimizer, model, on_change=on_change, speaks=speaks)
-    return NamedOptimizer(optimizer, model, on_change=on_change, speaks=speaks)
+        return ShardedOptimizer(optimizer, model, on_change=on_change, logs=logs)
+    return NamedOptimizer(optimizer, model, on_change=on_change, logs=logs)
 
 
 def _scheduled(part: Any, of_optimizers: Sequence[OptimizerSchedules]) -> Any:

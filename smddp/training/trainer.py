@@ -83,9 +83,9 @@ from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import OptimizerStep
 from smddp.training.precision import Precision, PrecisionName, without_precision
-from smddp.training.run_checkpoints import RunCheckpoints
 from smddp.training.run_saves import RunSaves
 from smddp.training.run_view import RunView
+from smddp.training.save_schedule import SaveSchedule
 from smddp.training.state_parts import LoaderState, state_parts, with_parts_of_kept
 from smddp.training.step_report import StepReport
 
@@ -224,7 +224,7 @@ class Trainer:
         wrapped = numbers.wrap(model)
         self._timer: StepTimer | None = None
         if timing:
-            flops = StepFlops(model, self.device, numbers.dtype, speaks=self._cluster.is_main)
+            flops = StepFlops(model, self.device, numbers.dtype, logs=self._cluster.is_main)
             self._timer = StepTimer(self.device, flops=flops)
         self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
         self._why_not_kept = why_not_kept(checkpoints, on_nonfinite, measures=timing or profile is not None)
@@ -270,14 +270,14 @@ class Trainer:
             *(self.module, optimizers, schedulers, scaler, extra),
             own={name: part for name, part in own.items() if part is not None},
             on_change=checkpoints.on_change,
-            speaks=self._cluster.is_main,
+            logs=self._cluster.is_main,
         )
         self._named_optimizers = [part for part in self._state.values() if isinstance(part, NamedOptimizer)]
         self._running_means = [part for part in (state or {}).values() if isinstance(part, RunningMean)]
         if ddp.comm_hook == "powersgd":  # on one rank too, so that several can resume from its checkpoint
             self._per_rank["powersgd"] = self._model_step.powersgd or PowerSGD(ddp, self._membership)
         stall = nullcontext if self._timer is None else partial(self._timer.phase, "checkpoint")
-        self._run_checkpoints = RunCheckpoints(
+        self._run_checkpoints = SaveSchedule(
             self._job,
             self._membership,
             checkpoints,
@@ -306,7 +306,7 @@ class Trainer:
                 begin=self._begin,
                 micro_batches=lambda: step.micro_batch,
                 finish_window=self._finish_window,
-                look=self._look,
+                look=self._save_or_stop_if_due,
                 next_epoch=self._next_epoch,
                 begin_evaluation=self._begin_evaluation,
                 leave=self._note_weights,
@@ -504,7 +504,7 @@ class Trainer:
                 self._between_steps()
         finally:  # after a `break`, too
             self._limit(None)
-            self._rest()
+            self._pause_views()
         self._run_checkpoints.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
@@ -538,11 +538,11 @@ class Trainer:
             while self.steps < most and not (self._streams.is_over and self._model_step.step.micro_batch == 0):
                 yield self.steps
                 self._streams.settle()
-                self._look()
+                self._save_or_stop_if_due()
             self._run_checkpoints.save(again=self._progress.finished and not was_finished)
             self._between_steps()
         finally:  # after a `break`, too
-            self._rest()
+            self._pause_views()
         self._run_checkpoints.finish()
 
     def finish_if(self, condition: bool) -> bool:
@@ -646,7 +646,7 @@ class Trainer:
         if progress.steps % self._log_every == 0:
             self._report.show()
         if not self._streams.in_step:  # else `BatchStreams` calls it when the loop is done with the batch
-            self._look()
+            self._save_or_stop_if_due()
             if not self._is_kept:
                 self._note_weights()
 
@@ -778,7 +778,7 @@ class Trainer:
 
         return end
 
-    def _rest(self) -> None:
+    def _pause_views(self) -> None:
         self._view.rest()
         if self._profiler is not None:
             self._profiler.stop()
@@ -866,7 +866,7 @@ class Trainer:
     def _check_finite(self) -> None:
         self._model_step.loss.check_weights(self._progress.steps)
 
-    def _look(self) -> None:
+    def _save_or_stop_if_due(self) -> None:
         """Save or stop if due, between two steps; set the step at which to look next."""
         if self._progress.steps < self._next_look or self._is_kept:
             return

@@ -9,13 +9,13 @@ from typing import Generic, TypeVar
 
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine.errors import ApiError, not_found
-from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.job_request import JobRequest
 from estimators.local.engine.job_runner import JobRunner
+from estimators.local.engine.job_state import JobState
 from estimators.local.engine.job_store import JobStore, Make, RecordSaver
 from smddp.job.failure_report import within_limit
 
-Job = TypeVar("Job", bound="HostedJob[JobRequest]")
+Job = TypeVar("Job", bound="JobState[JobRequest]")
 
 
 class HostedJobs(Generic[Job]):

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from estimators.local.engine.artifacts import model_uri
-from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.hosts import InstanceGroup
+from estimators.local.engine.job_state import JobState
 from estimators.local.engine.job_store import NO_SAVER, RecordSaver
 from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
 from estimators.local.engine.states import JobProgress
@@ -16,8 +16,8 @@ from estimators.request_rules import DEFAULT_MAX_RUNTIME
 from estimators.service_model import service_model
 
 
-class JobRecord(HostedJob[TrainingRequest]):
-    """A training job from its creation on; the arguments are `HostedJob`'s."""
+class JobRecord(JobState[TrainingRequest]):
+    """A training job from its creation on; the arguments are `JobState`'s."""
 
     kind = "training job"
     default_command = ("train",)

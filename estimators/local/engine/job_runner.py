@@ -1,6 +1,6 @@
 """Runs one job on hosts in a thread of its own, from Starting to its end, and again after an interruption.
 
-`HostedJob` decides how the job ends; the runner makes directories and transfers, and `HostRun` runs the hosts.
+`JobState` decides how the job ends; the runner makes directories and transfers, and `AttemptHosts` runs the hosts.
 Subclasses do what is specific to a kind of job: its inputs and its outputs.
 """
 
@@ -19,19 +19,19 @@ from estimators.hosts.failure import Exit, algorithm_error, loss_of_hosts
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine import states
+from estimators.local.engine.attempt_hosts import AttemptHosts
 from estimators.local.engine.ending import IN_VAIN, Ending, StoppedError
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.folder_sync import FolderSync
-from estimators.local.engine.host_run import HostRun
-from estimators.local.engine.hosted_job import KILLED, HostedJob, Request_co
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import HostInputs
 from estimators.local.engine.job_faults import JobFaults
 from estimators.local.engine.job_request import SyncedFolder
+from estimators.local.engine.job_state import KILLED, JobState, Request_co
 from estimators.local.engine.logs import HostLog
-from estimators.local.engine.members import Rule, only_recorded
 from estimators.local.engine.objects import CancelledError
 from estimators.local.engine.platform import Platform
+from estimators.local.engine.supported_fields import Rule, only_recorded
 from estimators.local.executors import (
     ClusterSpec,
     ExecutorError,
@@ -55,7 +55,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
     _failure: ClassVar[PurePath]
     """The file in which a program writes why it failed, relative to /opt/ml."""
 
-    def __init__(self, job: HostedJob[Request_co], image: str, platform: Platform) -> None:
+    def __init__(self, job: JobState[Request_co], image: str, platform: Platform) -> None:
         self._job = job
         self._image = image
         self._request = job.request
@@ -168,7 +168,9 @@ class JobRunner(abc.ABC, Generic[Request_co]):
                 self._syncs = list(self._make_syncs(trees))
                 for log in logs.values():
                     log.open()
-                ending, exits = HostRun(self._job, self._platform, self._faults).run(trees, logs, cluster, self._syncs)
+                ending, exits = AttemptHosts(self._job, self._platform, self._faults).run(
+                    trees, logs, cluster, self._syncs
+                )
         except (FailedJobError, HostStartError, CancelledError) as error:
             if self._job.must_end():  # the stop came first
                 raise StoppedError from None

@@ -10,17 +10,17 @@ from estimators.local.engine.artifacts import upload_model, upload_output
 from estimators.local.engine.checkpoints import CheckpointSync
 from estimators.local.engine.ending import Ending, HostLossLimit
 from estimators.local.engine.folder_sync import FolderSync
-from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.job_request import SyncedFolder
 from estimators.local.engine.job_runner import JobRunner
+from estimators.local.engine.job_state import JobState
 from estimators.local.engine.logs import TRAINING_JOBS
-from estimators.local.engine.members import RULES
 from estimators.local.engine.metric_publisher import MetricPublisher
 from estimators.local.engine.objects import require_place
 from estimators.local.engine.opt_ml import lay_out
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.request import TrainingRequest
+from estimators.local.engine.supported_fields import RULES
 from estimators.local.executors import HostCluster
 
 
@@ -31,7 +31,7 @@ class TrainingRunner(JobRunner[TrainingRequest]):
     _rules = RULES
     _failure = PurePath("output", "failure")
 
-    def __init__(self, job: HostedJob[TrainingRequest], image: str, platform: Platform) -> None:
+    def __init__(self, job: JobState[TrainingRequest], image: str, platform: Platform) -> None:
         super().__init__(job, image, platform)
         self._loss_limit = HostLossLimit()
         self._checkpoints: CheckpointSync | None = None

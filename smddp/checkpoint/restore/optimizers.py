@@ -100,16 +100,16 @@ class GroupChanges:
 class NamedOptimizer:
     """An optimizer as a part of a checkpoint, with the names of its parameters.
 
-    It looks up names in `module` at each use, as a script may replace layers or add groups. It logs if `speaks`.
+    It looks up names in `module` at each use, as a script may replace layers or add groups. It logs if `logs`.
     """
 
-    def __init__(self, optimizer: Optimizer, module: nn.Module, *, on_change: OnChange, speaks: bool) -> None:
+    def __init__(self, optimizer: Optimizer, module: nn.Module, *, on_change: OnChange, logs: bool) -> None:
         self.optimizer = optimizer
         self.changes: list[GroupChanges] = []
         """The changes of each group against the last state checked or loaded."""
         self._module = module
         self._on_change = on_change
-        self._speaks = speaks
+        self._logs = logs
         self._script: list[dict[str, Any]] = []
         self._script = self.script_options()
 
@@ -175,7 +175,7 @@ class NamedOptimizer:
                 {name: value for name, value in script.items() if name not in RATE_OPTIONS} | each.begin
                 for script, each in zip(own, self.changes, strict=True)
             ]
-        if told and self._speaks:
+        if told and self._logs:
             holds = "this script's" if self._on_change == "take" else "the checkpoint's"
             logger.warning("the optimizer goes on with %s options: %s", holds, "; ".join(told))
 

@@ -15,7 +15,7 @@ from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.format.names import STATE_NAME
 from smddp.checkpoint.format.state_tree import unflatten
 from smddp.checkpoint.restore.listing import check_sizes, examine
-from smddp.checkpoint.restore.settled import Look, look_until_settled
+from smddp.checkpoint.restore.settled import ScanResult, look_until_settled
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores.store import Store, step_name
 from smddp.errors import CheckpointError
@@ -68,19 +68,19 @@ def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | 
     # valid: an older one would lose progress.
     told: set[tuple[int, str]] = set()
 
-    def look() -> Look[Loaded]:
+    def look() -> ScanResult[Loaded]:
         passed_over: dict[int, str | None] = {}
         for step in store.newest_first():
             info, loaded = examine(store, step, partial(_load, store, parts=parts))
             if loaded is not None:
-                return Look(found=loaded, passed_over=passed_over)
+                return ScanResult(found=loaded, passed_over=passed_over)
             if info.status == "newer":
                 raise CheckpointError(f"cannot read the checkpoint {info.path}: {info.reason}")
             if (step, info.reason) not in told:
                 told.add((step, info.reason))
                 logger.warning("skipped the checkpoint %s: %s", info.path, info.reason)
             passed_over[step] = info.reason if info.status == "damaged" else None
-        return Look(found=None, passed_over=passed_over)
+        return ScanResult(found=None, passed_over=passed_over)
 
     last = look_until_settled(store, look)
     damaged = [f"{step_name(step)}: {reason}" for step, reason in last.passed_over.items() if reason is not None]

@@ -48,15 +48,15 @@ class _Replay:
 
 
 class OptimizerSchedules:
-    """The schedules of one optimizer, which change its learning rates together. It logs if `speaks`.
+    """The schedules of one optimizer, which change its learning rates together. It logs if `logs`.
 
     The optimizer is checked and loaded before its schedules, and the schedules in the order of their `part` calls.
     """
 
-    def __init__(self, optimizer: NamedOptimizer, *, on_change: OnChange, speaks: bool) -> None:
+    def __init__(self, optimizer: NamedOptimizer, *, on_change: OnChange, logs: bool) -> None:
         self.optimizer = optimizer
         self.on_change = on_change
-        self.speaks = speaks
+        self.logs = logs
         self._schedules: list[Schedule] = []
         self._replay: _Replay | None = None
 
@@ -180,7 +180,7 @@ class Schedule:
         else:
             self.scheduler.load_state_dict(copied(found.state))
             self._script = list(map(kept, found.script, self._script))  # a later script is compared with these
-        if self._together.speaks:
+        if self._together.logs:
             self._tell(found)
 
     def _compare(self, state: Mapping[str, Any]) -> Differences:

@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Look(Generic[_Result]):
+class ScanResult(Generic[_Result]):
     """The result of one look at all checkpoints of a location."""
 
     found: _Result | None
@@ -28,7 +28,7 @@ class Look(Generic[_Result]):
     """The reason each listed step was rejected; None if it had no manifest."""
 
 
-def look_until_settled(store: Store, look: Callable[[], Look[_Result]]) -> Look[_Result]:
+def look_until_settled(store: Store, look: Callable[[], ScanResult[_Result]]) -> ScanResult[_Result]:
     """Repeat `look` until it finds a result or two looks agree, and return the last one.
 
     Raise CheckpointError if the checkpoints keep changing, or if all that were listed are removed.

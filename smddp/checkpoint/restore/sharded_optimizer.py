@@ -37,13 +37,13 @@ class ShardedOptimizer(NamedOptimizer):
     """
 
     def __init__(
-        self, optimizer: ZeroRedundancyOptimizer, module: nn.Module, *, on_change: OnChange, speaks: bool
+        self, optimizer: ZeroRedundancyOptimizer, module: nn.Module, *, on_change: OnChange, logs: bool
     ) -> None:
         # Before its first step it has only the options that the script passed, without the defaults of its kind.
         _complete(optimizer.defaults, optimizer.optim.defaults)
         for group, local in zip(optimizer.param_groups, optimizer.optim.param_groups, strict=True):
             _complete(group, local)
-        super().__init__(optimizer, module, on_change=on_change, speaks=speaks)
+        super().__init__(optimizer, module, on_change=on_change, logs=logs)
         self._sharded = optimizer
         self._gathered: dict[int, dict[str, Any]] | None = None
 

@@ -67,7 +67,7 @@ def test_a_state_of_another_kind_is_refused(
     make: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer], told: str
 ) -> None:
     model = nn.Linear(2, 1)
-    part = ShardedOptimizer(sharded(model), model, on_change="keep", speaks=True)
+    part = ShardedOptimizer(sharded(model), model, on_change="keep", logs=True)
     with pytest.raises(ValueError, match=told):
         part.check_state_dict(make(model.parameters()).state_dict())
 
@@ -77,7 +77,7 @@ def test_a_sharded_optimizers_groups_are_found_by_names_that_came_later() -> Non
         model, decays = nn.ModuleDict({first: nn.Linear(2, 1, bias=False)}), {"old": 0.5, "new": 0.0}
         groups = [{"params": [model[first].weight], "weight_decay": decays[first]}]
         optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=0.1)
-        found = ShardedOptimizer(optimizer, model, on_change="refuse", speaks=True)
+        found = ShardedOptimizer(optimizer, model, on_change="refuse", logs=True)
         model[second] = nn.Linear(2, 1, bias=False)
         optimizer.add_param_group({"params": [model[second].weight], "weight_decay": decays[second]})
         return optimizer, found

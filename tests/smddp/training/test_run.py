@@ -16,7 +16,7 @@ from smddp.distributed import current_membership, leave
 from smddp.errors import CheckpointError
 from smddp.job import failure_report
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.training.open_runs import open_runs
+from smddp.training.active_runs import active_runs
 from smddp.training.run import run
 
 
@@ -165,7 +165,7 @@ class Save:
     def begin(self) -> None:
         saving = ExitStack()
         saving.push(self._end)
-        assert open_runs.end_with_script(saving)
+        assert active_runs.end_with_script(saving)
 
     def _end(self, kind: type[BaseException] | None, *_: object) -> None:
         self.ended_with.append(kind)

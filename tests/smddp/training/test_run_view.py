@@ -17,7 +17,7 @@ from smddp.distributed import agreement, leave
 from smddp.job import Job
 from smddp.metrics import CsvFile, Status, TrackedRun, Tracker
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.training.open_runs import open_runs
+from smddp.training.active_runs import active_runs
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +66,10 @@ def train(job: Job, epochs: int, tracker: Tracker, *, stop_at: int | None = None
 
 def test_a_tracker_is_told_of_a_run_and_of_the_same_one_after_a_resume(job: Job) -> None:
     first, second = Told(), Told()
-    with ExitStack() as ending, open_runs.until_script_ends(ending), pytest.raises(Stopped):
+    with ExitStack() as ending, active_runs.until_script_ends(ending), pytest.raises(Stopped):
         train(job, 2, first, stop_at=5)
     stop_signal.requested = False
-    with ExitStack() as ending, open_runs.until_script_ends(ending):
+    with ExitStack() as ending, active_runs.until_script_ends(ending):
         train(job, 2, second)
 
     own = ["epoch", "loss", "lr", "samples_per_second"]
@@ -91,7 +91,7 @@ def test_a_tracker_is_told_of_a_run_and_of_the_same_one_after_a_resume(job: Job)
 
 def test_a_failure_is_told_and_a_script_without_smddp_run_ends_its_trackers_too(job: Job) -> None:
     failed, alone = Told(), Told()
-    with pytest.raises(ZeroDivisionError), ExitStack() as ending, open_runs.until_script_ends(ending):
+    with pytest.raises(ZeroDivisionError), ExitStack() as ending, active_runs.until_script_ends(ending):
         train(job, 1, failed)
         raise ZeroDivisionError
     train(job, 2, alone)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.job_request import JobRequest
+from estimators.local.engine.job_state import JobState
 from estimators.local.engine.metric_summary import MetricSummary
 from estimators.metric_definition import finite
 
@@ -86,7 +86,7 @@ class JobNow:
     """When the job last changed."""
 
     @classmethod
-    def of(cls, job: HostedJob[JobRequest]) -> JobNow:
+    def of(cls, job: JobState[JobRequest]) -> JobNow:
         """Return the progress of a job."""
         shown = job.summary()
         word = "Training" if "TrainingJobStatus" in shown else "Processing"

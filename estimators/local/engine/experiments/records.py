@@ -9,12 +9,12 @@ from estimators.local.engine.experiments.collection import Collection
 from estimators.local.engine.experiments.component import Component
 from estimators.local.engine.experiments.entity import COMPONENT, EXPERIMENT, TRIAL, Entity
 from estimators.local.engine.experiments.job_component import JobNow
-from estimators.local.engine.hosted_job import HostedJob
 from estimators.local.engine.job_request import JobRequest
+from estimators.local.engine.job_state import JobState
 from estimators.local.engine.job_store import JobStore
 from estimators.local.engine.tags import tag_list
 
-FindJob = Callable[[str], "HostedJob[JobRequest] | None"]
+FindJob = Callable[[str], "JobState[JobRequest] | None"]
 """Returns the training or processing job of an ARN, or None."""
 
 
@@ -78,7 +78,7 @@ class Records:
             **({"RunName": component.run} if component.run else {}),
         }
 
-    def _job_of(self, component: Component) -> HostedJob[JobRequest] | None:
+    def _job_of(self, component: Component) -> JobState[JobRequest] | None:
         return self.find_job(component.follows) if component.follows else None
 
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from estimators.local.engine.hosted_job import HostedJob
+from estimators.local.engine.job_state import JobState
 from estimators.local.engine.processing.request import ProcessingRequest
 from estimators.request_rules import DEFAULT_MAX_RUNTIME
 
 _INPUT = {"S3InputMode": "File", "S3DataDistributionType": "FullyReplicated", "S3CompressionType": "None"}
 
 
-class ProcessingRecord(HostedJob[ProcessingRequest]):
-    """A processing job from its creation on; the arguments are `HostedJob`'s."""
+class ProcessingRecord(JobState[ProcessingRequest]):
+    """A processing job from its creation on; the arguments are `JobState`'s."""
 
     kind = "processing job"
     default_command = ()

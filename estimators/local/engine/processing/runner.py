@@ -26,9 +26,9 @@ from estimators.local.engine.logs import PROCESSING_JOBS
 from estimators.local.engine.objects import require_place
 from estimators.local.engine.opt_ml import resource_config
 from estimators.local.engine.platform import Platform
-from estimators.local.engine.processing.members import RULES
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.processing.request import ProcessingRequest
+from estimators.local.engine.processing.supported_fields import RULES
 from estimators.local.executors import HostCluster, inherited_environment
 from smddp.container.requirements import activated, make_environment
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from estimators.local.engine.hosted_job import KILLED
 from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job_state import KILLED
 from estimators.local.engine.job_store import NO_SAVER, RecordSaver
 from estimators.local.engine.tuning.request import OBJECTIVE_HYPERPARAMETER, TuningRequest, training_resources
 

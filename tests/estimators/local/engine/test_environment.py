@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimators.local.engine.host_run import host_environment
+from estimators.local.engine.attempt_hosts import host_environment
 
 
 def environment(*, platform: dict[str, str] | None = None, requested: dict[str, str] | None = None) -> dict[str, str]:

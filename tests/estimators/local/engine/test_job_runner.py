@@ -223,7 +223,7 @@ def test_one_failing_host_ends_the_others(client: Any, lines: Lines) -> None:
 
 
 def test_a_host_that_ignores_the_others_failure_is_killed(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("estimators.local.engine.host_run.AFTER_A_FAILURE_SECONDS", 0.2)
+    monkeypatch.setattr("estimators.local.engine.attempt_hosts.AFTER_A_FAILURE_SECONDS", 0.2)
     job = client.run(
         f"import socket; exit(1) if socket.gethostname() == 'algo-1' else None; {STUBBORN}", ResourceConfig=TWO_HOSTS
     )

@@ -13,8 +13,8 @@ import pytest
 from estimators.hosts.failure import Exit
 from estimators.local.engine import opt_ml
 from estimators.local.engine.ending import Ending, StoppedError
-from estimators.local.engine.hosted_job import KILLED
 from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job_state import KILLED
 from estimators.local.engine.job_store import NO_SAVER
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.states import write_time

@@ -49,7 +49,7 @@ def make(*, is_compiled: bool, seed: int) -> tuple[nn.Module, torch.optim.Optimi
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     model(torch.randn(5, 3)).sum().backward()
     optimizer.step()
-    named = NamedOptimizer(optimizer, model, on_change="keep", speaks=False)
+    named = NamedOptimizer(optimizer, model, on_change="keep", logs=False)
     return model, optimizer, {"model": model, "optimizer": named}
 
 

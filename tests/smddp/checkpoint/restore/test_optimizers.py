@@ -197,7 +197,7 @@ def test_groups_that_were_alike_can_be_cut_otherwise(job: Job) -> None:
 def test_layers_that_came_later_have_names(job: Job) -> None:
     module = model()
     optimizer = torch.optim.SGD(module["first"].parameters(), lr=0.1, momentum=0.9)
-    part = NamedOptimizer(optimizer, module, on_change="keep", speaks=True)
+    part = NamedOptimizer(optimizer, module, on_change="keep", logs=True)
     module["third"] = nn.Linear(3, 3, bias=False)
     optimizer.add_param_group({"params": module["third"].parameters(), "lr": 0.3})
     sum(weight.sum() for weight in module.parameters()).backward()
@@ -208,16 +208,16 @@ def test_layers_that_came_later_have_names(job: Job) -> None:
     again = nn.ModuleDict({**model(), "third": nn.Linear(3, 3, bias=False)})
     other = torch.optim.SGD(again["third"].parameters(), lr=0.3, momentum=0.9)
     other.add_param_group({"params": again["first"].parameters(), "lr": 0.1})
-    resumed_part = NamedOptimizer(other, again, on_change="refuse", speaks=True)
+    resumed_part = NamedOptimizer(other, again, on_change="refuse", logs=True)
     resumed_part.check_state_dict(state)
     resumed_part.load_state_dict(state)
     assert other.state[again["third"].weight]["momentum_buffer"].mean() == 1.0
 
     unnamed = {**state, "param_groups": [dict(group) for group in state["param_groups"]]}
     unnamed["param_groups"][1]["param_names"] = ["#0"]  # as an older version had it
-    NamedOptimizer(optimizer, module, on_change="refuse", speaks=True).check_state_dict(unnamed)
+    NamedOptimizer(optimizer, module, on_change="refuse", logs=True).check_state_dict(unnamed)
     with pytest.raises(ValueError, match=r"not in both: third\.weight, #0"):
-        NamedOptimizer(other, again, on_change="keep", speaks=True).check_state_dict(unnamed)
+        NamedOptimizer(other, again, on_change="keep", logs=True).check_state_dict(unnamed)
 
 
 def test_a_change_that_is_not_allowed_changes_nothing(job: Job) -> None:

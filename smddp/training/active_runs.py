@@ -1,7 +1,7 @@
-"""The runs of this process that may have unsaved steps: ``open_runs``.
+"""The runs of this process that may have unsaved steps: ``active_runs``.
 
 A process runs one script, and its stop or end concerns all its runs. Each run is registered twice, because two
-lifetimes meet: its ``RunCheckpoints`` live as long as their trainer, from before the first step; its ``RunSaves`` live
+lifetimes meet: its ``SaveSchedule`` live as long as their trainer, from before the first step; its ``RunSaves`` live
 until the script ends under ``smddp.run``, even after their trainer, because the last save must become durable.
 """
 
@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 
 class Run(Protocol):
-    """A run that may take steps: ``RunCheckpoints``."""
+    """A run that may take steps: ``SaveSchedule``."""
 
     @property
     def steps(self) -> int:
@@ -55,7 +55,7 @@ class Saves(AbstractContextManager[Any], Protocol):
         """Steps taken since the newest save began."""
 
 
-class OpenRuns:
+class ActiveRuns:
     """All runs of a process, and the contexts that end with its script."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class OpenRuns:
         """Return the saves that are still open, those of dropped trainers included."""
         return [saves for saves in self._saved if saves.is_open]
 
-    def that_save(self) -> list[Run]:
+    def saving_runs(self) -> list[Run]:
         """Return the runs that save, sorted by location: in the same order on all ranks."""
         return sorted((run for run in self._trained if run.saves_to is not None), key=lambda run: run.saves_to or "")
 
@@ -123,4 +123,4 @@ class OpenRuns:
         return unsaved + sum(saves.unsaved_steps for saves in self.open_saves())
 
 
-open_runs = OpenRuns()
+active_runs = ActiveRuns()

@@ -34,7 +34,7 @@ _USED = "This link was used, or is not this console's. The terminal that it runs
 _CLOSED = "The console opens by the link that it shows in its terminal.\n"
 
 
-class Door:
+class LinkAuth:
     """An ASGI application that passes authorised requests to `inner`, and refuses all others."""
 
     def __init__(self, inner: ASGIApp, *, root: str, port: int, entered: Callable[[str], object]) -> None:

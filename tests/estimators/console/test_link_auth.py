@@ -8,7 +8,7 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from estimators.console.door import Door
+from estimators.console.link_auth import LinkAuth
 from estimators.console.place import Place
 from estimators.console.server import Console
 from estimators.errors import EstimatorError
@@ -89,5 +89,5 @@ def test_a_port_that_is_taken_is_named(console: Console, place: Place) -> None:
 
 
 def test_the_door_is_on_this_machine_alone(console: Console) -> None:
-    assert isinstance(console._door, Door)
+    assert isinstance(console._door, LinkAuth)
     assert console._socket.getsockname()[0] == "127.0.0.1"

@@ -13,8 +13,8 @@ from botocore.model import ListShape, MapShape, Shape, StructureShape
 
 from estimators.local.engine import ApiError
 from estimators.local.engine.job import JobRecord
-from estimators.local.engine.members import RULES, Fate, only_recorded, rule_of
 from estimators.local.engine.request import TrainingRequest
+from estimators.local.engine.supported_fields import RULES, Support, only_recorded, rule_of
 from estimators.service_model import service_model, violations
 from tests.estimators.local.engine.test_request import REQUEST
 
@@ -44,8 +44,8 @@ def test_every_member_has_a_rule_and_every_rule_a_member() -> None:
 def test_the_page_says_what_becomes_of_each_member() -> None:
     table = PAGE.read_text().split("## What becomes of a CreateTrainingJob")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(.+)` \| (\w+) \| (.*) \|$", table, re.MULTILINE)
-    assert [(path, fate, note.strip()) for path, fate, note in rows] == [
-        (path, rule.fate.value, rule.note) for path, rule in RULES.items()
+    assert [(path, support, note.strip()) for path, support, note in rows] == [
+        (path, rule.support.value, rule.note) for path, rule in RULES.items()
     ]
 
 
@@ -82,7 +82,7 @@ def test_a_request_of_any_form_is_refused_in_aws_s_form_or_each_of_its_members_h
 def refuses(path: str, present: set[str]) -> bool:
     rule = rule_of(path)
     assert rule is not None
-    return rule.fate is Fate.REFUSED
+    return rule.support is Support.REFUSED
 
 
 def present_paths(value: Any, path: str = "") -> Iterator[str]:

@@ -23,8 +23,8 @@ from estimators.hosts.failure import Exit, tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.ending import Ending
 from estimators.local.engine.folder_sync import FolderSync
-from estimators.local.engine.hosted_job import HostedJob, Request_co
 from estimators.local.engine.job_faults import JobFaults
+from estimators.local.engine.job_state import JobState, Request_co
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.platform import Platform
 from estimators.local.executors import HostCluster, HostProcess, HostSpec
@@ -33,10 +33,10 @@ AFTER_A_FAILURE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL of the other hosts once one has failed or is lost."""
 
 
-class HostRun(Generic[Request_co]):
+class AttemptHosts(Generic[Request_co]):
     """Runs a job's hosts to their end, which the job decides."""
 
-    def __init__(self, job: HostedJob[Request_co], platform: Platform, faults: JobFaults) -> None:
+    def __init__(self, job: JobState[Request_co], platform: Platform, faults: JobFaults) -> None:
         self._job = job
         self._request = job.request
         self._platform = platform

@@ -35,10 +35,10 @@ from estimators.local.engine.time_limits import TimeLimits
 KILLED = "InternalServerError: The local platform ended while the job ran, and is another one now."
 
 Request_co = TypeVar("Request_co", bound=JobRequest, covariant=True)
-AnyJob = TypeVar("AnyJob", bound="HostedJob[Any]")
+AnyJob = TypeVar("AnyJob", bound="JobState[Any]")
 
 
-class HostedJob(abc.ABC, Generic[Request_co]):
+class JobState(abc.ABC, Generic[Request_co]):
     """A job on hosts from its creation on."""
 
     kind: ClassVar[str]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from estimators.local.engine.members import only_recorded, rule_of
-from estimators.local.engine.processing.members import RULES
+from tests.estimators.local.engine.test_members import PAGE, paths
+
+from estimators.local.engine.processing.supported_fields import RULES
+from estimators.local.engine.supported_fields import only_recorded, rule_of
 from estimators.service_model import service_model
 from tests.estimators.local.engine.processing.test_request import REQUEST
-from tests.estimators.local.engine.test_members import PAGE, paths
 
 SHAPE = service_model().operation_model("CreateProcessingJob").input_shape
 
@@ -22,8 +23,8 @@ def test_every_member_has_a_rule_and_every_rule_a_member() -> None:
 def test_the_page_says_what_becomes_of_each_member() -> None:
     table = PAGE.read_text().split("## What becomes of a CreateProcessingJob")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(.+)` \| (\w+) \| (.*) \|$", table, re.MULTILINE)
-    assert [(path, fate, note.strip()) for path, fate, note in rows] == [
-        (path, rule.fate.value, rule.note) for path, rule in RULES.items()
+    assert [(path, support, note.strip()) for path, support, note in rows] == [
+        (path, rule.support.value, rule.note) for path, rule in RULES.items()
     ]
 
 

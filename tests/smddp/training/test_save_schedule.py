@@ -1,4 +1,4 @@
-"""One rank's run_checkpoints, with the place in S3 and its agent played by a double."""
+"""The save schedule of one rank, with the location in S3 and its agent played by a double."""
 
 import dataclasses
 import time
@@ -16,8 +16,8 @@ from smddp.distributed import Membership, join, leave
 from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.training import run_checkpoints
-from smddp.training.run_checkpoints import RunCheckpoints
+from smddp.training import save_schedule
+from smddp.training.save_schedule import SaveSchedule
 
 
 class Agent:
@@ -60,18 +60,18 @@ def copied(job: Job) -> Job:
     return dataclasses.replace(job, checkpoint_s3_uri="s3://bucket/run", checkpoints_are_copied=True)
 
 
-def guard(job: Job, **policy: object) -> RunCheckpoints:
-    guarded = RunCheckpoints(job, join(job.cluster), CheckpointPolicy(**policy), before_save=lambda: None)  # type: ignore[arg-type]
+def guard(job: Job, **policy: object) -> SaveSchedule:
+    guarded = SaveSchedule(job, join(job.cluster), CheckpointPolicy(**policy), before_save=lambda: None)  # type: ignore[arg-type]
     guarded.resume({"model": nn.Linear(2, 2)}, {}, None)
     return guarded
 
 
-def step(guarded: RunCheckpoints) -> None:
+def step(guarded: SaveSchedule) -> None:
     guarded.progress.steps += 1
     guarded.after_step()
 
 
-def stop_at_once(guarded: RunCheckpoints) -> None:
+def stop_at_once(guarded: SaveSchedule) -> None:
     stop_signal.requested = True
     guarded.between_steps()
 
@@ -140,7 +140,7 @@ def test_a_stop_right_after_a_resume_needs_no_save(job: Job, monkeypatch: pytest
     step(guarded)
     guarded.finish()
     del guarded
-    again = RunCheckpoints(job, join_again(), CheckpointPolicy(), before_save=lambda: None)
+    again = SaveSchedule(job, join_again(), CheckpointPolicy(), before_save=lambda: None)
     assert again.resume({"model": nn.Linear(2, 2)}, {}, None)
     monkeypatch.setattr(DirectoryStore, "write", None)
     with pytest.raises(Stopped):
@@ -194,7 +194,7 @@ def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_s
 
 
 def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_checkpoints, "STOP_SECONDS", 0.0)
+    monkeypatch.setattr(save_schedule, "STOP_SECONDS", 0.0)
     guarded = guard(job)
     step(guarded)
     with pytest.raises(Stopped):

@@ -33,8 +33,8 @@ from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.process.slurm_grace import seconds_left
+from smddp.training.active_runs import active_runs
 from smddp.training.checkpoint_policy import AutoInterval, CheckpointPolicy
-from smddp.training.open_runs import open_runs
 from smddp.training.run_saves import Moment, RunSaves
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Progress:
         self.run = state.get("run", "")  # absent in older checkpoints
 
 
-class RunCheckpoints:
+class SaveSchedule:
     """The checkpoints and stops of one training run; all ranks call its methods at the same points.
 
     ``before_save`` runs on all ranks before each save, and raises if nothing should be saved. ``has_other_weights``
@@ -125,7 +125,7 @@ class RunCheckpoints:
         self._evaluation_seconds = math.inf  # of the last one; unknown before the first
         self.on_begin: Callable[[RunSaves], None] | None = None
         """Called once the run knows the step that it continues from."""
-        open_runs.add(self)
+        active_runs.add(self)
 
     @property
     def steps(self) -> int:
@@ -217,7 +217,7 @@ class RunCheckpoints:
         failure = None if saves is None else saves.failure()
         report = None if saves is None else saves.last_report
         stall = 0.0 if report is None else report.stall_seconds
-        held = evaluates and any(run.is_held for run in open_runs.that_save())
+        held = evaluates and any(run.is_held for run in active_runs.saving_runs())
         decision = self._agreement.decide(
             step, failed=failure is not None, held=held, stall=stall, save=save, metrics=self._metrics_digest
         )
@@ -312,7 +312,7 @@ class RunCheckpoints:
 
     def leave_to_another(self) -> None:
         """Hand this run's checkpoints over to another trainer."""
-        open_runs.discard(self)
+        active_runs.discard(self)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is durable, or log that it failed."""
@@ -377,7 +377,7 @@ class RunCheckpoints:
         step, epoch = self._moment
         failure: Exception | None = None
         deadline = time.monotonic() + seconds
-        runs = open_runs.that_save()  # a stop ends all runs of the process
+        runs = active_runs.saving_runs()  # a stop ends all runs of the process
         try:
             for run in runs:
                 run.check_unsaved()
@@ -393,11 +393,11 @@ class RunCheckpoints:
         if self._is_main:
             there_is = f"the checkpoint is {saves.where(self._moment)}" if step or epoch else "nothing was to be saved"
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
-        for each in open_runs.open_saves():
+        for each in active_runs.open_saves():
             each.is_open = False
             each.was_stopped = True
         raise Stopped
 
 
 def _is_saved_to(place: str) -> bool:
-    return any(run.saves_to == place for run in open_runs.that_save())
+    return any(run.saves_to == place for run in active_runs.saving_runs())
