@@ -31,7 +31,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "seed": (Integral, "a whole number"),
     "state": (Mapping | None, 'parts by their names, such as {"early_stopping": early}'),
     "name": (str | None, "a text, or None"),
-    "place": _SWITCH,
+    "move_model": _SWITCH,
     "ddp": (DDPOptions, "smddp.DDPOptions(...)"),
     "trackers": (Sequence, "a list, such as [smddp.metrics.TensorBoard()]"),
     "progress": _SWITCH,

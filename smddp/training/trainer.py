@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -143,12 +144,13 @@ class Trainer:
         log_every: int = 50,
         state: Mapping[str, Stateful | dict[str, Any] | Trainer] | None = None,
         name: str | None = None,
-        place: bool = True,
+        move_model: bool = True,
         ddp: DDPOptions = _DEFAULT_DDP,
         trackers: Sequence[Tracker] = (),
         progress: bool = True,
         timing: bool = False,
         profile: Profile | None = None,
+        place: bool | None = None,
     ) -> None:
         """Prepare the model; join the process group unless the process has joined already.
 
@@ -177,7 +179,7 @@ class Trainer:
                 that steps in this one's loop, such as a GAN's generator: it then has no checkpoints of its own, and
                 ``timing`` and ``profile`` belong to this one.
             name: The name of this trainer in a job with several; its checkpoints and model get a directory of it.
-            place: False leaves the model where it is, on one device or on several.
+            move_model: False leaves the model where it is, on one device or on several.
             ddp: How the ranks average their gradients; see `smddp.DDPOptions`.
             trackers: Objects on rank 0 that record hyperparameters, metrics, checkpoints and model, such as
                 ``smddp.metrics.TensorBoard()``; see `smddp.metrics.Tracker`. JSON lines are always written, to
@@ -188,14 +190,18 @@ class Trainer:
                 (``time_data``, ``time_forward``, ``time_backward``, ``time_optimizer``, ``time_checkpoint``,
                 ``time_other``), the peak memory, and the operations a second; see `smddp.StepTimer`.
             profile: The steps to record with torch.profiler, for Perfetto; see `smddp.Profile`.
+            place: Deprecated name of ``move_model``.
 
         Raises:
             ValueError: A number is out of range, the device can't compute in the precision, model and optimizer do not
                 fit each other, or a name is not allowed.
             TypeError: An argument has the wrong type.
         """
+        if place is not None:
+            warnings.warn("Trainer(place=…) is named move_model= now", DeprecationWarning, stacklevel=2)
+            move_model = place
         check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name, ddp=ddp)
-        check_kinds(trackers=trackers, place=place, progress=progress, timing=timing, profile=profile)
+        check_kinds(trackers=trackers, move_model=move_model, progress=progress, timing=timing, profile=profile)
         check_counts(accumulate=accumulate, log_every=log_every)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
@@ -205,12 +211,12 @@ class Trainer:
         self._job = job if name is None else job.part(name)
 
         self.module = underlying_module(model)
-        self.device = self._membership.device if place else next(self.module.parameters()).device
+        self.device = self._membership.device if move_model else next(self.module.parameters()).device
         optimizers, schedulers = _listed(optimizer), _listed(scheduler)
         check_sharded_optimizers(
-            *(optimizers, self.module), device=self.device if place else None, world_size=self._cluster.world_size
+            *(optimizers, self.module), device=self.device if move_model else None, world_size=self._cluster.world_size
         )
-        if place:
+        if move_model:
             self.module.to(self.device)
         check_optimizers(optimizers, self.module, world_size=self._cluster.world_size)
         check_schedulers(schedulers, schedule_each, optimizers)

@@ -64,7 +64,7 @@ def test_a_number_of_another_kind_is_refused(job: smddp.Job, options: dict[str, 
         ({"trackers": CsvFile}, "trackers is the class CsvFile: give a list"),
         ({"timing": "no"}, "timing is 'no': give True or False"),
         ({"progress": None}, "progress is None: give True or False"),
-        ({"place": 0}, "place is 0: give True or False"),
+        ({"move_model": 0}, "move_model is 0: give True or False"),
         ({"model": nn.ReLU}, "model is the class ReLU: give the module, made"),
     ],
 )

@@ -579,9 +579,16 @@ def test_the_metric_line_shows_the_loss_of_the_whole_step(job: Job, caplog: pyte
 
 def test_a_model_that_is_placed_already_stays_where_it_is(job: Job) -> None:
     model = nn.Linear(1, 1, device="meta")
-    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), place=False)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), move_model=False)
     assert trainer.device == torch.device("meta")
     assert {weight.device.type for weight in trainer.module.parameters()} == {"meta"}
+
+
+def test_the_old_name_of_move_model_warns(job: Job) -> None:
+    model = nn.Linear(1, 1, device="meta")
+    with pytest.warns(DeprecationWarning, match="named move_model= now"):
+        trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), place=False)
+    assert trainer.device == torch.device("meta")
 
 
 def test_a_resume_right_before_a_metric_line_shows_it(job: Job, caplog: pytest.LogCaptureFixture) -> None:
