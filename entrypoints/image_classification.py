@@ -109,10 +109,19 @@ def build(name: str, channels: int) -> nn.Module:
     """Return the small CNN, or a torchvision model by name, for images of 1 or 3 channels and 10 classes."""
     if name == "small_cnn":
         return nn.Sequential(
-            *(nn.Conv2d(channels, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
-            *(nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(64, 128, 3, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU()),
-            *(nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(512, 10)),
+            nn.Conv2d(channels, 32, 3, padding=1, bias=False),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 128, 3, padding=1, bias=False),
+            nn.BatchNorm2d(128),
+            nn.ReLU(),
+            nn.AdaptiveMaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(512, 10),
         )
     from torchvision import models  # here, because it takes seconds
 

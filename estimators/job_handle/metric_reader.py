@@ -112,7 +112,9 @@ class MetricReader:
             self._given_up.add(definition)
             logger.warning(
                 "no more values of %s: its regex took over %g seconds of CPU time for one line, or %g ms a line",
-                *(shown_name(definition.name), MATCH_SECONDS, MEAN_SECONDS * 1000),
+                shown_name(definition.name),
+                MATCH_SECONDS,
+                MEAN_SECONDS * 1000,
             )
         return values
 

@@ -138,7 +138,8 @@ class Checkpointer:
         with _same_error(ranks):
             ranks.on_main(lambda: committer.take_place(run, make=False))
             manifest = restore_newest(
-                *(self._store, ranks),
+                self._store,
+                ranks,
                 state=self._state,
                 per_rank=self._per_rank,
                 hyperparameters=self._hyperparameters,
@@ -246,7 +247,8 @@ class Checkpointer:
         except SaveFailedError as error:
             self._failures += 1
             self._tolerate(
-                *(error, self._failures <= self._tolerate_failures),
+                error,
+                self._failures <= self._tolerate_failures,
                 f"training goes on, this was failure {self._failures} of {self._tolerate_failures} in a row that are "
                 "tolerated",
             )
@@ -441,7 +443,10 @@ class Checkpointer:
         if self._is_main:
             logger.info(
                 "saved %s: %.1f MB in %.2f s, for which training stood still %.3f s",
-                *(self._store.path(report.step), size / 1e6, report.durable_seconds, report.stall_seconds + waited),
+                self._store.path(report.step),
+                size / 1e6,
+                report.durable_seconds,
+                report.stall_seconds + waited,
             )
         rank_saver.prune(request)
         return report

@@ -67,7 +67,10 @@ def check_ranks(membership: Membership) -> None:
         for node, own, others in slow_hosts({pair: result.bandwidth for pair, result in pairs.items()}):
             logger.warning(
                 "host %s (node %d) is slow: %.2f GB/s with the others, which reach %.2f GB/s among themselves",
-                *(hosts[node], node, own / 1e9, others / 1e9),
+                hosts[node],
+                node,
+                own / 1e9,
+                others / 1e9,
             )
 
 

@@ -147,7 +147,10 @@ class AutoInterval:
             logger.info(
                 "a checkpoint every %.3g s: one keeps training waiting for %.2g s and is durable after %.2g s, "
                 "and a failure is expected every %.3g h",
-                *(interval, cost, durable, self._between_failures / 3600),
+                interval,
+                cost,
+                durable,
+                self._between_failures / 3600,
             )
             self._told = interval
         return interval

@@ -252,7 +252,8 @@ class SaveSchedule:
                 "%s waits: the weights that are evaluated are others than step %d left, and those are in no "
                 "checkpoint. Put them back afterwards; call trainer.save() before you exchange weights, and nothing "
                 "has to wait; trainer.ema needs no exchange",
-                *(waiting, self.progress.steps),
+                waiting,
+                self.progress.steps,
             )
 
     def _seconds_to_save(self, stop_age: float) -> float:

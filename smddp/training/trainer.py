@@ -214,7 +214,7 @@ class Trainer:
         self.device = self._membership.device if move_model else next(self.module.parameters()).device
         optimizers, schedulers = _listed(optimizer), _listed(scheduler)
         check_sharded_optimizers(
-            *(optimizers, self.module), device=self.device if move_model else None, world_size=self._cluster.world_size
+            optimizers, self.module, device=self.device if move_model else None, world_size=self._cluster.world_size
         )
         if move_model:
             self.module.to(self.device)
@@ -265,7 +265,7 @@ class Trainer:
             **{MAX_STEPS_VARIABLE: job.max_steps},
         )
         self._model_step = ModelStep(
-            *(self.module, wrapped, step, self._membership), device=self.device, ema=ema, options=ddp
+            self.module, wrapped, step, self._membership, device=self.device, ema=ema, options=ddp
         )
         self.model, average = self._model_step.model, self._model_step.average
         self.ema: nn.Module | None = None if average is None else numbers.wrap(average.module).eval()
@@ -273,7 +273,11 @@ class Trainer:
         self._kept = {name: part for name, part in (state or {}).items() if isinstance(part, Trainer)}
         extra, self._per_rank = with_parts_of_kept(state or {}, Trainer, Trainer._leave_to_another)
         self._state = state_parts(
-            *(self.module, optimizers, schedulers, scaler, extra),
+            self.module,
+            optimizers,
+            schedulers,
+            scaler,
+            extra,
             own={name: part for name, part in own.items() if part is not None},
             on_change=checkpoints.on_change,
             logs=self._cluster.is_main,
@@ -293,7 +297,9 @@ class Trainer:
         )
         self._progress = self._run_checkpoints.progress
         self._view = RunView(
-            *(self._job, self._progress, trackers),
+            self._job,
+            self._progress,
+            trackers,
             device=self.device,
             name=name,
             live=progress,
@@ -324,7 +330,9 @@ class Trainer:
         )
 
         self._report = StepReport(
-            *(self._view, self._model_step, self._loaders),
+            self._view,
+            self._model_step,
+            self._loaders,
             progress=self._progress,
             device=self.device,
             timer=self._timer,
@@ -866,7 +874,8 @@ class Trainer:
             logger.warning(
                 "a checkpoint leaves out %d micro-batches of the step that the Trainer %r in state= has under way. A "
                 "resume takes that step without them: let it take whole steps in each step of the other trainer",
-                *(self._model_step.step.micro_batch, kept_as),
+                self._model_step.step.micro_batch,
+                kept_as,
             )
 
     def _check_finite(self) -> None:

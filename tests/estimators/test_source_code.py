@@ -492,7 +492,9 @@ PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
 PARTS = st.sampled_from(["a", "b", "c.py", "*", "*.py", "?", "**", "[ab]", "a*", r"a\ b", r"\!a", r"a\*", "[^b]"])
 LINES = st.builds(
     lambda negated, rooted, parts, ending: f"{negated}{rooted}{'/'.join(parts)}{ending}",
-    *(st.sampled_from(["", "!"]), st.sampled_from(["", "/"]), st.lists(PARTS, min_size=1, max_size=2)),
+    st.sampled_from(["", "!"]),
+    st.sampled_from(["", "/"]),
+    st.lists(PARTS, min_size=1, max_size=2),
     st.sampled_from(["", "/"]),
 )
 

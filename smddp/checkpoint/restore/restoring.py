@@ -164,7 +164,9 @@ class Restoration:
         if is_new and self._per_rank:
             logger.warning(
                 "rank %d has no %s in a checkpoint of %d ranks: it begins with its own, as for a new run",
-                *(self._rank, ", ".join(self._per_rank), len(self._ranks)),
+                self._rank,
+                ", ".join(self._per_rank),
+                len(self._ranks),
             )
         rng.restore([each[RNG] for each in self._ranks], rank=self._rank)
 

@@ -43,7 +43,9 @@ def restore(states: Sequence[dict[str, Any]], *, rank: int) -> None:
     if devices != len(state["cuda"]):
         logger.warning(
             "the checkpoint has the random state of %d GPUs for rank %d, here are %d: what is drawn on a GPU differs",
-            *(len(state["cuda"]), rank, devices),
+            len(state["cuda"]),
+            rank,
+            devices,
         )
     for device, cuda in enumerate(state["cuda"][:devices]):
         torch.cuda.set_rng_state(cuda, device)

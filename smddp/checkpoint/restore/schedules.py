@@ -235,7 +235,8 @@ class Schedule:
         if found.unknown:
             logger.warning(
                 "the checkpoint does not say whether the script has changed %s of %s: what was saved holds",
-                *(", ".join(found.unknown), type(self.scheduler).__name__),
+                ", ".join(found.unknown),
+                type(self.scheduler).__name__,
             )
 
 

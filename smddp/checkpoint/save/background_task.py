@@ -136,7 +136,8 @@ def _leave_in_order() -> None:
             continue
         logger.warning(
             "the process ends while %s is being written: waiting up to %g s; call close() to wait as long as it takes",
-            *(task.name, GRACE_SECONDS),
+            task.name,
+            GRACE_SECONDS,
         )
         if not task.wait(max(0.0, deadline - time.monotonic())) and not task.cancel():
             logger.error("%s was not finished: the process ends without it", task.name)

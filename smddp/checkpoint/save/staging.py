@@ -130,7 +130,9 @@ class Staging:
             return
         logger.debug(
             "taking %.1f MB of %s memory to save from, instead of %.1f MB",
-            *(size / 1e6, "plain" if gpu is None else "pinned", len(self._memory) / 1e6),
+            size / 1e6,
+            "plain" if gpu is None else "pinned",
+            len(self._memory) / 1e6,
         )
         self._memory, self._pinned = memoryview(b""), None  # free the old memory before allocating
         self._memory = allocate(size, shared=True)  # shared with forks: no copy on write when DataLoader workers fork

@@ -106,7 +106,11 @@ class HostShardedSampler(ElasticSampler):
         if self.rank == 0 and sum(sizes) > self.size:
             logger.info(
                 "the hosts have %d to %d samples each: an epoch takes %d of each, and leaves %d of %d out",
-                *(smallest, max(sizes), smallest, sum(sizes) - self.size, sum(sizes)),
+                smallest,
+                max(sizes),
+                smallest,
+                sum(sizes) - self.size,
+                sum(sizes),
             )
 
     @property

@@ -118,7 +118,11 @@ class ElasticSampler:
         if rank == 0 and size % global_batch:
             logger.info(
                 "an epoch is %d steps of %d samples; the last %d of its order are %s (%d samples in all)",
-                *(self.steps_per_epoch, global_batch, size % global_batch, _FATE[tail], size),
+                self.steps_per_epoch,
+                global_batch,
+                size % global_batch,
+                _FATE[tail],
+                size,
             )
 
     @property

@@ -76,7 +76,10 @@ class PipeOrder:
         if rank == 0 and records is not None and self._cut.end < total:
             logger.info(
                 "an epoch is %d steps of %d records; the last %d are left out (%d records in all)",
-                *(self._cut.steps, global_batch, total - self._cut.end, total),
+                self._cut.steps,
+                global_batch,
+                total - self._cut.end,
+                total,
             )
         self.dataset = dataset
         self.global_batch = global_batch
@@ -217,7 +220,9 @@ class PipeOrder:
             if done:
                 logger.info(
                     "resumed in epoch %d: %d records (%d bytes) came through the pipe again and were dropped",
-                    *(epoch, reader.number, reader.offset),
+                    epoch,
+                    reader.number,
+                    reader.offset,
                 )
             for number in range(done, self._cut.steps):
                 step = []
@@ -246,7 +251,11 @@ class PipeOrder:
         if left and self.rank == 0:
             logger.info(
                 "the pipe %s sent %d records: %d steps of %d, and the last %d are left out",
-                *(pipe, found, steps, self.global_batch, left),
+                pipe,
+                found,
+                steps,
+                self.global_batch,
+                left,
             )
 
     def _too_few(self, found: int) -> DataError:

@@ -111,7 +111,11 @@ class ShardIndex:
         if known and unknown:
             logger.warning(
                 "%s in %s does not know %d of %d shards, %s for one: they are read through; write it anew",
-                *(INDEX_NAME, source, len(unknown), len(blobs), unknown[0].name),
+                INDEX_NAME,
+                source,
+                len(unknown),
+                len(blobs),
+                unknown[0].name,
             )
         if missing:
             logger.warning(
@@ -221,7 +225,10 @@ def _scan_all(source: Source, blobs: Sequence[Blob], largest_record: int) -> lis
             raise
     logger.info(
         "went through %d shards of %s in %.1f s: %d records",
-        *(len(shards), source, time.monotonic() - began, sum(shard.records for shard in shards)),
+        len(shards),
+        source,
+        time.monotonic() - began,
+        sum(shard.records for shard in shards),
     )
     return shards
 

@@ -109,13 +109,18 @@ class ShardOrder:
         if place.rank == 0:
             logger.info(
                 "%d records in %d shards of %s; the ranks read %d streams, and hold some %.0f MiB in memory together",
-                *(share.size, len(dataset.index.shards), dataset.source, lanes, self._memory() / 2**20),
+                share.size,
+                len(dataset.index.shards),
+                dataset.source,
+                lanes,
+                self._memory() / 2**20,
             )
             if lanes % cut.world_size:
                 logger.warning(
                     "%d ranks do not divide %d lanes: some are read by two ranks or more; choose a global_batch or "
                     "lanes that the number of ranks divides, or the other way round, to read each record once",
-                    *(cut.world_size, lanes),
+                    cut.world_size,
+                    lanes,
                 )
 
     @property

@@ -31,7 +31,14 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.slow
 def test_runs_a_program_against_a_platform_of_its_own():
     done = run(
-        *("local", "run", "--region", "eu-west-1", "--", sys.executable, "-c", LIST_BUCKETS),
+        "local",
+        "run",
+        "--region",
+        "eu-west-1",
+        "--",
+        sys.executable,
+        "-c",
+        LIST_BUCKETS,
         AWS_USE_FIPS_ENDPOINT="true",
         AWS_PROFILE="no-such-profile",
     )

@@ -195,7 +195,7 @@ class Script:
         self.optimizer = torch.optim.SGD(groups[::-1] if reverse else groups, momentum=0.9)
         self.schedules = [each(self.optimizer) for each in ([make] if callable(make) else make)]
         self.parts = state_parts(
-            *(self.model, [self.optimizer], self.schedules, None, {}), own={}, on_change=on_change, logs=True
+            self.model, [self.optimizer], self.schedules, None, {}, own={}, on_change=on_change, logs=True
         )
 
     def train(self, steps: int) -> list[list[dict[str, Any]]]:
