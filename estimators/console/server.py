@@ -43,10 +43,10 @@ class Console:
             ) from error
         root = new_root()
         self._pages = Pages(place, root)
-        self._door = LinkAuth(self._pages.app(), root=root, port=self._socket.getsockname()[1], entered=entered)
+        self._link_auth = LinkAuth(self._pages.app(), root=root, port=self._socket.getsockname()[1], entered=entered)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                self._door,
+                self._link_auth,
                 access_log=False,  # it would log the secret links
                 log_level="warning",
                 lifespan="off",
@@ -62,7 +62,7 @@ class Console:
     @property
     def link(self) -> str:
         """The link that opens the console once, in one browser."""
-        return self._door.link
+        return self._link_auth.link
 
     def __enter__(self) -> Console:
         self._socket.listen()  # from now on connections queue until the thread accepts them

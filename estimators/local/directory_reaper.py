@@ -3,7 +3,7 @@
 It is a separate program, ``python -I -S directory_reaper.py LIFELINE``, and imports nothing of this project. The
 lifeline is a locked file. Each process that writes in the platform's directory inherits the descriptor that owns the
 lock: the server, the supervisors of programs, the reapers of containers. So the lock is free once all of them have
-ended, in order or by SIGKILL. The file lists the paths to remove then, each followed by a NUL.
+ended, in order or by SIGKILL. The file lists its own path and those to remove then, each followed by a NUL.
 """
 
 from __future__ import annotations
@@ -23,27 +23,40 @@ _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 def main(lifeline: str) -> None:
     """Wait until no process locks the lifeline, and remove the paths that it lists."""
     with contextlib.suppress(OSError):  # nobody is left to hear of it
-        remove_named(Path(lifeline), wait=True)
+        remove_listed(Path(lifeline), wait=True)
 
 
-def remove_named(lifeline: Path, *, wait: bool) -> None:
+def remove_listed(lifeline: Path, *, wait: bool) -> None:
     """Remove the paths that a lifeline lists, once no process locks it, and last the lifeline itself.
 
-    If this process is killed meanwhile, another one can finish with the same lifeline. A lifeline that another user
-    owns or could have written is left alone. Raise BlockingIOError if it is locked and ``wait`` is false, OSError if it
-    can't be read.
+    The lifeline stays if this process is killed meanwhile or a path can't be removed: then another process can try
+    again. Without ``wait``, a lifeline that another user owns or could have written is left alone, and BlockingIOError
+    is raised if it is locked. Raise OSError if it can't be read.
     """
-    descriptor = os.open(lifeline, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe would block
+    descriptor = os.open(lifeline, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)  # NFS locks only what may be written
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if found.st_uid != os.geteuid() or found.st_mode != stat.S_IFREG | 0o600 or found.st_nlink != 1:
+        if not wait and not _is_private(os.fstat(descriptor)):
             return
         # No time limit with ``wait``: the lock is free when the last process with the lifeline has ended.
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        named = file.read().split(b"\0")[:-1]  # the last one is empty, or was cut off by SIGKILL
-        for path in (*(Path(os.fsdecode(name)) for name in named), lifeline):
-            with contextlib.suppress(OSError):
-                remove_tree(path)
+        listed = [Path(os.fsdecode(name)) for name in file.read().split(b"\0")[:-1]]  # the last one may be cut off
+    # Its own path comes first. Elsewhere, as in a container that shares this directory, paths have other meanings.
+    if listed[:1] != [lifeline]:
+        return
+    if sum(not _is_removed(path) for path in listed[1:]) == 0:
+        lifeline.unlink()
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and found.st_mode == stat.S_IFREG | 0o600 and found.st_nlink == 1
+
+
+def _is_removed(path: Path) -> bool:
+    try:
+        remove_tree(path)
+    except OSError:
+        return False
+    return True
 
 
 def remove_tree(root: Path) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from estimators.local.directory_reaper import remove_named
+from estimators.local.directory_reaper import remove_listed, remove_tree
+from estimators.local.errors import LocalPlatformError
 
 _REAP_SECONDS = 5.0
 """Time limit in seconds for the processes that still lock the lifeline of a directory that is left."""
@@ -32,7 +33,12 @@ class Lifeline:
         return self._descriptor
 
     def also_remove(self, path: Path) -> None:
-        """Add a path to remove at the end, whether or not it exists yet."""
+        """Add a path to remove at the end, whether or not it exists yet; without effect on a full disk."""
+        with suppress(OSError):
+            self.write(path)
+
+    def write(self, path: Path) -> None:
+        """Append a path to the file; raise OSError if the disk is full."""
         os.write(self._descriptor, os.fsencode(path) + b"\0")
 
     def close(self) -> None:
@@ -44,14 +50,17 @@ class DirectoryReaperProcess:
     """A process that removes a directory once no process locks its lifeline any more.
 
     Start it before the directory exists: then no SIGKILL comes too early to be cleaned up. If it is killed together
-    with all processes of the platform, the next reaper in the same parent directory does its work.
+    with all processes of the platform, the next reaper on this machine does its work: lifelines lie in the directory
+    for temporary files. Raise LocalPlatformError if no file can be locked there.
     """
 
     def __init__(self, directory: Path) -> None:
-        remove_left(directory.parent)
-        self._path = directory.with_name(f".{directory.name}{_suffix()}")
-        self.lifeline = _locked(self._path)
-        self.lifeline.also_remove(directory)
+        # Resolved, because a lifeline counts only at the path that it lists.
+        place = Path(tempfile.gettempdir()).resolve()
+        remove_left(place)
+        self._directory = directory
+        self._path = place / f".{directory.name}{_suffix()}"
+        self.lifeline = _locked(self._path, directory)
         try:
             self._process = self._start()
         except OSError:
@@ -75,34 +84,50 @@ class DirectoryReaperProcess:
         return self._process.pid
 
     def wait(self, timeout: float = _REAP_SECONDS) -> bool:
-        """Return whether everything is removed within ``timeout`` seconds, so that no process locks the lifeline."""
-        if self._process.poll():  # the reaper was killed
+        """Return whether the reaper has done its work within ``timeout`` seconds; replace it if it was killed."""
+        if self._process.poll():
             self._process = self._start()
         try:
-            self._process.wait(timeout)
+            return self._process.wait(timeout) == 0
         except subprocess.TimeoutExpired:
             return False
-        return True
+
+    def finish(self) -> None:
+        """Wait for the reaper, and remove the directory at once if a forked process keeps the lifeline locked."""
+        self.wait()
+        with suppress(OSError):  # the reaper tries again
+            remove_tree(self._directory)
 
 
 def remove_left(place: Path) -> None:
-    """Remove the directories that killed reapers have left in a parent directory."""
+    """Remove what killed reapers have left, by the lifelines in a directory for temporary files."""
     for lifeline in place.glob(f".*{_suffix()}"):
         with suppress(OSError):  # a platform runs there, or another process removes it just now
-            remove_named(lifeline, wait=False)
+            remove_listed(lifeline, wait=False)
 
 
-def _locked(path: Path) -> Lifeline:
-    """Make a locked lifeline.
+def _locked(path: Path, directory: Path) -> Lifeline:
+    """Make a locked lifeline that lists its own path and the directory; raise LocalPlatformError if that fails.
 
     It gets its name only after it is locked, so an unlocked file of that name was left by a killed process.
     """
     unnamed = path.with_suffix(".new")
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    # No wait: the file is new, and has its final name only once it is locked.
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    unnamed.rename(path)
-    return Lifeline(descriptor)
+    lifeline = Lifeline(descriptor)
+    try:
+        # No wait: the file is new, and has its final name only once it is locked.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lifeline.write(path)
+        lifeline.write(directory)
+        unnamed.rename(path)
+    except OSError as error:
+        lifeline.close()
+        unnamed.unlink()
+        raise LocalPlatformError(
+            f"{path.parent} takes no locked file ({error.strerror}): set TMPDIR to a directory on a local disk with "
+            "free space."
+        ) from error
+    return lifeline
 
 
 def _suffix() -> str:
@@ -131,4 +156,4 @@ def reaped_directory(name: str) -> Iterator[tuple[Path, Lifeline]]:
         yield directory, reaper.lifeline
     finally:
         reaper.lifeline.close()
-        reaper.wait()
+        reaper.finish()

@@ -137,7 +137,7 @@ class ServerProcess:
             self._process.wait()
         self._process.stdout.close()
         self._log.close()
-        self._reaper.wait()
+        self._reaper.finish()
 
     def _tell(self, settings: ServerSettings) -> dict[str, str]:
         """Send the server its settings, and return its answer."""

@@ -31,7 +31,7 @@ _ELSEWHERE = frozenset(
 )
 """Parameters about storage on AWS, or about services besides training: left out of a rehearsal."""
 
-_RESUMED = re.compile(r"\bsmddp\.training\.save_schedule\b.*\bresumed at step (\d+), in epoch \d+")
+_RESUMED = re.compile(r"\bsmddp\.training\.\w+\b.*\bresumed at step (\d+), in epoch \d+")
 """The Trainer's line about a resume, with the logger's name."""
 
 _MEMORY = re.compile(r"\bThe largest process had (\d+) MiB of memory\.")

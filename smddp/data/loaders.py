@@ -34,10 +34,10 @@ class Loaders:
 
     def training(self, dataset: AnyDataset, order: OrderOptions, *, options: dict[str, Any]) -> DataLoader[Any]:
         """Return a loader of this rank's share of each global batch. Collective; raises as `make_rank_data`."""
-        feed = make_rank_data(dataset, order, self._membership)
-        self.order = feed.order
+        data = make_rank_data(dataset, order, self._membership)
+        self.order = data.order
         self.loader = loader = DataLoader(
-            Seeded(feed.fetching, feed.seed), batch_sampler=InEpoch(feed.order), **self._complete(options)
+            Seeded(data.fetching, data.seed), batch_sampler=InEpoch(data.order), **self._complete(options)
         )
         return loader
 

@@ -137,7 +137,7 @@ def renew(output_dir: Path, report: str) -> bool:
     """Give the current report a new mark if it begins with this one; return whether it does."""
     file = output_dir / "failure"
     try:
-        if not read(file).startswith(report):
+        if find(output_dir) is None or not read(file).startswith(report):
             return False
         os.utime(file)
     except OSError:

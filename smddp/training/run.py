@@ -145,7 +145,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
     # rank leaves the group. Order of a failure: 1. record this rank's own report, since the rest may be cut short,
     # 2. let saves under way end, for ten seconds, 3. settle which rank failed first, 4. wait until the others have read
     # it, 5. end, by force after 15 seconds. A rank that only lost contact skips 1, as the cause is another rank's, and
-    # does 2 after 4.
+    # does 2 within 5: its trackers hear that the run has failed.
     try:
         with active_runs.until_script_ends(saves):
             code = _run_well(main)
@@ -170,10 +170,10 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
                 saves.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
             _record(job.output_dir, first_failure.settle(report, lost_contact=lost_contact))
             first_failure.await_readers()
-            if lost_contact:
-                saves.__exit__(type(error), error, error.__traceback__)  # trackers hear that the run has failed
         first_failure.close()
         _end_soon(membership)
+        if code != _INTERRUPTED:
+            saves.__exit__(type(error), error, error.__traceback__)  # nothing is left to do but where contact was lost
         return code
     first_failure.close(code=code)
     _tell(code)

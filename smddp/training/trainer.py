@@ -287,7 +287,7 @@ class Trainer:
         if ddp.comm_hook == "powersgd":  # on one rank too, so that several can resume from its checkpoint
             self._per_rank["powersgd"] = self._model_step.powersgd or PowerSGD(ddp, self._membership)
         stall = nullcontext if self._timer is None else partial(self._timer.phase, "checkpoint")
-        self._run_checkpoints = SaveSchedule(
+        self._save_schedule = SaveSchedule(
             self._job,
             self._membership,
             checkpoints,
@@ -295,7 +295,7 @@ class Trainer:
             has_other_weights=self._has_other_weights,
             stall=stall,
         )
-        self._progress = self._run_checkpoints.progress
+        self._progress = self._save_schedule.progress
         self._view = RunView(
             self._job,
             self._progress,
@@ -305,7 +305,7 @@ class Trainer:
             live=progress,
             policy=checkpoints,
         )
-        self._run_checkpoints.on_begin = self._begin_views if self.is_main else self._view.begin_beside_main
+        self._save_schedule.on_begin = self._begin_views if self.is_main else self._view.begin_beside_main
         self._is_kept = False
         self._counts_steps = False
 
@@ -399,7 +399,7 @@ class Trainer:
             PeerFailedError: Another rank's dataset has no length.
         """
         self._check_not_kept()
-        if self._loaders.loader is not None or self._run_checkpoints.has_started:
+        if self._loaders.loader is not None or self._save_schedule.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
         if isinstance(dataset, StatefulLoader) and batch_size is None:
             check_shares(dataset, self._cluster.world_size)
@@ -462,7 +462,7 @@ class Trainer:
                 newest valid one does not fit the model.
         """
         self._check_not_kept()
-        is_resumed = self._run_checkpoints.resume(self._state, self._per_rank, self._loaders.order)
+        is_resumed = self._save_schedule.resume(self._state, self._per_rank, self._loaders.order)
         self._restart()
         self._limit(None)
         if self._profiler is not None:
@@ -514,12 +514,12 @@ class Trainer:
                 yield progress.epoch
                 if not self._streams.is_cut:
                     self._end_epoch()
-                self._run_checkpoints.save(again=progress.finished)
+                self._save_schedule.save(again=progress.finished)
                 self._between_steps()
         finally:  # after a `break`, too
             self._limit(None)
             self._pause_views()
-        self._run_checkpoints.finish()
+        self._save_schedule.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
         """Yield the optimizer steps taken, up to ``count``, starting at the newest checkpoint.
@@ -553,11 +553,11 @@ class Trainer:
                 yield self.steps
                 self._streams.settle()
                 self._save_or_stop_if_due()
-            self._run_checkpoints.save(again=self._progress.finished and not was_finished)
+            self._save_schedule.save(again=self._progress.finished and not was_finished)
             self._between_steps()
         finally:  # after a `break`, too
             self._pause_views()
-        self._run_checkpoints.finish()
+        self._save_schedule.finish()
 
     def finish_if(self, condition: bool) -> bool:
         """End the training on all ranks if the condition holds on any of them; all must call it.
@@ -594,9 +594,9 @@ class Trainer:
         """
         self._begin()
         self._streams.settle()
-        self._run_checkpoints.save(again=True)
+        self._save_schedule.save(again=True)
         if wait:
-            self._run_checkpoints.finish()
+            self._save_schedule.finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader, on the device; call ``step`` for each batch to train on.
@@ -718,7 +718,7 @@ class Trainer:
         numbers = (
             as_numbers(metrics) if reduce is None else over_ranks(lambda: as_numbers(metrics), reduce, self._membership)
         )
-        self._run_checkpoints.note(numbers)
+        self._save_schedule.note(numbers)
         if self.is_main:
             self._view.show(numbers)
         return numbers
@@ -739,26 +739,26 @@ class Trainer:
 
     def _guard(self, action: OnNonfinite, *, has_scaler: bool) -> NonfiniteGuard:
         def save() -> None:
-            self._run_checkpoints.save()
-            self._run_checkpoints.finish()
-            self._run_checkpoints.leave()
+            self._save_schedule.save()
+            self._save_schedule.finish()
+            self._save_schedule.leave()
 
         return NonfiniteGuard(
             self.module, self._membership, action, steps=lambda: self.steps, save=save, has_scaler=has_scaler
         )
 
     def _begin(self) -> None:
-        if not self._run_checkpoints.has_started:
+        if not self._save_schedule.has_started:
             self.resume()
 
     def _leave_to_another(self) -> tuple[Mapping[str, Stateful], Mapping[str, Stateful]]:
         """Hand checkpoints and stops over to another trainer, which saves the returned state and per-rank state."""
-        if self._is_kept or self._run_checkpoints.has_started:
+        if self._is_kept or self._save_schedule.has_started:
             raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
         if self._why_not_kept is not None:
             raise ValueError(self._why_not_kept)
         self._is_kept = True
-        self._run_checkpoints.leave_to_another()
+        self._save_schedule.leave_to_another()
         return {**self._state, "progress": self._progress}, self._per_rank
 
     def _begin_views(self, saves: RunSaves, whole: RunView | None = None, name: str = "") -> None:
@@ -782,11 +782,11 @@ class Trainer:
         """
         before, steps, taken = rng.capture(), self.steps, self._model_step.step.micro_batch
         if not self._streams.in_step:
-            self._run_checkpoints.begin_evaluation()
+            self._save_schedule.begin_evaluation()
             self._next_look = self.steps + 1
 
         def end() -> None:
-            self._run_checkpoints.end_evaluation()
+            self._save_schedule.end_evaluation()
             if (self.steps, self._model_step.step.micro_batch) == (steps, taken):  # else training drew, too
                 rng.restore([before], rank=0)
 
@@ -828,7 +828,7 @@ class Trainer:
     def _between_steps(self, *, evaluates: bool = False) -> None:
         if self._is_kept:
             return
-        self._run_checkpoints.between_steps(evaluates=evaluates)
+        self._save_schedule.between_steps(evaluates=evaluates)
         self._next_look = self._progress.steps + 1  # the agreement may have set another step
 
     @overload
@@ -885,7 +885,7 @@ class Trainer:
         """Save or stop if due, between two steps; set the step at which to look next."""
         if self._progress.steps < self._next_look or self._is_kept:
             return
-        checkpoints = self._run_checkpoints
+        checkpoints = self._save_schedule
         if not checkpoints.has_started:
             checkpoints.begin_anew(self._state, self._per_rank, self._loaders.order)
         checkpoints.after_step()

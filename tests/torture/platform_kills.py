@@ -3,7 +3,7 @@
 Each time a platform with a job is started by a parent of its own, one of its processes is killed (server and parent
 together count as one), and, if the platform goes on, its parent is ended, too. Then there must be no process, listening
 socket, mount, directory or credential of it any more; where the reaper was killed with both, once another platform has
-been started in the same place.
+been started on the machine.
 
     python -m tests.torture.platform_kills [--kills 20] [--seed 0]
 """
@@ -65,7 +65,7 @@ class Target:
     storages: tuple[str, ...] = ("memory", "disk")
     """With what; "barred" is the disk where user namespaces are barred."""
     followed: bool = False
-    """Whether the next platform in the same place removes what is left."""
+    """Whether the next platform on the machine removes what is left."""
 
 
 _ALL = ("memory", "disk", "barred")
@@ -148,7 +148,6 @@ def kill(target: Target, storage: str, home: Path, seconds: float) -> list[str]:
     def is_clean() -> bool:
         if target.followed:
             remove_left(home)
-            remove_left(home / "platform")
         return not left()
 
     _await(is_clean)

@@ -82,10 +82,10 @@ class HostedJobs(Generic[Job]):
 
     def delete(self, name: str) -> None:
         """Delete a job that has ended; raise ApiError if it is absent or has not ended."""
-        job = self.get(name)
+        with self._lock:
+            job, runner = self.get(name), self._runners.get(name)
         if not job.ended:
             raise ApiError("ResourceInUse", f"{name} has not ended; stop it before it is deleted.")
-        runner = self._runners.get(name)
         if runner is not None:  # an earlier engine's job has none
             runner.join()
         with self._lock:

@@ -50,12 +50,11 @@ def copy_spans(spans: Iterable[Span]) -> None:
             ctypes.memmove(target, source, size)
 
     helpers = [threading.Thread(target=work, name="smddp-checkpoint-copy", daemon=True) for _ in range(threads - 1)]
-    started: list[threading.Thread] = []
     try:
         for helper in helpers:
             helper.start()
-            started.append(helper)
         work()
     finally:  # also after Ctrl-C: the caller may free the memories once this returns
-        for helper in started:
-            helper.join()
+        for helper in helpers:
+            if helper.ident is not None:
+                helper.join()

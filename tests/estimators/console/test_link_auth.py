@@ -88,6 +88,6 @@ def test_a_port_that_is_taken_is_named(console: Console, place: Place) -> None:
         Console(place, port=port)
 
 
-def test_the_door_is_on_this_machine_alone(console: Console) -> None:
-    assert isinstance(console._door, LinkAuth)
+def test_the_console_is_on_this_machine_alone(console: Console) -> None:
+    assert isinstance(console._link_auth, LinkAuth)
     assert console._socket.getsockname()[0] == "127.0.0.1"

@@ -1,13 +1,24 @@
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from estimators.local.directory_reaper import remove_named
+from estimators.local import directory_reaper
+from estimators.local.directory_reaper import remove_listed
 from estimators.local.directory_reaper_process import DirectoryReaperProcess
+from estimators.local.errors import LocalPlatformError
+
+
+@pytest.fixture(autouse=True)
+def _place_of_lifelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def test_the_directory_goes_with_the_last_who_has_the_lifeline(tmp_path):
@@ -44,7 +55,7 @@ def test_a_reaper_that_was_killed_is_replaced_at_the_end(tmp_path):
     directory.mkdir()
     socket.touch()
     os.kill(reaper.pid, signal.SIGKILL)
-    assert reaper.wait(10)
+    assert not reaper.wait(10)
     reaper.lifeline.also_remove(socket)
     reaper.lifeline.close()
     assert reaper.wait(10)
@@ -73,20 +84,53 @@ def test_what_a_reaper_left_that_was_killed_with_all_others_goes_with_the_next_o
 
 @pytest.mark.parametrize("mode", [0o600, 0o622])
 @pytest.mark.parametrize("make", [os.rename, os.link, os.symlink])
-def test_a_file_that_another_user_could_have_put_there_names_nothing(tmp_path, make, mode):
+def test_a_file_that_another_user_could_have_put_there_lists_nothing(tmp_path, make, mode):
     kept, written, lifeline = tmp_path / "kept", tmp_path / "written", tmp_path / "lifeline"
     kept.touch()
-    written.write_bytes(os.fsencode(kept) + b"\0")
+    written.write_bytes(os.fsencode(lifeline) + b"\0" + os.fsencode(kept) + b"\0")
     written.chmod(mode)
     make(written, lifeline)
     with suppress(OSError):
-        remove_named(lifeline, wait=False)
+        remove_listed(lifeline, wait=False)
     assert kept.exists() != ((make, mode) == (os.rename, 0o600))  # which is one of ours
+
+
+def test_a_lifeline_counts_only_at_its_own_path(tmp_path):
+    kept, lifeline = tmp_path / "kept", tmp_path / "lifeline"
+    kept.touch()
+    lifeline.write_bytes(b"/elsewhere/lifeline\0" + os.fsencode(kept) + b"\0")
+    lifeline.chmod(0o600)
+    remove_listed(lifeline, wait=False)
+    assert kept.exists() and lifeline.exists()
+
+
+def test_a_lifeline_stays_while_something_can_not_be_removed(tmp_path, monkeypatch):
+    left, lifeline = tmp_path / "left", tmp_path / "lifeline"
+    left.touch()
+    lifeline.write_bytes(os.fsencode(lifeline) + b"\0" + os.fsencode(left) + b"\0")
+    lifeline.chmod(0o600)
+    with monkeypatch.context() as patched:
+        patched.setattr(directory_reaper, "remove_tree", fail)
+        remove_listed(lifeline, wait=False)
+    assert lifeline.exists()
+    remove_listed(lifeline, wait=False)
+    assert not left.exists() and not lifeline.exists()
+
+
+def test_where_no_file_can_be_locked_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(LocalPlatformError, match="set TMPDIR to a directory on a local disk"):
+        DirectoryReaperProcess(tmp_path / "directory")
+    assert list(tmp_path.iterdir()) == []
+
+
+def fail(*arguments: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
 
 def test_a_pipe_in_the_place_of_a_lifeline_holds_nobody(tmp_path):
     os.mkfifo(tmp_path / "lifeline", 0o600)
-    remove_named(tmp_path / "lifeline", wait=False)
+    remove_listed(tmp_path / "lifeline", wait=False)
 
 
 def test_a_reaper_that_can_not_be_started_leaves_no_lifeline(tmp_path, monkeypatch):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from tests.estimators.local.engine.test_members import PAGE, paths
-
 from estimators.local.engine.processing.supported_fields import RULES
 from estimators.local.engine.supported_fields import only_recorded, rule_of
 from estimators.service_model import service_model
 from tests.estimators.local.engine.processing.test_request import REQUEST
+from tests.estimators.local.engine.test_supported_fields import PAGE, paths
 
 SHAPE = service_model().operation_model("CreateProcessingJob").input_shape
 
