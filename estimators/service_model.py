@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,14 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "structure": (Mapping,),
 }
 _VALUES = (type(None), *{type_ for types in _TYPES.values() for type_ in types})
+_LARGEST = int(sys.float_info.max)
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "integer": (-(2**31), 2**31 - 1),
+    "long": (-(2**63), 2**63 - 1),
+    "float": (-_LARGEST, _LARGEST),
+    "double": (-_LARGEST, _LARGEST),
+}
+"""What a whole number must fit, where the model has no narrower limit: the service's types have these widths."""
 _JAVA_CLASSES = {
     r"\p{L}": r"\w",
     r"\p{N}": r"\d",
@@ -92,7 +101,8 @@ def violations(shape: Any, value: Any, path: tuple[str | int, ...] = ()) -> Iter
 
 
 def _limits(shape: Any, value: Any, path: tuple[str | int, ...]) -> Iterator[Violation]:
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    lowest, highest = _RANGES.get(shape.type_name, (None, None)) if isinstance(value, int) else (None, None)
+    least, most = shape.metadata.get("min", lowest), shape.metadata.get("max", highest)
     if most is not None and size(value) > most:
         yield Violation(rule="most", path=path, value=value, limit=most)
         return  # do not match an overlong text against a pattern

@@ -29,6 +29,8 @@ SILENCE_SECONDS = 20.0
 """Longest pause of a client in the body that it has announced."""
 SLOWEST_BYTES_PER_SECOND = 16 << 10
 """Least average rate of a body, after its first `SILENCE_SECONDS`."""
+GRACE_SECONDS = 0.5
+"""Time in which a request may arrive before its connection may be closed for a new connection."""
 STALL_SECONDS = 20.0
 """Time after which a client that reads nothing of its answer may be closed for a new connection. While there is room,
 it stays open: a program may read an object for hours."""
@@ -36,11 +38,11 @@ _PIECE = 256 << 10
 
 
 class BoundedServer(ThreadingMixIn):
-    """A server with `MAX_CONNECTIONS` at most. A new one closes the connection that has waited longest for its client.
+    """A server with `MAX_CONNECTIONS` at most. A new one closes the connection that has waited longest for its request.
 
-    A connection that the server works for is never closed: the new one waits until there is room. A connection whose
-    body still arrives may be closed: clients on this machine send faster than the server reads, so the longest wait is
-    that of a client that sends drop by drop.
+    A connection that the server works for is never closed, nor one in its first `GRACE_SECONDS`: the new one waits
+    until there is room. After that, a connection whose body still arrives may be closed: clients on this machine send
+    faster than the server reads, so the longest wait is that of a client that sends drop by drop.
     """
 
     daemon_threads = True
@@ -71,32 +73,33 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # Guards `_open`, `_waiting` (a subset of `_open`, longest wait first) and `_closing`; no other lock is taken
-        # under it.
+        # Guards `_open`, `_waiting` (a subset of `_open`) and `_closing`; no other lock is taken under it.
         # Only `admit` waits on it, without a time limit: `remove`, `waits` and `open_the_gate` end the wait.
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
-        self._waiting: dict[socket.socket, None] = {}
+        self._waiting: dict[socket.socket, float] = {}  # since when the request is awaited
         self._closing = False
 
     def admit(self, connection: socket.socket) -> None:
         """Add a connection, as one that waits for its client; block while there is no room."""
         with self._changed:
             while len(self._open) >= self._most and not self._closing:
-                if self._waiting:
-                    oldest = next(iter(self._waiting))
+                oldest = min(self._waiting, key=self._waiting.__getitem__, default=None)
+                grace = None if oldest is None else self._waiting[oldest] + GRACE_SECONDS - time.monotonic()
+                if oldest is not None and grace is not None and grace <= 0:
                     del self._waiting[oldest]
                     with contextlib.suppress(OSError):  # its client was faster
                         oldest.shutdown(socket.SHUT_RDWR)  # its thread sees an end, and closes it
-                self._changed.wait()
+                    grace = None
+                self._changed.wait(grace)
             self._open.add(connection)
-            self._waiting[connection] = None
+            self._waiting[connection] = time.monotonic()
 
-    def waits(self, connection: socket.socket) -> None:
-        """Mark a connection as waiting for its client: it may be closed for a new one."""
+    def waits(self, connection: socket.socket, since: float) -> None:
+        """Mark a connection as waiting for its client: it may be closed for a new one after `since` and the grace."""
         with self._changed:
             if connection not in self._waiting:
-                self._waiting[connection] = None
+                self._waiting[connection] = since
                 self._changed.notify()
 
     def works(self, connection: socket.socket) -> None:
@@ -141,8 +144,8 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         """Wait for a request and answer it."""
-        self.server.connections.waits(self.connection)
         self._reader.expect_head()
+        self.server.connections.waits(self.connection, self._reader.since)
         super().handle_one_request()
 
     def flush_headers(self) -> None:
@@ -199,7 +202,8 @@ class _Reader(io.RawIOBase):
 
     def expect_head(self) -> None:
         """Expect a request line and headers, with one deadline for all of it."""
-        self._deadline: float | None = time.monotonic() + HEAD_SECONDS
+        self.since = time.monotonic()  # when this request was awaited first: a late byte begins no new grace
+        self._deadline: float | None = self.since + HEAD_SECONDS
         self._received = 0
 
     def expect_body(self) -> None:
@@ -235,10 +239,9 @@ class _Reader(io.RawIOBase):
         self._connection.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             return self._connection.recv_into(buffer)
-        # The connection may be closed from the first moment of the wait: a grace time would start again with each late
-        # byte. If `admit` closes it, the bytes that have arrived are read, then the end: a truncated body never passes
-        # for a whole one.
-        self._connections.waits(self._connection)
+        # If `admit` closes the connection, the bytes that have arrived are read, then the end: a truncated body never
+        # passes for a whole one.
+        self._connections.waits(self._connection, self.since)
         self._connection.settimeout(patience)
         count = self._connection.recv_into(buffer)
         self._connections.works(self._connection)
@@ -289,7 +292,7 @@ class _Writer(io.BufferedIOBase):
         try:
             return self._connection.send(piece)
         except TimeoutError:
-            self._connections.waits(self._connection)
+            self._connections.waits(self._connection, time.monotonic() - STALL_SECONDS)
         self._connection.settimeout(None)
         sent = self._connection.send(piece)
         self._connections.works(self._connection)

@@ -1,10 +1,7 @@
 """The HTTP server: the guard, behind it the training-job API, and behind that moto for every other AWS service.
 
-Only this file imports moto, and it uses only the WSGI application of moto's server.
-
-IAM's roles by name: GetRole finds a role of any name, as a job takes any RoleArn.
-
-Nothing here checks the permissions of a role. The SDK turns the name of a role into its ARN by GetRole.
+Only this file imports moto, and it uses only the WSGI application of moto's server. IAM's GetRole finds a role of any
+name, as a job takes any RoleArn: the SDK turns the name of a role into its ARN by it. No role's permissions are checked.
 """
 
 from __future__ import annotations
@@ -21,20 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from estimators.local.api.front import DOCUMENT, OPERATION, ask
-from estimators.local.api.offered import S3
-from estimators.local.api.operation import ApiOperation
-from estimators.local.api.training_jobs import TrainingJobs
-from estimators.local.chaos import Chaos
-from estimators.local.chaos.requests import meet
-from estimators.local.engine import ApiError
-from estimators.local.engine.logs import LOG_GROUPS
-from estimators.service_model import service_model, violations
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-
 os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "1"  # moto reads it when it is imported
 
 from moto.moto_server.werkzeug_app import (
@@ -45,14 +28,22 @@ from moto.moto_server.werkzeug_app import (
 from werkzeug.serving import ThreadedWSGIServer
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
-from estimators.local.api.front import AwsErrors, OfferedOperations, RequiredMembers
+from estimators.local.api.front import DOCUMENT, OPERATION, AwsErrors, OfferedOperations, RequiredMembers, ask
 from estimators.local.api.guard import RAW_HEADERS, Guard
 from estimators.local.api.log_filter import LogFilter
+from estimators.local.api.offered import S3
+from estimators.local.api.operation import ApiOperation
 from estimators.local.api.signature import KeyPair
-from estimators.local.api.training_jobs import TrainingJobApi
+from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
+from estimators.local.chaos import Chaos
+from estimators.local.chaos.requests import meet
+from estimators.local.engine import ApiError
+from estimators.local.engine.logs import LOG_GROUPS
+from estimators.service_model import service_model, violations
 
 if TYPE_CHECKING:
-    from wsgiref.types import WSGIEnvironment
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 
 logger = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ def _tell(violation: Violation) -> str:
     value = violation.value
     path = dotted(violation.path)
     place = f"{path} (key)" if violation.is_name else path
-    shown = value if isinstance(value, int | float) else f"'{str(value)[:100]}'"
+    shown = f"{value}"[:100] if isinstance(value, int | float) else f"'{str(value)[:100]}'"
     return f"Value {shown} at '{place}' failed to satisfy constraint: Member must {_constraint(violation)}"
 
 

@@ -96,6 +96,21 @@ def test_idle_connections_give_way_the_oldest_first(server: Server) -> None:
         assert idle[-1].recv(12) == b"HTTP/1.1 200"
 
 
+def test_a_connection_whose_request_is_on_its_way_does_not_give_way(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_server, "GRACE_SECONDS", 30.0)
+    with ExitStack() as stack:
+        *_, late = clients = [stack.enter_context(connect(server)) for _ in range(MOST + 1)]
+        late.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        late.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            late.recv(1)
+        clients[0].sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        late.settimeout(10)
+        assert [client.recv(12) for client in (clients[0], late)] == [b"HTTP/1.1 200"] * 2
+
+
 def test_a_connection_that_is_kept_alive_gives_way_between_two_requests(server: Server) -> None:
     with ExitStack() as stack:
         for _ in range(2 * MOST):

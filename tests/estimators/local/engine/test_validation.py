@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import check_request
+from tests.estimators.local.engine.test_request import REQUEST
 
 
 def refusal(operation: str, **request: Any) -> str:
@@ -68,6 +70,15 @@ def test_upper_limits_hold_for_texts_numbers_lists_and_maps() -> None:
     tags = [{"Key": str(number), "Value": ""} for number in range(51)]
     assert "length less than or equal to 50; it has 51" in refusal("AddTags", ResourceArn=arn, Tags=tags)
     assert "at 'Tags[0].Value'" in refusal("AddTags", ResourceArn=arn, Tags=[{"Key": "k", "Value": "v" * 257}])
+
+
+@pytest.mark.parametrize("number", [2**31, 10**400], ids=["33 bits", "beyond all floats"])
+def test_a_whole_number_must_fit_the_services_type(number: int) -> None:
+    resources = {"VolumeSizeInGB": number, "InstanceType": "ml.m5.large", "InstanceCount": 1}
+    message = refusal("CreateTrainingJob", **{**REQUEST, "ResourceConfig": resources})
+    assert re.search(
+        r"Value \d{10,100} at 'ResourceConfig.VolumeSizeInGB' failed .* less than or equal to 2147483647", message
+    )
 
 
 def test_map_keys_and_values_are_checked() -> None:
