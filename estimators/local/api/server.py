@@ -1,7 +1,7 @@
 """The HTTP server: the guard, behind it the training-job API, and behind that moto for every other AWS service.
 
 Only this file imports moto, and it uses only the WSGI application of moto's server. IAM's GetRole finds a role of any
-name, as a job takes any RoleArn: the SDK turns the name of a role into its ARN by it. No role's permissions are checked.
+name, as a job takes any RoleArn: the SDK asks it for the role's ARN. No role's permissions are checked.
 """
 
 from __future__ import annotations
