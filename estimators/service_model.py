@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,14 +27,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "structure": (Mapping,),
 }
 _VALUES = (type(None), *{type_ for types in _TYPES.values() for type_ in types})
-_LARGEST = int(sys.float_info.max)
-_RANGES: Mapping[str, tuple[int, int]] = {
-    "integer": (-(2**31), 2**31 - 1),
-    "long": (-(2**63), 2**63 - 1),
-    "float": (-_LARGEST, _LARGEST),
-    "double": (-_LARGEST, _LARGEST),
-}
-"""What a whole number must fit, where the model has no narrower limit: the service's types have these widths."""
+_RANGES: Mapping[str, tuple[int, int]] = {"integer": (-(2**31), 2**31 - 1), "long": (-(2**63), 2**63 - 1)}
+"""The ranges of the service's whole numbers, where the model has no narrower one."""
 _JAVA_CLASSES = {
     r"\p{L}": r"\w",
     r"\p{N}": r"\d",

@@ -92,11 +92,6 @@ def _report(measurements: list[Measurement], options: Options) -> None:
         _write_plot(measurements, Path(options.plot))
 
 
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    sys.exit(run_rank(Options.from_json(sys.argv[1])))
-
-
 _RESULTS = {True: "right", False: "[bold red]WRONG[/]", None: ""}
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
@@ -169,3 +164,8 @@ def _write_plot(measurements: Sequence[Measurement], path: Path) -> None:
 
 def _gigabytes(bandwidth: float | None) -> str:
     return "" if bandwidth is None else f"{bandwidth / 1e9:.3f}"
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    sys.exit(run_rank(Options.from_json(sys.argv[1])))
