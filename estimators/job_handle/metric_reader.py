@@ -1,11 +1,4 @@
-"""Read the values of a job's metrics from its log by the job's own metric definitions.
-
-Search lines for the regexes of a job's request in a separate process, so that no regex can block this one.
-
-While Python's `re` matches, no other thread and no signal handler runs: one regex of a few characters would hang a
-notebook, or the whole console. A caller here waits for the answer. The local platform, whose jobs do not wait for
-metrics, uses the same process in ``local/engine/matching.py``.
-"""
+"""Read the values of a job's metrics from its log by the job's own metric definitions."""
 
 from __future__ import annotations
 
@@ -129,6 +122,11 @@ def _value(definition: MetricDefinition, piece: str, foreign: dict[MetricDefinit
     return foreign[definition] if definition in foreign else definition.value(piece)
 
 
+# Search lines for the regexes of a job's request in a separate process, so that no regex can block this one.
+#
+# While Python's `re` matches, no other thread and no signal handler runs: one regex of a few characters would hang a
+# notebook, or the whole console. A caller here waits for the answer. The local platform, whose jobs do not wait for
+# metrics, uses the same process in ``local/engine/matching.py``.
 class _BoundedSearch:
     """A process that searches lines, until `close`. Starting it may raise OSError. For one thread at a time."""
 

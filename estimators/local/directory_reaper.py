@@ -43,7 +43,8 @@ def remove_listed(lifeline: Path, *, wait: bool) -> None:
     # Its own path comes first. Elsewhere, as in a container that shares this directory, paths have other meanings.
     if listed[:1] != [lifeline]:
         return
-    if sum(not _is_removed(path) for path in listed[1:]) == 0:
+    removed = [_is_removed(path) for path in listed[1:]]
+    if all(removed):
         lifeline.unlink()
 
 

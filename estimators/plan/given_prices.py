@@ -1,10 +1,4 @@
-"""The prices of instance types, in US dollars per hour and host: a mapping, a file, or ``"aws"``.
-
-Prices from AWS's Price List API: on-demand training on an instance type in a region.
-
-The API has no prices of managed spot training. Its answers are described in
-https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/price-changes.html
-"""
+"""The prices of instance types, in US dollars per hour and host: a mapping, a file, or ``"aws"``."""
 
 from __future__ import annotations
 
@@ -118,6 +112,10 @@ def _price(value: Any, where: str) -> HostPrice:
     return HostPrice(on_demand=on_demand, spot=of_spot)
 
 
+# Prices from AWS's Price List API: on-demand training on an instance type in a region.
+#
+# The API has no prices of managed spot training. Its answers are described in
+# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/price-changes.html
 def _dollars(value: Any, where: str) -> Decimal:
     try:
         price = Decimal(str(value))

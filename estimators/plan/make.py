@@ -1,10 +1,4 @@
-"""Check a job completely before it is sent. Only the request for AWS's prices uses the network.
-
-Find the global batch if the script takes it from a hyperparameter: ``trainer.loader(…, config.batch_size)``.
-
-smddp's Trainer takes the batch size of an optimizer step, over all ranks and micro-batches. Only a literal in the
-script is found: not a size that it computes, nor the size in other loops.
-"""
+"""Check a job completely before it is sent. Only the request for AWS's prices uses the network."""
 
 from __future__ import annotations
 
@@ -262,6 +256,10 @@ def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> P
     )
 
 
+# Find the global batch if the script takes it from a hyperparameter: ``trainer.loader(…, config.batch_size)``.
+#
+# smddp's Trainer takes the batch size of an optimizer step, over all ranks and micro-batches. Only a literal in the
+# script is found: not a size that it computes, nor the size in other loops.
 def global_batch(source: source_code.SourceCode, hyperparameters: Mapping[str, Any]) -> int | None:
     """Return the samples of an optimizer step, or None if the script does not state them in this form."""
     if not source.is_local or not source.script.is_file():

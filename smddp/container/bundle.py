@@ -7,10 +7,6 @@ No member may be written, or link, outside the target directory, or fill the dis
 2. Check all links, and make them.
 3. Check that each entry can take its place in the target, and move the entries there. A refused archive leaves nothing
    behind.
-
-Resolves the symbolic links of a bundle in the table of its members, without reading the disk.
-
-Each link is followed once and cached, and no further than Linux would: the work is proportional to the links' length.
 """
 
 from __future__ import annotations
@@ -189,6 +185,9 @@ def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
+# Resolves the symbolic links of a bundle in the table of its members, without reading the disk.
+#
+# Each link is followed once and cached, and no further than Linux would: the work is proportional to the links' length.
 _MOST_TURNS = 40
 """The number of links that Linux itself follows for one name."""
 

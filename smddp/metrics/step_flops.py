@@ -1,9 +1,4 @@
-"""Count the floating point operations of one micro-batch, and compute the rate and its share of the device's peak.
-
-Peak floating point operations a second of NVIDIA's GPUs, for dense matrices, from NVIDIA's data sheets.
-
-Figures with sparsity are halved. The numbers are 10¹² a second, at boost clock.
-"""
+"""Count the floating point operations of one micro-batch, and compute the rate and its share of the device's peak."""
 
 from __future__ import annotations
 
@@ -72,6 +67,9 @@ def _is_compiled(model: nn.Module) -> bool:
     return any(hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in model.modules())
 
 
+# Peak floating point operations a second of NVIDIA's GPUs, for dense matrices, from NVIDIA's data sheets.
+#
+# Figures with sparsity are halved. The numbers are 10¹² a second, at boost clock.
 _Peaks = dict[str, float]
 
 _H100_SXM: _Peaks = {"fp32": 67, "tf32": 494.5, "bf16": 989.5, "fp16": 989.5}

@@ -1,10 +1,4 @@
-"""The time of each phase of a step: data, forward, backward, optimizer, checkpoint, and other work.
-
-The clock of a device: note moments without waiting, and read the time between them later.
-
-On a CPU a moment is a time. A GPU runs behind the program that feeds it, so its moments are events in its stream. The
-time between two events is the GPU's own, so a wait for data counts only as far as the GPU stood still.
-"""
+"""The time of each phase of a step: data, forward, backward, optimizer, checkpoint, and other work."""
 
 from __future__ import annotations
 
@@ -140,6 +134,10 @@ class StepTimer:
         del self._pending[:done]
 
 
+# The clock of a device: note moments without waiting, and read the time between them later.
+#
+# On a CPU a moment is a time. A GPU runs behind the program that feeds it, so its moments are events in its stream. The
+# time between two events is the GPU's own, so a wait for data counts only as far as the GPU stood still.
 class _Clock(Protocol):
     """The clock of one device. The moments of ``now`` are valid only for the same clock."""
 

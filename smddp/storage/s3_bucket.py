@@ -2,12 +2,6 @@
 
 One policy retries each request (`smddp.storage.s3_retries`); boto3 itself does not retry. Client and semaphore belong
 to one process: a fork makes its own.
-
-The S3 client: boto3's, with every wait bounded.
-
-boto3 finds credentials, region and endpoint as usual: in the role, the environment (AWS_REGION, AWS_ENDPOINT_URL_S3,
-AWS_PROFILE) or the configuration files. The AWS CRT is not used: its transfers ignore the configured endpoint
-(boto/boto3#4839), it hangs after a fork, and it is not faster (benchmarks/s3_transfer.py).
 """
 
 from __future__ import annotations
@@ -185,6 +179,11 @@ class _State:
     free: threading.BoundedSemaphore
 
 
+# The S3 client: boto3's, with every wait bounded.
+#
+# boto3 finds credentials, region and endpoint as usual: in the role, the environment (AWS_REGION, AWS_ENDPOINT_URL_S3,
+# AWS_PROFILE) or the configuration files. The AWS CRT is not used: its transfers ignore the configured endpoint
+# (boto/boto3#4839), it hangs after a fork, and it is not faster (benchmarks/s3_transfer.py).
 _MOST_CONNECTIONS = 64
 """Connections kept open between requests, at most."""
 

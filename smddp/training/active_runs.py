@@ -1,8 +1,8 @@
 """The runs of this process that may have unsaved steps: ``active_runs``.
 
 A process runs one script, and its stop or end concerns all its runs. Each run is registered twice, because two
-lifetimes meet: its ``SaveSchedule`` live as long as their trainer, from before the first step; its ``RunSaves`` live
-until the script ends under ``smddp.run``, even after their trainer, because the last save must become durable.
+lifetimes meet: its ``SaveSchedule`` lives as long as the trainer, from before the first step; its ``RunSaves`` live
+until the script ends under ``smddp.run``, even after the trainer, because the last save must become durable.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
 """Check that the Trainer's arguments have the right types, before anything is built from them.
 
 Whether model, optimizers and schedules fit each other is checked in `smddp.training.model_checks`.
-
-Check, before the first step, that all ranks train with the same options.
-
-Nothing else would report a difference: weights that are clipped on one rank only, or stepped at another rate, drift
-apart silently, and ranks that log or save at different steps wait for each other for ever. DDP compares the model's
-parameters.
 """
 
 from __future__ import annotations
@@ -69,6 +63,11 @@ def describe(value: object) -> str:
     return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
+# Check, before the first step, that all ranks train with the same options.
+#
+# Nothing else would report a difference: weights that are clipped on one rank only, or stepped at another rate, drift
+# apart silently, and ranks that log or save at different steps wait for each other for ever. DDP compares the model's
+# parameters.
 def check_options_agree(membership: Membership, **options: object) -> None:
     """Raise ValueError on every rank if the ranks' options differ, compared as text; all ranks must call it."""
     if membership.cluster.world_size == 1:

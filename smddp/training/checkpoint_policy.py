@@ -2,12 +2,6 @@
 
 It only states wishes. `smddp.training.save_schedule` finds the moment to save, and ``smddp.checkpoint`` does the
 rest.
-
-The interval between saves for ``every="auto"``: it minimizes the cost of saves plus the work lost to failures.
-
-A save stalls training a little; a failure loses the work since the last save. Young derived the interval that minimizes
-the sum, and Daly refined it for saves that take long. The cost of each save is measured; the failure rate is a number
-from the literature, or the user's own.
 """
 
 from __future__ import annotations
@@ -101,6 +95,12 @@ class CheckpointPolicy:
 
 logger = logging.getLogger(__name__)
 
+# The interval between saves for ``every="auto"``: it minimizes the cost of saves plus the work lost to failures.
+#
+# A save stalls training a little; a failure loses the work since the last save. Young derived the interval that
+# minimizes
+# the sum, and Daly refined it for saves that take long. The cost of each save is measured; the failure rate is a number
+# from the literature, or the user's own.
 _MEASUREMENTS = 5
 _NEWS = 2.0  # the factor by which the interval must change to be logged again
 

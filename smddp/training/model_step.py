@@ -1,13 +1,6 @@
 """One model's part in a step: its losses, the average of its gradients, its optimizer step, its moving average.
 
 It knows neither where the data comes from, nor what is saved or shown.
-
-Weigh micro-batches by their number of items, such as tokens: the gradient is the mean over all items of a step.
-
-1. The number of items of a step, on all ranks, is known only after its last micro-batch.
-2. So each loss is multiplied by its own number of items over a fixed unit.
-3. After the last micro-batch the gradients are multiplied by the missing factor, once, before clipping.
-4. The unit is a power of two: it changes no bit of a result, and keeps fp16's scaled losses within their range.
 """
 
 from __future__ import annotations
@@ -178,6 +171,12 @@ def _norms(module: nn.Module) -> list[Tensor]:
     return [*coarse, *(torch._foreach_norm(fine) if fine else ())]  # noqa: SLF001
 
 
+# Weigh micro-batches by their number of items, such as tokens: the gradient is the mean over all items of a step.
+#
+# 1. The number of items of a step, on all ranks, is known only after its last micro-batch.
+# 2. So each loss is multiplied by its own number of items over a fixed unit.
+# 3. After the last micro-batch the gradients are multiplied by the missing factor, once, before clipping.
+# 4. The unit is a power of two: it changes no bit of a result, and keeps fp16's scaled losses within their range.
 class _ItemWeights:
     """The item weights of successive optimizer steps; all ranks call its methods at the same points."""
 

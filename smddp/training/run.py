@@ -173,7 +173,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
         first_failure.close()
         _end_soon(membership)
         if code != _INTERRUPTED:
-            saves.__exit__(type(error), error, error.__traceback__)  # nothing is left to do but where contact was lost
+            saves.__exit__(type(error), error, error.__traceback__)  # trackers hear of the failure, if contact was lost
         return code
     first_failure.close(code=code)
     _tell(code)

@@ -2,13 +2,6 @@
 
 For most patterns, and for any prefix, moto would return every event. Here a prefix is replaced by the names of the
 matching streams, which moto supports, and the pattern is matched here.
-
-CloudWatch Logs' filter patterns of plain terms: words and quoted phrases that must occur, or must not.
-
-Patterns of JSON (``{ $.a = 1 }``), columns (``[a, b]``) and regular expressions (``%a%``) are refused, because moto
-would let them match everything.
-
-https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
 """
 
 from __future__ import annotations
@@ -121,6 +114,12 @@ class LogFilter:
         return answer
 
 
+# CloudWatch Logs' filter patterns of plain terms: words and quoted phrases that must occur, or must not.
+#
+# Patterns of JSON (``{ $.a = 1 }``), columns (``[a, b]``) and regular expressions (``%a%``) are refused, because moto
+# would let them match everything.
+#
+# https://docs.aws.amazon.com/AmazonCloudWatch/latest/logs/FilterAndPatternSyntax.html
 _TERM = re.compile(r'\s*(?P<sign>[?-]?)(?:"(?P<phrase>(?:[^"\\]|\\.)*)"|(?P<word>\w+))(?=\s|$)\s*', re.DOTALL)
 """A word consists of letters, digits and underscores; AWS wants any other text in quotes."""
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)

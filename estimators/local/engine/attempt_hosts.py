@@ -1,14 +1,4 @@
-"""The hosts of one attempt of a job while they run: started together, followed, and ended together.
-
-The environment of a host's program, besides the executor's own variables.
-
-Later lines win:
-
-1. defaults that an image would set;
-2. the platform's: the job's region, and the engine's ``container_environment`` (endpoint, keys);
-3. the request's Environment;
-4. variables that name the job, which the platform owns.
-"""
+"""The hosts of one attempt of a job while they run: started together, followed, and ended together."""
 
 from __future__ import annotations
 
@@ -136,6 +126,14 @@ class AttemptHosts(Generic[Request_co]):
                 process.kill()
 
 
+# The environment of a host's program, besides the executor's own variables.
+#
+# Later lines win:
+#
+# 1. defaults that an image would set;
+# 2. the platform's: the job's region, and the engine's ``container_environment`` (endpoint, keys);
+# 3. the request's Environment;
+# 4. variables that name the job, which the platform owns.
 _IMAGE = {
     "PYTHONUNBUFFERED": "1",
     "AWS_CONFIG_FILE": os.devnull,

@@ -1,10 +1,4 @@
-"""The ways in which an attempt of a job ends, and how often in a row it may end by the loss of a host.
-
-Limits how often in a row a spot job may lose a host without a new checkpoint.
-
-A lost machine is no fault of the program, so the job begins again. Without a limit, a program that kills itself in a
-way that looks like a loss would begin again for ever.
-"""
+"""The ways in which an attempt of a job ends, and how often in a row it may end by the loss of a host."""
 
 from __future__ import annotations
 
@@ -37,6 +31,10 @@ class StoppedError(Exception):
     """Raised in the job's thread at its next step if the job must end: a stop, a time limit, or the engine's end."""
 
 
+# Limits how often in a row a spot job may lose a host without a new checkpoint.
+#
+# A lost machine is no fault of the program, so the job begins again. Without a limit, a program that kills itself in a
+# way that looks like a loss would begin again for ever.
 _MOST_LOSSES = 3
 IN_VAIN = f"These are {_MOST_LOSSES} losses in a row without a new checkpoint: the job does not begin again."
 

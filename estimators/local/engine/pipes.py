@@ -7,12 +7,6 @@ For an augmented manifest, the pipe sends the objects and the values of its line
 2. A program that does not read blocks nothing: once the hosts have ended, `close` ends all writing.
 3. An object that can't be read, or a defect of the platform, ends the job. The pipe stays open until the program is
    gone, because a closed pipe looks like the end of the data.
-
-Reads an augmented manifest: JSON Lines, one sample a line.
-
-An attribute whose name ends in ``-ref`` names an S3 object; any other attribute is the data itself. The format is in
-https://docs.aws.amazon.com/sagemaker/latest/dg/augmented-manifest.html. It does not say how text is sent: here as it
-is, without quotes. Every other value is sent as JSON.
 """
 
 from __future__ import annotations
@@ -237,6 +231,11 @@ def _decompress(pieces: Iterator[bytes], uri: S3Uri) -> Iterator[bytes]:
         raise FailedJobError(f"ClientError: {uri} is a gzip file that is cut off; upload it again")
 
 
+# Reads an augmented manifest: JSON Lines, one sample a line.
+#
+# An attribute whose name ends in ``-ref`` names an S3 object; any other attribute is the data itself. The format is in
+# https://docs.aws.amazon.com/sagemaker/latest/dg/augmented-manifest.html. It does not say how text is sent: here as it
+# is, without quotes. Every other value is sent as JSON.
 _REFERENCE = "-ref"
 
 _Line = tuple[S3Uri | bytes, ...]

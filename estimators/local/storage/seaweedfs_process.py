@@ -3,11 +3,6 @@
 Its components demand random tokens or certificates, or have their HTTP interface switched off. Where namespaces are
 allowed, nobody else reaches them at all: it has its own network, and its own /tmp for sockets whose names can't be
 chosen. The one entrance is the socket of its S3, in a directory closed to other users.
-
-Certificates for SeaweedFS's components, so that they talk only to programs with the one key made here.
-
-SeaweedFS's gRPC asks for no credentials of its own. With these files every connection, in either direction, is TLS with
-a certificate of one authority. The authority signs once, for this server, and its key is not stored.
 """
 
 from __future__ import annotations
@@ -37,6 +32,11 @@ from estimators.local.private_directory import PRIVATE
 
 logger = logging.getLogger(__name__)
 
+# Certificates for SeaweedFS's components, so that they talk only to programs with the one key made here.
+#
+# SeaweedFS's gRPC asks for no credentials of its own. With these files every connection, in either direction, is TLS
+# with
+# a certificate of one authority. The authority signs once, for this server, and its key is not stored.
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin")
 _GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above its HTTP port
 _STOP_SECONDS = 3.0  # it has put everything away by then, and may wait 30 s for idle connections of its own

@@ -1,11 +1,4 @@
-"""The snapshot of a run on one rank: a copy in memory of the state that this rank writes.
-
-Divides the replicated tensors among the ranks that write them.
-
-A pure function of names and sizes, so that every rank computes the same answer without communication. Whole tensors go,
-largest first, to the writer with the fewest bytes so far (Graham's longest-processing-time rule): no writer gets more
-than a fair share and one tensor.
-"""
+"""The snapshot of a run on one rank: a copy in memory of the state that this rank writes."""
 
 from __future__ import annotations
 
@@ -134,6 +127,12 @@ def _sizes(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, int]]:
     return {part: {name: tensor.nbytes for name, tensor in each.items()} for part, each in tensors.items()}
 
 
+# Divides the replicated tensors among the ranks that write them.
+#
+# A pure function of names and sizes, so that every rank computes the same answer without communication. Whole tensors
+# go,
+# largest first, to the writer with the fewest bytes so far (Graham's longest-processing-time rule): no writer gets more
+# than a fair share and one tensor.
 WHOLE_BELOW = 2**20
 """Bytes. The first writer writes a smaller part alone: another file would cost more than it saves."""
 

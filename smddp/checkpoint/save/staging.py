@@ -5,13 +5,6 @@ without the state, which training changes. The memory is allocated and touched o
 
 The memory is handed over without a lock: the training thread copies, the background thread reads, and the next copy
 starts only after the background thread has ended.
-
-The copies of one save from the GPUs to CPU memory: wait for them, and measure how long they stall training.
-
-The copies run on training's current streams. So each copy runs after the kernels that computed its tensor, and before
-the next kernels that change it, and the CPU does not wait. A separate stream would gain nothing: training may change
-any tensor right after the snapshot, and would have to wait for that stream at once. Two events around the copies
-measure their time on the GPU.
 """
 
 from __future__ import annotations
@@ -172,6 +165,12 @@ def _forget_error(gpu: torch.device) -> None:
         torch.ones(1, device=gpu)
 
 
+# The copies of one save from the GPUs to CPU memory: wait for them, and measure how long they stall training.
+#
+# The copies run on training's current streams. So each copy runs after the kernels that computed its tensor, and before
+# the next kernels that change it, and the CPU does not wait. A separate stream would gain nothing: training may change
+# any tensor right after the snapshot, and would have to wait for that stream at once. Two events around the copies
+# measure their time on the GPU.
 class _GpuCopies:
     """The copies to CPU memory that are enqueued between construction and `end`."""
 

@@ -7,10 +7,6 @@ mid-epoch continues at the very next sample, with any number of ranks.
 
 They are batch samplers for ``torch.utils.data.DataLoader(dataset, batch_sampler=...)``. They know sizes and indices,
 never the data.
-
-Iterates over the micro-batches of one rank in one epoch.
-
-It does not count optimizer steps, and a checkpoint does not keep it; the sampler does both.
 """
 
 from __future__ import annotations
@@ -309,6 +305,9 @@ def _check_rank(rank: int, world_size: int) -> None:
         raise ValueError(f"rank is {rank} of world_size {world_size}: ranks go from 0 to world_size - 1")
 
 
+# Iterates over the micro-batches of one rank in one epoch.
+#
+# It does not count optimizer steps, and a checkpoint does not keep it; the sampler does both.
 _BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one block of the permutation
 
 

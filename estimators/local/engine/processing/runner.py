@@ -1,10 +1,4 @@
-"""The steps specific to a processing job: its directories, its outputs, and its programs' exit message.
-
-A host's own Python environment without an image: packages that its program installs stay out of this Python.
-
-The SDK's FrameworkProcessor installs a requirements.txt with the first ``pip`` in PATH. Without an image, that would be
-the ``pip`` of the user who started the platform.
-"""
+"""The steps specific to a processing job: its directories, its outputs, and its programs' exit message."""
 
 from __future__ import annotations
 
@@ -147,6 +141,11 @@ def _input(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "S3Input": {**given["S3Input"], "S3DownloadMode": "StartOfJob"}}
 
 
+# A host's own Python environment without an image: packages that its program installs stay out of this Python.
+#
+# The SDK's FrameworkProcessor installs a requirements.txt with the first ``pip`` in PATH. Without an image, that would
+# be
+# the ``pip`` of the user who started the platform.
 _DIRECTORY = "venv"
 _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 
