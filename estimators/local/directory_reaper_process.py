@@ -112,17 +112,18 @@ def _locked(path: Path, directory: Path) -> Lifeline:
     It gets its name only after it is locked, so an unlocked file of that name was left by a killed process.
     """
     unnamed = path.with_suffix(".new")
-    descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    lifeline = Lifeline(descriptor)
+    lifeline = None
     try:
+        lifeline = Lifeline(os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         # No wait: the file is new, and has its final name only once it is locked.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(lifeline, fcntl.LOCK_EX)
         lifeline.write(path)
         lifeline.write(directory)
         unnamed.rename(path)
     except OSError as error:
-        lifeline.close()
-        unnamed.unlink()
+        if lifeline is not None:
+            lifeline.close()
+        unnamed.unlink(missing_ok=True)
         raise LocalPlatformError(
             f"{path.parent} takes no locked file ({error.strerror}): set TMPDIR to a directory on a local disk with "
             "free space."

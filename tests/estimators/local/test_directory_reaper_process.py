@@ -124,6 +124,12 @@ def test_where_no_file_can_be_locked_the_remedy_is_named(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_no_file_can_be_made_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(LocalPlatformError, match=r"No such file or directory\): set TMPDIR to a directory"):
+        DirectoryReaperProcess(tmp_path / "directory")
+
+
 def fail(*arguments: object) -> None:
     raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
