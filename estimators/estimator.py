@@ -31,7 +31,7 @@ from estimators.training_job import TrainingJob
 from smddp.process.script_import import refuse_in_import
 
 if TYPE_CHECKING:
-    from estimators.job_handle.listener import OnEvent
+    from estimators.job_handle.events import OnEvent
     from estimators.rehearsal import Rehearsal
     from estimators.sdk.library import Session
 
@@ -266,7 +266,7 @@ class Estimator:
 
     def _check_listener(self, on_event: OnEvent, *, waits: bool) -> None:
         """Raise EstimatorError if `on_event` is invalid or would receive no events."""
-        from estimators.job_handle.listener import check_listener
+        from estimators.job_handle.events import check_listener
 
         check_listener(on_event)
         if parameters.is_local_mode(self.arguments):

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from estimators import api_retries
 from estimators.errors import EstimatorError
-from estimators.job_handle import outcome
-from estimators.job_handle.events import JobEvent, StatusChange
-from estimators.job_handle.outcome import ENDED
+from estimators.job_handle.events import ENDED, JobEvent, StatusChange, require_completed
 from estimators.log_reader import LOG_GROUP, LogLine, LogReader
 
 if TYPE_CHECKING:
@@ -22,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
 
+    from estimators.job_handle.events import OnEvent
     from estimators.job_handle.files import JobFiles
     from estimators.job_handle.follower import Follower
-    from estimators.job_handle.listener import OnEvent
     from estimators.sdk.library import Session
     from smddp.checkpoint import CheckpointInfo
 
@@ -174,9 +172,9 @@ class TrainingJob:
             EstimatorError: The job keeps no checkpoints.
             StoreError: S3 can't be read.
         """
-        from estimators.job_handle import checkpoints
+        from estimators.job_handle import files
 
-        return checkpoints.listed(checkpoints.place(self.name, self.describe()), self._s3(), deep=deep)
+        return files.list_checkpoints(files.checkpoints_uri(self.name, self.describe()), self._s3(), deep=deep)
 
     def download(
         self, directory: str | os.PathLike[str], *, only: Literal["model", "output"] | None = None
@@ -228,11 +226,11 @@ class TrainingJob:
         Raises:
             EstimatorError: The job has not ended, has no valid checkpoint, or does not allow a change.
         """
-        from estimators.job_handle import checkpoints
+        from estimators.job_handle import files
         from estimators.job_handle.resumed_request import Changes, new_name, resumed_request, send
 
         description = self.describe()
-        uri = checkpoints.place(self.name, description)
+        uri = files.checkpoints_uri(self.name, description)
         if (status := description["TrainingJobStatus"]) not in ENDED:
             raise EstimatorError(
                 f"{self.name} is {status}, and two jobs can't write to {uri}. Call stop() and wait() first."
@@ -248,7 +246,7 @@ class TrainingJob:
         )
         name = job_name or new_name(self.name)
         request = resumed_request(description, changes, name)
-        checkpoints.require_something(uri, self._s3())
+        files.require_checkpoint(uri, self._s3())
         send(self._sagemaker, request)
         logger.info("started training job %s, which goes on from %s", name, self.name)
         return TrainingJob(name, self._session)
@@ -302,8 +300,8 @@ class TrainingJob:
             TrainingJobFailed: The job failed.
             TrainingJobStopped: The job was stopped.
         """
-        from estimators.job_handle.listener import Listener
-        from estimators.job_handle.shown import is_live, shown
+        from estimators.job_handle.events import Listener
+        from estimators.job_handle.view import is_live, shown
 
         live = self._hyperparameters if logs and is_live() else None
         with self._leaving_told(), ExitStack() as stack:
@@ -355,7 +353,7 @@ class TrainingJob:
         """
         import asyncio
 
-        from estimators.job_handle.listener import Listener
+        from estimators.job_handle.events import Listener
 
         listener = None if on_event is None else Listener(on_event, self.name)
         wants_all = callable(on_event)
@@ -394,7 +392,7 @@ class TrainingJob:
             TrainingJobFailed: The job failed.
             TrainingJobStopped: The job was stopped.
         """
-        outcome.require_completed(self.name, description, self._advice)
+        require_completed(self.name, description, self._advice)
 
     def _advice(self, status: str) -> str:  # noqa: ARG002 - subclasses use it
         """Return advice about a job that did not complete."""

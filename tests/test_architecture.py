@@ -103,7 +103,7 @@ def test_entry_points_see_only_smddp_and_torch(entry_point: Path) -> None:
         ("import smddp.cluster", ("torch", "boto3", "numpy")),
         ("import smddp.container", ("torch", "boto3")),
         ("from smddp.checkpoint import CheckpointInfo, list_checkpoints", ("torch", "boto3", "numpy")),
-        ("import estimators.job_handle.checkpoints", ("torch",)),
+        ("import estimators.job_handle.files", ("torch",)),
         ("import smddp.cli", ("torch", "boto3", "sagemaker", "moto", "numpy")),
         ("import smddp.cli", ("estimators.docker.build", "estimators.source_code")),
         ("import estimators", ("torch", "boto3", "sagemaker", "moto")),

@@ -1,1 +1,1 @@
-"""The parts of the handle on a training job: events, metrics, live status, files and resume."""
+"""The parts of the handle on a training job: events, metrics, the view of a running job, files and resume."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
+from estimators.job_handle import matcher
 from estimators.job_handle.events import MetricValue
 from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
-from estimators.job_handle.matcher_process import MatcherProcess
 from estimators.log_reader import LogLine
 from estimators.metric_definition import MetricDefinition, finite, pieces, regex_of_line
 from smddp.process.shown_text import shown_name
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
 _PLACES = ("step", "epoch")
 """The metrics that locate a line's other metrics in the training."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_./:-]+")
@@ -110,6 +112,44 @@ class MetricReader:
                 MEAN_SECONDS * 1000,
             )
         return values
+
+
+class MatcherProcess:
+    """A process that searches lines for regexes, until `kill` or the end of this process. May raise OSError."""
+
+    def __init__(self, regexes: Sequence[str]) -> None:
+        self._order = json.dumps([regexes, matcher.MATCH_SECONDS, matcher.MEAN_SECONDS])
+        watched, self._alive = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", matcher.__file__, str(watched)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                pass_fds=[watched],
+                start_new_session=True,  # so that Ctrl-C does not reach it
+                cwd="/",
+            )
+        except BaseException:
+            os.close(self._alive)
+            raise
+        finally:
+            os.close(watched)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self.lines: TextIO = self._process.stdin  # type: ignore[assignment]  # typeshed: IO[str]
+        """Its input: one JSON value on each line."""
+        self.answers: TextIO = self._process.stdout  # type: ignore[assignment]
+        """Its output, in the same form."""
+
+    def begin(self) -> None:
+        """Send the regexes, before the first line. May block, or raise BrokenPipeError if the process has ended."""
+        self.lines.write(f"{self._order}\n")
+
+    def kill(self) -> None:
+        """End the process. Both pipes stay open: their user closes them."""
+        self._process.kill()
+        self._process.wait()
+        os.close(self._alive)
 
 
 def _is_own(definition: MetricDefinition) -> bool:

@@ -13,8 +13,8 @@ from estimators.training_job import TrainingJob
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
 
+    from estimators.job_handle.events import OnEvent
     from estimators.job_handle.files import JobFiles
-    from estimators.job_handle.listener import OnEvent
 
 
 class LocalModeJob(TrainingJob):

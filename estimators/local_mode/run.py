@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from estimators.docker.docker_program import DockerError, require_engine
 from estimators.docker.pull import require_image
 from estimators.errors import EstimatorError
+from estimators.job_handle.view import LogView
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.job import JobRecord
@@ -24,7 +25,6 @@ from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.training_runner import TrainingRunner
 from estimators.local.executors.docker import Docker, DockerExecutor
 from estimators.local_mode.job import LocalModeJob
-from estimators.log_view import LogView
 from smddp.process.shown_text import shown_text
 
 if TYPE_CHECKING:

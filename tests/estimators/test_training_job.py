@@ -25,7 +25,7 @@ from moto import mock_aws
 
 from estimators import api_retries
 from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
-from estimators.job_handle import follower, listener
+from estimators.job_handle import events, follower
 from estimators.job_handle.events import JobEvent, MetricValue, StatusChange
 from estimators.log_reader import LOG_GROUP, LogLine, LogReader
 from estimators.training_job import TrainingJob
@@ -437,7 +437,7 @@ def test_a_command_that_fails_is_a_warning(
     seconds: float,
     said: str,
 ) -> None:
-    monkeypatch.setattr(listener, "COMMAND_SECONDS", seconds)
+    monkeypatch.setattr(events, "COMMAND_SECONDS", seconds)
     platform.descriptions = [COMPLETED]
     TrainingJob(NAME, platform).wait(logs=False, on_event=command)
     assert len(re.findall(said, caplog.text)) == 1

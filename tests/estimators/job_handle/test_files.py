@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 
 from estimators.errors import EstimatorError
-from estimators.job_handle import checkpoints, files
+from estimators.job_handle import files
 
 BASE = "digits/output"
 
@@ -148,14 +148,14 @@ def test_a_job_that_left_nothing_says_so(s3: Any, tmp_path: Path) -> None:
 
 def test_an_empty_place_is_nothing_to_go_on_from(s3: Any) -> None:
     with pytest.raises(EstimatorError, match="nothing in s3://jobs/checkpoints to go on from"):
-        checkpoints.require_something("s3://jobs/checkpoints", s3)
-    assert checkpoints.listed("s3://jobs/checkpoints", s3, deep=False) == []
+        files.require_checkpoint("s3://jobs/checkpoints", s3)
+    assert files.list_checkpoints("s3://jobs/checkpoints", s3, deep=False) == []
     s3.put_object(Bucket="jobs", Key="checkpoints/epoch=3.ckpt", Body=b"another format")
-    checkpoints.require_something("s3://jobs/checkpoints", s3)
+    files.require_checkpoint("s3://jobs/checkpoints", s3)
 
 
 def test_a_place_without_a_valid_checkpoint_is_nothing_to_go_on_from(s3: Any) -> None:
     s3.put_object(Bucket="jobs", Key="checkpoints/step-000000000010/manifest.json", Body=b"{")
     with pytest.raises(EstimatorError, match=r"No checkpoint in s3://jobs/checkpoints is valid \(step 10: damaged"):
-        checkpoints.require_something("s3://jobs/checkpoints", s3)
-    assert [info.status for info in checkpoints.listed("s3://jobs/checkpoints", s3, deep=False)] == ["damaged"]
+        files.require_checkpoint("s3://jobs/checkpoints", s3)
+    assert [info.status for info in files.list_checkpoints("s3://jobs/checkpoints", s3, deep=False)] == ["damaged"]

@@ -1,17 +1,34 @@
-"""A job's progress on one line: status, epoch and step, the loss and its curve, the speed, and the time left."""
+"""Show a running job to a person: its log and, on a terminal or in a notebook, a live progress line."""
 
 from __future__ import annotations
 
+import contextvars
+import html
 import json
+import logging
 import math
+import os
+import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from itertools import pairwise
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from estimators.job_handle.events import JobEvent, MetricValue, StatusChange
-from smddp.process.live_text import duration, fitting, speed
+from estimators.log_reader import LogLine
+from smddp.process.live_text import PROGRESS_VARIABLE, duration, fitting, is_watched, speed
+from smddp.process.shown_text import shown_line, shown_text
+
+logger = logging.getLogger(__name__)
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 16
@@ -21,6 +38,81 @@ _SPAN_SECONDS = 120.0
 _EPOCHS = ("epochs", "num_epochs", "num_train_epochs", "max_epochs")
 _STEPS = ("max_steps", "total_steps", "steps")
 """Common names of the hyperparameters that set the end of the training."""
+_REFRESH_SECONDS = 1.0  # each is a message to the browser
+_COLUMNS = 100
+
+
+def is_live() -> bool:
+    """Return whether stdout is a terminal or a notebook, which can show a live line."""
+    return is_watched(sys.stdout) or _in_notebook()
+
+
+@contextmanager
+def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[Callable[[JobEvent], None]]:
+    """Show a job on stdout; yield the function that takes each event. The terminal is restored in any case.
+
+    `live` returns the job's hyperparameters, for the live line; None shows no live line.
+    """
+    if live is None:
+        view = LogView()
+        view.show_name(name)
+        yield lambda event: _show(view, event)
+        return
+    from smddp.process.terminal_line import TerminalLine
+
+    progress = ProgressLine(live())
+    line = _NotebookLine(progress.text) if _in_notebook() else TerminalLine(progress.text, sys.stdout)
+    try:
+        line.start()
+        view = LogView()  # created after start(): sys.stdout now writes above the live line
+        view.show_name(name)
+
+        def show(event: JobEvent) -> None:
+            progress.update(event)
+            _show(view, event)
+
+        yield show
+    finally:
+        line.stop()
+
+
+def _show(view: LogView, event: JobEvent) -> None:
+    if isinstance(event, LogLine):
+        view.show_line(event.host, event.message)
+    elif isinstance(event, StatusChange):
+        view.show_status(event.time, event.status, event.message)
+
+
+class LogView:
+    """Shows each line with its host, coloured on a terminal and in a notebook; keeps the sys.stdout of its creation."""
+
+    def __init__(self) -> None:
+        # A notebook merges writes to stdout and shows terminal colours. rich's own notebook mode would make each line a
+        # separate output.
+        self._console = Console(
+            file=sys.stdout,
+            force_jupyter=False,
+            force_terminal=Console().is_jupyter or None,
+            highlight=False,
+            soft_wrap=True,
+        )
+        self._colours: dict[str, str] = {}
+
+    def show_name(self, name: str) -> None:
+        """Show the job's name, with which `TrainingJob.attach` finds the job again."""
+        self._console.print(Text(f"training job {shown_line(name)}", style="bold"))
+
+    def show_line(self, host: str, message: str) -> None:
+        """Show one line of a host's log."""
+        colour = self._colours.setdefault(host, _COLOURS[len(self._colours) % len(_COLOURS)])
+        self._console.print(Text.assemble((f"{shown_line(host)} | ", colour), shown_line(message)))
+
+    def show_status(self, time: datetime, status: str, message: str) -> None:
+        """Show that the job's status has changed."""
+        text = f"{time.astimezone():%H:%M:%S} {status}"
+        if message and message != status:
+            text = f"{text}: {shown_text(message)}"
+        self._console.print(Text(text, style="bold"))
 
 
 class ProgressLine:
@@ -118,3 +210,53 @@ def _first_number(hyperparameters: Mapping[str, str], names: tuple[str, ...]) ->
             if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
                 return float(value)
     return None
+
+
+class _NotebookLine:
+    """One live line, like `smddp.process.terminal_line.TerminalLine` on a terminal. Its last text stays.
+
+    `text` returns the line for a number of columns; it is called in another thread.
+    """
+
+    def __init__(self, text: Callable[[int], str]) -> None:
+        self._text = text
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Show the line below the cell's output so far."""
+        from IPython.display import display
+
+        show: Callable[..., Any] = display
+        handle = show(self._bundle(), raw=True, display_id=True)
+
+        def refresh() -> None:
+            while not self._ended.wait(_REFRESH_SECONDS):
+                handle.update(self._bundle(), raw=True)
+            handle.update(self._bundle(), raw=True)
+
+        # The kernel assigns a message to its cell by the context.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(refresh,), name="live line", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Show the line's final text; ends the thread."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _bundle(self) -> dict[str, str]:
+        try:
+            text = self._text(_COLUMNS)
+        except Exception:
+            logger.debug("the live line can't be made", exc_info=True)
+            text = ""  # must not end the wait for the job
+        return {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+
+
+def _in_notebook() -> bool:
+    """Return whether this is a notebook's kernel, and live lines are not turned off."""
+    from rich.console import Console
+
+    return Console().is_jupyter and os.environ.get(PROGRESS_VARIABLE) != "0"

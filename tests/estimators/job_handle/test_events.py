@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from estimators.job_handle import listener
-from estimators.job_handle.events import StatusChange
-from estimators.job_handle.listener import Listener
+from estimators.job_handle import events
+from estimators.job_handle.events import Listener, StatusChange
 
 EVENT = StatusChange(time=datetime(2026, 1, 1, tzinfo=timezone.utc), status="Training", message="")
 
@@ -61,7 +60,7 @@ def test_what_a_command_leaves_in_the_background_is_not_waited_for(caplog: pytes
 def test_a_command_that_is_ended_leaves_no_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "COMMAND_SECONDS", 1.5)
+    monkeypatch.setattr(events, "COMMAND_SECONDS", 1.5)
     os.mkfifo(tmp_path / "held")
     reader = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
     Listener(f"(sleep 60) 3>{tmp_path}/held & wait", "digits").tell(EVENT)
