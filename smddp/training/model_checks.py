@@ -17,8 +17,8 @@ from smddp.distributed.ddp_options import CommHookName
 from smddp.distributed.sharding import find_sharding
 from smddp.training.argument_checks import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.epoch_schedules import ScheduleEach
 from smddp.training.nonfinite import OnNonfinite
+from smddp.training.optimizer_step import ScheduleEach
 from smddp.training.precision import Precision
 
 _TRAINED_APART = (

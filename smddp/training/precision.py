@@ -1,7 +1,7 @@
 """Choose the number format that a model computes in, by name: automatic mixed precision, TF32, and Apex's levels.
 
 This file decides what a name means on a device, and refuses what the device can't do. The forward passes are in
-precision_models.py and half_weights.py.
+precision_models.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from smddp.training.half_weights import HalfWeightsModel
-from smddp.training.precision_models import AutocastModel, PrecisionModel, PureHalfModel
+from smddp.training.precision_models import AutocastModel, HalfWeightsModel, PrecisionModel, PureHalfModel
 
 logger = logging.getLogger(__name__)
 

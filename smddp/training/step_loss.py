@@ -1,4 +1,4 @@
-"""The loss of one optimizer step over all ranks, and the check that the weights are still finite."""
+"""The losses of one optimizer step over all ranks, weighed and averaged, and the check for finite weights."""
 
 from __future__ import annotations
 
@@ -78,3 +78,67 @@ class StepLoss:
 
     def _over_ranks(self, value: Tensor) -> float:
         return sum_over_ranks(value, self._membership).item() / self._membership.cluster.world_size
+
+
+# Weigh micro-batches by their number of items, such as tokens: the gradient is the mean over all items of a step.
+#
+# 1. The number of items of a step, on all ranks, is known only after its last micro-batch.
+# 2. So each loss is multiplied by its own number of items over a fixed unit.
+# 3. After the last micro-batch the gradients are multiplied by the missing factor, once, before clipping.
+# 4. The unit is a power of two: it changes no bit of a result, and keeps fp16's scaled losses within their range.
+class ItemWeights:
+    """The item weights of successive optimizer steps; all ranks call its methods at the same points."""
+
+    def __init__(self, membership: Membership, device: torch.device, accumulate: int) -> None:
+        self._membership = membership
+        self._device = device
+        self._accumulate = accumulate
+        self._unit = 0.0
+        self._total: Tensor | None = None
+        self._weighed = 0
+        self.loss_factor: Tensor | None = None
+        """Factor for the sum of the last step's weighted losses; None if the step had no weights."""
+
+    def restart(self) -> None:
+        """Forget the micro-batches of an unfinished step."""
+        self._total, self._weighed = None, 0
+
+    def weigh(self, items: Tensor | float) -> Tensor:
+        """Return the factor for the mean loss of a micro-batch of so many items.
+
+        Only the first call waits for a GPU. Raise ValueError for a negative or infinite number, or a tensor of several.
+        """
+        if isinstance(items, Tensor):
+            if items.numel() != 1:
+                raise ValueError(f"weight has shape {list(items.shape)}: give one number, the items of the micro-batch")
+        elif not 0 <= items < math.inf:
+            raise ValueError(f"weight={items}: give how many items the loss is the mean of, 0 or more")
+        count = torch.as_tensor(items, dtype=torch.float64, device=self._device).detach().reshape(())
+        if not self._unit:
+            largest = sum_over_ranks(count, self._membership).item()
+            self._unit = 2.0 ** math.ceil(math.log2(max(largest, 1.0)))
+        weight = count / self._unit
+        self._total = weight if self._total is None else self._total + weight
+        self._weighed += 1
+        return weight.float()
+
+    def correction(self, micro_batches: int) -> Tensor | None:
+        """Return the factor for the gradients of a step of so many micro-batches; None if none has a weight.
+
+        Raise ValueError if only some of them have one.
+        """
+        total, weighed = self._total, self._weighed
+        self.restart()
+        self.loss_factor = None
+        if total is None:
+            return None
+        if weighed != micro_batches:
+            raise ValueError(
+                f"{weighed} of the {micro_batches} micro-batches of this optimizer step had a weight: give one to "
+                "trainer.step(loss, weight=...) with each of them, or with none"
+            )
+        ranks = self._membership.cluster.world_size
+        # The minimum avoids a division by zero: without items on any rank, all gradients are zero anyway.
+        everywhere = sum_over_ranks(total, self._membership).clamp(min=0.5 / self._unit)
+        self.loss_factor = ranks / everywhere
+        return (self._accumulate * self.loss_factor).float()

@@ -69,7 +69,6 @@ from smddp.training.argument_checks import (
 from smddp.training.batches import BatchStreams, Loop, check_shares, outlive_stop
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.compile_time import log_compile_time
-from smddp.training.epoch_schedules import EpochSchedules, ScheduleEach
 from smddp.training.model_checks import (
     check_clipping,
     check_comm_hook,
@@ -82,7 +81,7 @@ from smddp.training.model_checks import (
 )
 from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
-from smddp.training.optimizer_step import OptimizerStep
+from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_saves import RunSaves
 from smddp.training.run_view import RunView
