@@ -13,7 +13,7 @@ from typing import Any
 from estimators.checks import aws_limits
 from estimators.problem import Problem, error, warning
 from estimators.source_code import PACKAGE, SourceCode, calls_package
-from smddp.job.hyperparameters.bundled import BUNDLED_FILE, MOST_BYTES, POINTER, bundle_file
+from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER, bundle_file
 
 _OF_SDK = 12
 """The most hyperparameters that the SDK and we add: the launcher's, the job's name and region, the code's URI."""

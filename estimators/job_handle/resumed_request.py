@@ -13,7 +13,7 @@ from typing import Any
 from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.service_model import service_model
-from smddp.job.hyperparameters.bundled import POINTER
+from smddp.job.hyperparameters.sources import POINTER
 
 _LONGEST_NAME = 63
 _TIME_IN_NAME = re.compile(r"-\d{4}(-\d{2}){5}-\d{3}$")

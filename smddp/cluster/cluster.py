@@ -1,6 +1,10 @@
 """The frozen value of this process's rank, the world size, and the address where ranks meet.
 
 It only describes. ``smddp.distributed`` opens the process group; ``smddp.distributed.device`` chooses a device.
+
+The innermost launcher numbers the ranks: torchrun may run inside mpirun, srun, OpenPAI or SageMaker; mpirun inside a
+Slurm allocation or SageMaker; a plain process inside any of the platforms. The launchers are asked in that order, and
+the first that recognizes its variables answers.
 """
 
 from __future__ import annotations
@@ -8,8 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Protocol
 
-from smddp.cluster.detect import read
+from smddp.cluster import mpi, openpai, sagemaker, slurm, torchrun
+from smddp.cluster.environment import DEFAULT_PORT, Environment, EnvValue, EnvValues, unnamed_hosts
 from smddp.errors import ClusterError
 
 
@@ -69,7 +75,7 @@ class Cluster:
             >>> Cluster.detect({"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}).rank
             1
         """
-        values = read(os.environ if environ is None else environ)
+        values = _read(os.environ if environ is None else environ)
         return cls(
             rank=values.rank.value,
             local_rank=values.local_rank.value,
@@ -134,3 +140,52 @@ class Cluster:
     def _show(self, name: str) -> str:
         source = self.sources.get(name, "given")
         return f"{name} {getattr(self, name)} ({source})"
+
+
+class _Launcher(Protocol):
+    """The interface of each launcher's module."""
+
+    def started(self, environment: Environment) -> bool:
+        """Return whether this launcher started the process, judged by its variables."""
+
+    def read(self, environment: Environment) -> EnvValues:
+        """Return the values of its variables."""
+
+
+_LAUNCHERS: tuple[_Launcher, ...] = (torchrun, mpi, slurm, openpai, sagemaker)
+
+
+def _read(variables: Mapping[str, str]) -> EnvValues:
+    """Return the values from this process's launcher; raise ClusterError if its variables are incomplete or invalid."""
+    environment = Environment(variables)
+    launcher = next((launcher for launcher in _LAUNCHERS if launcher.started(environment)), None)
+    values = _read_single(environment) if launcher is None else launcher.read(environment)
+    if "WORLD_SIZE" in environment:  # often exported for scripts that read it themselves
+        world_size = environment.integer("WORLD_SIZE", beside="WORLD_SIZE", minimum=1)
+        if world_size.value != values.world_size.value:
+            raise ClusterError(
+                f"{world_size.source}, but {values.launcher.value} started {values.world_size.value} processes "
+                f"({values.world_size.source}): unset WORLD_SIZE, or start as many."
+            )
+    return values
+
+
+def _read_single(environment: Environment) -> EnvValues:
+    """Return rank 0 of 1, for no launcher. MASTER_ADDR and MASTER_PORT are kept, but imply no launcher."""
+    if "SLURM_JOB_ID" in environment:
+        why = f"default: {environment.show('SLURM_JOB_ID')}, but srun did not start this process, so one process"
+    else:
+        why = "default: no launcher set any variable, so one process"
+    zero, one = EnvValue(0, why), EnvValue(1, why)
+    return EnvValues(
+        launcher=EnvValue("single", why),
+        rank=zero,
+        local_rank=zero,
+        world_size=one,
+        local_world_size=one,
+        node_rank=zero,
+        node_count=one,
+        hosts=unnamed_hosts(1, "a single process"),
+        master_addr=environment.master_addr(EnvValue("127.0.0.1", why)),
+        master_port=environment.master_port(EnvValue(DEFAULT_PORT, why)),
+    )

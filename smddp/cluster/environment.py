@@ -1,6 +1,7 @@
-"""Reads a process's environment variables strictly: an invalid or missing one raises an error that names it.
+"""Environment variables, read strictly: an invalid or missing one raises an error that names it.
 
-It does not know the launchers, and does not read ``os.environ``, so that detection is a pure function.
+Each value keeps its origin. The launchers' modules choose the variables, and ``cluster`` checks that their values fit
+together. Nothing here reads ``os.environ``, so detection is a pure function.
 """
 
 from __future__ import annotations
@@ -8,15 +9,59 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from smddp.cluster.env_values import EnvValue
-from smddp.errors import ClusterError
+from smddp.errors import ClusterError, DistributedError
 
 _LONGEST_SHOWN = 100
 
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Ports derived from a job's id, below the range that Linux assigns to clients (32768 and up)."""
+
+DEFAULT_PORT = 29500
+"""torchrun's default port."""
+
+TIMEOUT_VARIABLE = "SMDDP_TIMEOUT"
+"""The variable with the seconds that a rank waits for other ranks, at the start and in each collective, for
+``smddp.join`` without an argument; ``smddp run --timeout`` sets it."""
+
+_DEFAULT_TIMEOUT = 1800.0
+"""Seconds: torch's own default for gloo, long enough while one rank reads a whole data set."""
+
+_LONGEST_TIMEOUT = 1e7
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvValue(Generic[_T]):
+    """A value and its origin: ``NAME=text`` of a variable, or ``default: why``."""
+
+    value: _T
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvValues:
+    """The fields of a Cluster, as one launcher's variables give them."""
+
+    launcher: EnvValue[str]
+    rank: EnvValue[int]
+    local_rank: EnvValue[int]
+    world_size: EnvValue[int]
+    local_world_size: EnvValue[int]
+    node_rank: EnvValue[int]
+    node_count: EnvValue[int]
+    hosts: EnvValue[tuple[str, ...]]
+    master_addr: EnvValue[str]
+    master_port: EnvValue[int]
+
+
+def unnamed_hosts(count: int, launcher: str) -> EnvValue[tuple[str, ...]]:
+    """Return names that distinguish hosts, for a launcher that gives none; they are not addresses."""
+    names = ("localhost",) if count == 1 else tuple(f"node-{index}" for index in range(count))
+    return EnvValue(names, f"default: {launcher} names no hosts")
 
 
 class Environment:
@@ -91,3 +136,35 @@ class Environment:
         identity = ".".join(self._variables[name] for name in present)
         port = _FIRST_PORT + zlib.crc32(identity.encode()) % _PORTS
         return EnvValue(port, f"default: derived from {', '.join(self.show(name) for name in present)}")
+
+
+def check_timeout(seconds: float, source: str) -> float:
+    """Return the seconds if they are a valid timeout; otherwise raise DistributedError, which names ``source``."""
+    if not 0 < seconds <= _LONGEST_TIMEOUT:  # also refuses NaN
+        raise DistributedError(
+            f"{source}: a timeout is more than 0 and at most {_LONGEST_TIMEOUT:.0f} seconds, such as 600."
+        )
+    return seconds
+
+
+def read_timeout(environ: Mapping[str, str]) -> float:
+    """Return SMDDP_TIMEOUT in seconds, or the default if unset; raise DistributedError if it is not a valid timeout."""
+    given = environ.get(TIMEOUT_VARIABLE)
+    if not given:
+        return _DEFAULT_TIMEOUT
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    return check_timeout(seconds, f"{TIMEOUT_VARIABLE}={given!r}")
+
+
+def is_equal_share(rank: int, world_size: int, *, outer_rank: int, outer_size: int) -> bool:
+    """Return whether an inner rank belongs to an outer rank, if all outer ranks have equal shares, in order.
+
+    Examples:
+        >>> is_equal_share(3, 4, outer_rank=1, outer_size=2), is_equal_share(1, 2, outer_rank=0, outer_size=2)
+        (True, False)
+    """
+    share, rest = divmod(world_size, outer_size)
+    return not rest and rank // share == outer_rank

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from smddp.cluster.env_values import EnvValue, EnvValues
-from smddp.cluster.environment import Environment
+from smddp.cluster.environment import Environment, EnvValue, EnvValues
 from smddp.errors import ClusterError
 
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0

@@ -13,7 +13,7 @@ from typing import Any
 
 from smddp.errors import JobError
 from smddp.job.hyperparameters import read_bundled
-from smddp.job.hyperparameters.bundled import POINTER
+from smddp.job.hyperparameters.sources import POINTER
 
 PLATFORM_PREFIX = "sagemaker_"
 

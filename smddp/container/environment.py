@@ -25,7 +25,7 @@ from typing import Any
 
 from smddp.container.contract import Contract
 from smddp.errors import JobError
-from smddp.job.hyperparameters.bundled import POINTER
+from smddp.job.hyperparameters.sources import POINTER
 
 logger = logging.getLogger(__name__)
 

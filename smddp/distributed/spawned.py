@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from smddp.cluster import Cluster
-from smddp.cluster.shares import is_equal_share
+from smddp.cluster.environment import is_equal_share
 from smddp.errors import ClusterError, DistributedError
 
 _REMEDY = (

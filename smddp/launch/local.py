@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from smddp.cluster import OF_RUN_DIRECTORY
+from smddp.cluster.environment import TIMEOUT_VARIABLE, check_timeout
 from smddp.cluster.gpus import count_gpus, count_visible
-from smddp.cluster.timeout import TIMEOUT_VARIABLE, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report, with_run_variables
 from smddp.launch.nodes import find_nodes

@@ -13,7 +13,7 @@ from estimators import Estimator
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import Changes, resumed_request
 from estimators.large_hyperparameters import bundle_large_hyperparameters
-from smddp.job.hyperparameters.bundled import BUNDLED_FILE, MOST_BYTES, POINTER
+from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"
 

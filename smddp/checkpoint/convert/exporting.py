@@ -14,8 +14,7 @@ import torch
 from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.format.manifest import Manifest
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import flush, write_safetensors, write_torch, write_weights
-from smddp.job.weight_names import plain_state
+from smddp.job.saved_model import flush, plain_state, write_safetensors, write_torch, write_weights
 
 Format = Literal["model", "safetensors", "torch", "dcp"]
 FORMATS: tuple[Format, ...] = ("model", "safetensors", "torch", "dcp")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from smddp.job.weight_names import METADATA, plain_name
+from smddp.job.saved_model import METADATA, plain_name
 
 _REPLICATED = "module."  # the prefix of DistributedDataParallel and AveragedModel
 _AVERAGED = "n_averaged"  # AveragedModel's counter

@@ -25,7 +25,7 @@ import torch
 
 from smddp.checkpoint.format.tensors import DTYPES
 from smddp.errors import CheckpointError
-from smddp.job.weight_names import METADATA
+from smddp.job.saved_model import METADATA
 
 _TAG = "$"
 _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smddp.checkpoint.restore.script_options import SCRIPT_OPTIONS, OnChange, change, copied, same
-from smddp.job.weight_names import plain_name
+from smddp.job.saved_model import plain_name
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from smddp.checkpoint.restore.optimizers import check_optimizer, some
 from smddp.checkpoint.restore.reader import Loaded
 from smddp.distributed.sharding import find_sharded_weight, find_sharding
 from smddp.errors import CheckpointError
-from smddp.job.weight_names import in_names_of, plain_name, plain_state
+from smddp.job.saved_model import in_names_of, plain_name, plain_state
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.restoring import RANKS, RNG, Sharded, Stateful
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
-from smddp.job.weight_names import plain_name, plain_state
+from smddp.job.saved_model import plain_name, plain_state
 
 Tensors = Mapping[str, torch.Tensor]
 

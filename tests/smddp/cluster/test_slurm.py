@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.cluster import Cluster
-from smddp.cluster.env_values import EnvValue
+from smddp.cluster.environment import EnvValue
 from smddp.cluster.slurm import expand_nodes, expand_tasks
 from smddp.errors import ClusterError
 

@@ -14,7 +14,7 @@ import pytest
 from smddp.container.contract import read_contract
 from smddp.container.environment import passable, process_environment, sagemaker_variables, user_arguments
 from smddp.errors import JobError
-from smddp.job.hyperparameters.bundled import POINTER
+from smddp.job.hyperparameters.sources import POINTER
 
 TOOLKIT = """
 import json, os, sys

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 
 from estimators.local.executors.executor import ExecutorError
-from smddp.cluster.env_values import EnvValue
+from smddp.cluster.environment import EnvValue
 from smddp.cluster.slurm import expand_nodes
 
 SECONDS = 30.0

@@ -12,8 +12,7 @@ from torch import nn
 
 from smddp.checkpoint import Checkpointer
 from smddp.checkpoint.restore.optimizers import NamedOptimizer
-from smddp.job.saved_model import write_model
-from smddp.job.weight_names import plain_name
+from smddp.job.saved_model import plain_name, write_model
 
 NAMES = ["encoder.0.bias", "encoder.0.weight", "encoder.1.bias", "encoder.1.num_batches_tracked"]
 NAMES += ["encoder.1.running_mean", "encoder.1.running_var", "encoder.1.weight", "head.bias", "head.weight"]
