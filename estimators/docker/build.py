@@ -1,30 +1,64 @@
-"""Build a training image with `docker build`, by BuildKit or the classic builder, from the installed smddp."""
+"""Build a training image with `docker build`, by BuildKit or the classic builder, from the installed smddp.
+
+The build context is the recipe, the tested versions and the installed package. The recipe is the repository's docker/
+folder; a wheel contains it and the versions, so no checkout is needed.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Literal
 
-from estimators.docker.build_context import RECIPE, build_context
+from packaging.requirements import Requirement
+
 from estimators.docker.docker_program import DockerError, program, require_engine
-from estimators.docker.training_image import TrainingImage
+from estimators.source_code import PACKAGE, REQUIREMENTS, package_directory
 from smddp import __version__
 from smddp.process.output_lines import STDOUT, copy_lines
 
+_CHECKOUT = Path(__file__).parents[2]
+_INSTALLED = Path(__file__).with_name("recipe")
+RECIPE = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT / "docker"
+"""Directory of the Dockerfile and of make-base, which makes a base image where no registry can be reached."""
+_CONSTRAINTS = (_INSTALLED if _INSTALLED.is_dir() else _CHECKOUT) / "constraints.txt"
 FROM_USER = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_CERT"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
 )
 """Environment variables that lead pip to packages. A build gets those set in this process. Containers of the image do
 not see them, but ``docker history`` shows the values of the PIP variables."""
-
 TAIL_LINES = 20
 """Last lines of a failed build that its error repeats."""
-
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
+
+Target = Literal["smddp", "toolkit"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TrainingImage:
+    """Options of one build."""
+
+    tag: str
+    """Name of the image on this machine, such as ``smddp-training``."""
+    target: Target = "smddp"
+    """Source of the image's `train` program: ``smddp`` itself, or ``toolkit`` for AWS's training toolkit."""
+    base: str = "python:3.11-slim"
+    """Base image. CUDA, torch, MPI and the toolkit stay as they are in it."""
+    torch: str | None = None
+    """Requirements and options for pip's first install, such as ``torch==2.8.0 torchvision``. None keeps the base's
+    torch, or installs the tested version."""
+    network: str | None = None
+    """Network of the build's steps, such as ``host``. None leaves the choice to the engine."""
 
 
 def build(image: TrainingImage) -> None:
@@ -45,6 +79,24 @@ def build(image: TrainingImage) -> None:
         code = _follow([*command, str(context)], tail, os.environ | {"BUILDKIT_PROGRESS": "plain"})
     if code != 0:
         raise DockerError(explain(tail, code, base=image.base))
+
+
+@contextmanager
+def build_context() -> Iterator[Path]:
+    """Make a temporary directory with the Dockerfile and everything it copies; remove it at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="smddp-image-") as name:
+        context = Path(name)
+        shutil.copytree(RECIPE, context, dirs_exist_ok=True)
+        shutil.copy(_CONSTRAINTS, context)
+        (context / REQUIREMENTS).write_text("".join(f"{requirement}\n" for requirement in _requirements()))
+        shutil.copytree(package_directory(), context / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+        yield context
+
+
+def _requirements() -> list[Requirement]:
+    """Return the requirements of smddp without its extras."""
+    declared = [Requirement(text) for text in requires(PACKAGE) or ()]
+    return [each for each in declared if "extra" not in str(each.marker or "")]
 
 
 def _follow(command: list[str], tail: deque[str], environ: Mapping[str, str]) -> int:
@@ -96,7 +148,6 @@ _CAUSES = (
         "with --torch.",
     ),
 )
-
 
 _STEP = re.compile(r"(?:Step \d+/\d+ :| > \[[^\]]*\]|#\d+ \[[^\]]*\]) (.*)")
 """Beginning of a step in the classic builder and in BuildKit's plain progress. BuildKit repeats it for the failed

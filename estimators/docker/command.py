@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-
-from estimators.docker.training_image import Target, TrainingImage
 
 app = typer.Typer(no_args_is_help=True, help="Training images: the containers that jobs run in.")
 
@@ -20,7 +18,8 @@ def _group() -> None:
 @app.command()
 def build(
     target: Annotated[
-        Target, typer.Option(help="Whose `train` it runs: smddp's own, or that of AWS's training toolkit.")
+        Literal["smddp", "toolkit"],
+        typer.Option(help="Whose `train` it runs: smddp's own, or that of AWS's training toolkit."),
     ] = "smddp",
     base: Annotated[
         str, typer.Option(help="The image it starts from, of Debian or Ubuntu. What that has already stays.")
@@ -35,6 +34,7 @@ def build(
     network: Annotated[str | None, typer.Option(help="The network of the build's steps, such as host.")] = None,
 ) -> None:
     """Build a training image from the installed smddp."""
+    from estimators.docker.build import TrainingImage
     from estimators.docker.build import build as build_image
     from estimators.docker.docker_program import DockerError, docker
 

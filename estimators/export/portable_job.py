@@ -15,7 +15,7 @@ from estimators.distribution import enabled_kinds, launcher, processes_per_host
 from estimators.errors import EstimatorError
 from estimators.problem import Problem, error
 from estimators.source_code import REQUIREMENTS, SourceCode
-from estimators.submit_script.sent_job import SentJob
+from estimators.submit_script.run import SentJob
 
 _STARTED_BY_RUN = frozenset({"torch_distributed", "mpi", "parameter_server"})
 """Distributions whose ranks ``smddp run`` can start; the others are AWS's own libraries."""

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from estimators.docker.docker_program import DockerError, require_engine
-from estimators.docker.pull import require_image
+from estimators.docker.docker_program import DockerError, require_engine, require_image
 from estimators.errors import EstimatorError
 from estimators.job_handle.view import LogView
 from estimators.local.directory_reaper_process import Lifeline

@@ -11,8 +11,7 @@ import libcst as cst
 from estimators.errors import EstimatorError
 from estimators.migrate import names
 from estimators.migrate.imports import Imports
-from estimators.migrate.job import ScriptJob
-from estimators.migrate.note import Note
+from estimators.migrate.job import Note, ScriptJob
 from estimators.migrate.script import Edit, Script, within
 from estimators.migrate.v2_job import SEND_ON, V2Jobs
 from estimators.migrate.v3_job import V3Jobs

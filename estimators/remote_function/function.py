@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from estimators.errors import EstimatorError
-from estimators.remote_function.function_code import FunctionCode, check_guarded
 from estimators.remote_function.remote_job import RemoteJob
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from estimators.estimator import Estimator
     from estimators.plan import Plan
+    from estimators.remote_function.function_code import FunctionCode
     from estimators.sdk.library import Session
     from smddp.remote_function.sent_call import SentCall, Serializer
 
@@ -141,7 +141,7 @@ class RemoteFunction(Generic[P, R]):
         from estimators import metric_lines
         from estimators.checks import aws_limits
         from estimators.estimator import Estimator
-        from estimators.remote_function.code_with_call import ENTRY_POINT, code_with_call
+        from estimators.remote_function.function_code import ENTRY_POINT, code_with_call
         from smddp.remote_function.sent_call import CALL_VARIABLE
 
         name = self.function.__qualname__
@@ -212,6 +212,8 @@ class RemoteFunction(Generic[P, R]):
 
     def _place(self, given: Mapping[str, Any]) -> FunctionCode | None:
         """Return the location of the function's code, or None for a pickled function of a notebook."""
+        from estimators.remote_function.function_code import FunctionCode, check_guarded
+
         source_dir = given.get("source_dir")
         if source_dir is not None and source_dir.lower().startswith("s3://"):
             raise EstimatorError(f"source_dir is {source_dir}: the code of a remote function lies here. Leave it out.")

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import runpy
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -29,7 +30,6 @@ from botocore import handlers
 from estimators.errors import EstimatorError
 from estimators.estimator import NOTHING_SENT, Estimator
 from estimators.plan import Plan, Prices
-from estimators.submit_script.sent_job import SentJob
 
 _CREATING = "before-call.sagemaker"
 """botocore's event before each call of SageMaker's API."""
@@ -44,8 +44,45 @@ _ENDING = {
 _THREADS_END = 60.0
 """Seconds to wait for the script's threads after its main line."""
 
+_FIT = inspect.signature(Estimator.fit)
 
 _Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentJob:
+    """A job at the moment when it would be sent."""
+
+    estimator: Estimator
+    call: Mapping[str, Any]
+    """The arguments of ``fit``, by name."""
+
+    @classmethod
+    def of(cls, estimator: Estimator, *arguments: Any, **named: Any) -> SentJob:
+        """Take the job from a call of ``fit``; raise TypeError if ``fit`` does not accept the arguments."""
+        call = _FIT.bind(estimator, *arguments, **named).arguments
+        return cls(estimator=estimator, call={name: value for name, value in call.items() if name != "self"})
+
+    @property
+    def inputs(self) -> Any:
+        """The channels, as for ``fit``."""
+        return self.call.get("inputs")
+
+    @property
+    def name(self) -> str | None:
+        """The job's name, or None if the script gives none."""
+        name: str | None = self.call.get("job_name")
+        return name
+
+    def plan(self, *, prices: Prices | None = None, max_cost: float | None = None) -> Plan:
+        """Return the job's plan; `prices` and `max_cost` override the script's. Raise as `Estimator.plan` does."""
+        return self.estimator.plan(
+            self.inputs,
+            job_name=self.name,
+            experiment_config=self.call.get("experiment_config"),
+            prices=self.call.get("prices") if prices is None else prices,
+            max_cost=self.call.get("max_cost") if max_cost is None else max_cost,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

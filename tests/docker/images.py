@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from estimators.docker.build import build
+from estimators.docker.build import Target, TrainingImage, build
 from estimators.docker.docker_program import docker
-from estimators.docker.training_image import Target, TrainingImage
 
 MADE_BASE = "smddp-base:bookworm"
 BASE = os.environ.get("SMDDP_TEST_BASE", MADE_BASE)

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from estimators.docker import build_context
-from estimators.docker.build import FROM_USER, build
+from estimators.docker.build import FROM_USER, RECIPE, TrainingImage, build, build_context, explain
 from estimators.docker.docker_program import DockerError, docker
-from estimators.docker.training_image import TrainingImage
 from smddp import __version__
 from tests.docker.images import find_base
 
@@ -43,7 +41,7 @@ def recipe(directory: Path, text: str) -> Path:
 
 
 def test_the_context_holds_all_that_the_dockerfile_copies() -> None:
-    with build_context.build_context() as context:
+    with build_context() as context:
         copied = [
             name
             for line in (context / "Dockerfile").read_text().splitlines()
@@ -88,7 +86,7 @@ def test_gives_docker_what_was_asked_for_and_the_users_way_to_packages(
 def test_pins_are_the_tested_versions_but_the_bases_own_of_what_it_has(tmp_path: Path) -> None:
     file = tmp_path / "constraints.txt"
     file.write_text('# tested\nPyTest==1.0; python_version >= "3.11"\nnowhere_to_be_found==2.0\n')
-    pins = build_context.RECIPE / "pins.py"
+    pins = RECIPE / "pins.py"
     subprocess.run([sys.executable, str(pins), str(file)], check=True)
     assert file.read_text() == f"# tested\nPyTest=={pytest.__version__}\nnowhere_to_be_found==2.0\n"
 
@@ -98,7 +96,7 @@ def test_builds_on_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = 'ARG PIP_INDEX_URL\nARG VERSION\nCOPY smddp /smddp\nRUN echo "from $PIP_INDEX_URL"\nLABEL v=$VERSION'
-    monkeypatch.setattr(build_context, "RECIPE", recipe(tmp_path, text))
+    monkeypatch.setattr("estimators.docker.build.RECIPE", recipe(tmp_path, text))
     monkeypatch.setenv("PIP_INDEX_URL", f"https://{uuid.uuid4().hex}/simple")  # new, so nothing comes from a cache
     build(TrainingImage(tag=tag, base=find_base()))
     lines = capfd.readouterr().out.splitlines()
@@ -115,7 +113,7 @@ def test_a_failed_step_speaks_and_leaves_no_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str
 ) -> None:
     mark = uuid.uuid4().hex
-    monkeypatch.setattr(build_context, "RECIPE", recipe(tmp_path, f"RUN echo the reason is {mark} && exit 7"))
+    monkeypatch.setattr("estimators.docker.build.RECIPE", recipe(tmp_path, f"RUN echo the reason is {mark} && exit 7"))
     with pytest.raises(DockerError, match=rf"RUN echo .*\n(.*\n)*    .*the reason is {mark}"):
         build(TrainingImage(tag=tag, base=find_base()))
     assert mark not in docker("ps", "--all", "--no-trunc", "--format", "{{.Command}}")
@@ -132,8 +130,8 @@ def test_ctrl_c_ends_the_build(tmp_path: Path, tag: str) -> None:
     mark = uuid.uuid4().hex
     directory = recipe(tmp_path, f"RUN echo {mark} && sleep 100")
     program = (
-        "from pathlib import Path; from estimators.docker import build_context, command; "
-        f"build_context.RECIPE = Path({str(directory)!r}); command.app()"
+        "from pathlib import Path; from estimators.docker import build, command; "
+        f"build.RECIPE = Path({str(directory)!r}); command.app()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, "build", "--base", find_base(), "--tag", tag],
@@ -152,3 +150,52 @@ def test_ctrl_c_ends_the_build(tmp_path: Path, tag: str) -> None:
     while mark in docker("ps", "--all", "--no-trunc", "--format", "{{.Command}}"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def explanation(*lines: str) -> str:
+    return explain(lines, 1, base="python:9")
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("OSError: [Errno 28] No space left on device", "docker system df"),
+        ("OSError: Could not find a suitable TLS CA certificate bundle, invalid path: /ca.pem", "PIP_CERT"),
+        ("SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get issuer", "certificate authority"),
+        ("Temporary failure resolving 'deb.debian.org'", "--network host"),
+        ("/bin/sh: 1: apt-get: not found", "Debian or Ubuntu"),
+        ("ERROR: ResolutionImpossible: for help visit https://pip.pypa.io", "--torch"),
+    ],
+)
+def test_says_what_to_do(line: str, remedy: str) -> None:
+    message = explanation("Step 5/9 : RUN something", line)
+    assert message.startswith("docker build ended with exit code 1.\n    Step 5/9 : RUN something\n")
+    assert line in message
+    assert remedy in message.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Step 2/9 : FROM ${BASE} AS training", "manifest for python:9 not found: manifest unknown"),
+        (
+            "#2 [internal] load metadata for docker.io/library/python:9",
+            "#2 ERROR: python:9: not found",
+        ),
+        (
+            "#3 [internal] load .dockerignore",
+            "------",
+            " > [internal] load metadata for docker.io/library/python:9:",
+            "------",
+            "ERROR: failed to solve: python:9: failed to resolve source metadata for docker.io/library/python:9",
+        ),
+    ],
+)
+def test_says_that_the_base_is_not_to_be_had(lines: tuple[str, ...]) -> None:
+    assert "The base python:9 is not on this machine, and can't be pulled." in explanation(*lines)
+
+
+def test_an_unknown_cause_speaks_for_itself() -> None:
+    assert explanation("Step 5/9 : RUN something", "what is this") == (
+        "docker build ended with exit code 1.\n    Step 5/9 : RUN something\n    what is this"
+    )

@@ -18,7 +18,7 @@ from torchx.specs.finder import ComponentValidationException
 from estimators.local import LocalSageMaker
 from estimators.local.access import ROLE
 from estimators.local.kept_access import KeptAccess
-from estimators.torchx.destination import Destination
+from estimators.torchx.scheduler import Destination
 from tests.fork_python import ForkPython
 
 SCRIPT = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from estimators.remote_function.code_with_call import ENTRY_POINT
+from estimators.remote_function.function_code import ENTRY_POINT
 from smddp.remote_function import travelling_values
 from smddp.remote_function.program import ARGUMENTS, RESULT, SIGNATURE
 from smddp.remote_function.sent_call import CALL_VARIABLE, SentCall, Serializer

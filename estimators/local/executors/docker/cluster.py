@@ -12,8 +12,7 @@ from pathlib import PurePath, PurePosixPath
 from types import TracebackType
 
 from estimators.docker import docker_program
-from estimators.docker.docker_program import DockerError, docker
-from estimators.docker.mount import bind
+from estimators.docker.docker_program import DockerError, bind, docker
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.docker.container import HostContainer, create, not_started
 from estimators.local.executors.docker.container_reaper import LABEL

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from estimators.docker.docker_program import program
-from estimators.docker.mount import bind
+from estimators.docker.docker_program import bind, program
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.docker.container_reaper import HANDED_OVER, REMOVED, ROOTS, SHARED
 from estimators.local.executors.executor import HandOverError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from estimators.docker.mount import bind
+from estimators.docker.docker_program import bind
 from estimators.local.executors.docker import container_reaper as reaper
 
 
