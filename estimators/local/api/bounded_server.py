@@ -34,6 +34,14 @@ GRACE_SECONDS = 0.5
 STALL_SECONDS = 20.0
 """Time after which a client that reads nothing of its answer may be closed for a new connection. While there is room,
 it stays open: a program may read an object for hours."""
+BUSY_SECONDS = 10.0
+"""Longest wait of a new connection while the server works for all others, less than a client's read timeout."""
+BUSY_CONTENT = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+BUSY = (
+    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
+    % (len(BUSY_CONTENT), BUSY_CONTENT)
+)
+"""The answer to a connection without room: S3's throttling error, whose status lets boto3 retry in every service."""
 _PIECE = 256 << 10
 
 
@@ -42,7 +50,8 @@ class BoundedServer(ThreadingMixIn):
 
     A connection that the server works for is never closed, nor one in its first `GRACE_SECONDS`: the new one waits
     until there is room. After that, a connection whose body still arrives may be closed: clients on this machine send
-    faster than the server reads, so the longest wait is that of a client that sends drop by drop.
+    faster than the server reads, so the longest wait is that of a client that sends drop by drop. While the server
+    works for all its connections, a new one is refused with `BUSY` after `BUSY_SECONDS` without room.
     """
 
     daemon_threads = True
@@ -53,9 +62,13 @@ class BoundedServer(ThreadingMixIn):
         super().__init__(*arguments, **options)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve one connection in a thread of its own, once there is room for it."""
-        self.connections.admit(request)
-        super().process_request(request, client_address)
+        """Serve one connection in a thread of its own, once there is room for it; refuse it if none comes."""
+        if self.connections.admit(request):
+            super().process_request(request, client_address)
+        else:
+            with contextlib.suppress(OSError):  # its client has left
+                request.sendall(BUSY)  # never blocks: nothing else is in the buffer of a new socket
+            self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection; socketserver calls this at the end of each, in every case."""
@@ -73,27 +86,38 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # Guards `_open`, `_waiting` (a subset of `_open`) and `_closing`; no other lock is taken under it.
-        # Only `admit` waits on it, without a time limit: `remove`, `waits` and `open_the_gate` end the wait.
+        # Guards `_open`, `_waiting` (a subset of it), `_full_since` and `_closing`; no other lock is taken under it.
+        # Only `admit` waits on it, for `BUSY_SECONDS` at most while no connection leaves or waits for its client:
+        # `remove`, `waits` and `open_the_gate` end the wait.
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
         self._waiting: dict[socket.socket, float] = {}  # since when the request is awaited
+        self._full_since: float | None = None  # when `admit` first found all connections served; None after any left
         self._closing = False
 
-    def admit(self, connection: socket.socket) -> None:
-        """Add a connection, as one that waits for its client; block while there is no room."""
+    def admit(self, connection: socket.socket) -> bool:
+        """Add a connection, as one that waits for its client; return False if there is no room in time."""
         with self._changed:
             while len(self._open) >= self._most and not self._closing:
+                now = time.monotonic()
                 oldest = min(self._waiting, key=self._waiting.__getitem__, default=None)
-                grace = None if oldest is None else self._waiting[oldest] + GRACE_SECONDS - time.monotonic()
-                if oldest is not None and grace is not None and grace <= 0:
-                    del self._waiting[oldest]
-                    with contextlib.suppress(OSError):  # its client was faster
-                        oldest.shutdown(socket.SHUT_RDWR)  # its thread sees an end, and closes it
-                    grace = None
-                self._changed.wait(grace)
+                if oldest is None:
+                    self._full_since = now if self._full_since is None else self._full_since
+                    patience = self._full_since + BUSY_SECONDS - now
+                    if patience <= 0:
+                        return False
+                else:
+                    patience = self._waiting[oldest] + GRACE_SECONDS - now
+                    if patience <= 0:
+                        del self._waiting[oldest]
+                        with contextlib.suppress(OSError):  # its client was faster
+                            oldest.shutdown(socket.SHUT_RDWR)  # its thread sees an end, and closes it
+                        patience = BUSY_SECONDS
+                self._changed.wait(patience)
             self._open.add(connection)
             self._waiting[connection] = time.monotonic()
+            self._full_since = None
+            return True
 
     def waits(self, connection: socket.socket, since: float) -> None:
         """Mark a connection as waiting for its client: it may be closed for a new one after `since` and the grace."""
@@ -110,9 +134,11 @@ class Connections:
     def remove(self, connection: socket.socket) -> None:
         """Remove a closed connection."""
         with self._changed:
-            self._open.discard(connection)
-            self._waiting.pop(connection, None)
-            self._changed.notify()
+            if connection in self._open:
+                self._open.remove(connection)
+                self._waiting.pop(connection, None)
+                self._full_since = None
+                self._changed.notify()
 
     def open_the_gate(self) -> None:
         """Admit every connection from now on, because the server closes."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import boto3
 import pytest
 
 from estimators.local.api import bounded_server
@@ -138,6 +140,31 @@ def test_a_request_in_progress_does_not_give_way(server: Server) -> None:
             client.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
             assert server.reached.acquire(timeout=10)
         check_that_none_gives_way(server, asking)
+
+
+def test_a_new_connection_is_refused_after_a_while_if_all_are_served(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_server, "BUSY_SECONDS", 0.2)
+    client: Any = boto3.client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{server.server_port}",
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
+        region_name="us-east-1",
+    )
+    with ExitStack() as stack:
+        for _ in range(MOST):
+            stack.enter_context(connect(server)).sendall(b"GET /wait HTTP/1.1\r\n\r\n")
+            assert server.reached.acquire(timeout=10)
+        began = time.monotonic()
+        refused = [ask(server) for _ in range(20)]
+        assert time.monotonic() - began < 5, "only the first of them waits"
+        assert {answer.partition(b"\r\n")[0] for answer in refused} == {b"HTTP/1.1 503 Slow Down"}
+        client.meta.events.register("needs-retry.s3", lambda response, **_: response and server.gate.set())
+        answer = client.get_object(Bucket="bucket", Key="key")
+    assert answer["Body"].read() == b"xx"
+    assert answer["ResponseMetadata"]["RetryAttempts"] > 0
 
 
 def test_a_reader_that_takes_nothing_gives_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
