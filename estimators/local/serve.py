@@ -29,7 +29,7 @@ from estimators.local.chaos import Chaos
 from estimators.local.chaos.requests import PLATFORM_AGENT
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import Lifeline
-from estimators.local.engine.job_store import NOTHING_KEPT, JobStore, JobStoreError
+from estimators.local.engine.records import NOTHING_KEPT, RecordStore, RecordStoreError
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, HostStartError, ProcessExecutor
 from estimators.local.executors.docker import Docker, DockerExecutor, bridge_address
@@ -67,7 +67,7 @@ def main() -> None:
             access = _start(settings, lifeline, stack)
         except (LocalPlatformError, HostStartError) as error:
             _tell({"error": str(error)})
-        except JobStoreError as error:
+        except RecordStoreError as error:
             _tell({"error": f"{error.message} Move its directory away: the jobs are forgotten then."})
         else:
             _tell({"endpoint_url": access.endpoint_url, "s3_endpoint_url": access.s3_endpoint_url})
@@ -146,13 +146,13 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     return access
 
 
-def _open_store(settings: ServerSettings) -> JobStore:
+def _open_store(settings: ServerSettings) -> RecordStore:
     """Open the store of job records, beside the objects on disk."""
     if settings.storage_directory is None:
         return NOTHING_KEPT
     directory = Path(settings.storage_directory).parent / "records"
     make_private(directory)
-    return JobStore(directory / "jobs.sqlite")
+    return RecordStore(directory / "jobs.sqlite")
 
 
 def _raise_open_files() -> int:

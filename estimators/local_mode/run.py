@@ -18,7 +18,7 @@ from estimators.errors import EstimatorError
 from estimators.job_handle.view import LogView
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.engine.errors import ApiError
-from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job import TrainingRecord
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.training_runner import TrainingRunner
@@ -72,12 +72,12 @@ def run(
     platform.directory.mkdir()
     if request.files is not None and request.files.checkpoints is not None:
         request.files.checkpoints.mkdir(parents=True, exist_ok=True)
-    record = JobRecord(request, f"arn:aws:sagemaker:{platform.region}:{'0' * 12}:training-job/{request.name}")
+    record = TrainingRecord(request, f"arn:aws:sagemaker:{platform.region}:{'0' * 12}:training-job/{request.name}")
     run_to_its_end(record, TrainingRunner(record, image, platform))
     return LocalModeJob(record.name, record.describe())
 
 
-def run_to_its_end(record: JobRecord, runner: TrainingRunner) -> None:
+def run_to_its_end(record: TrainingRecord, runner: TrainingRunner) -> None:
     """Run a job to its end; if Ctrl-C or a handler of the user's interrupts it, leave no host running."""
     try:
         runner.start()

@@ -14,7 +14,7 @@ from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.ending import Ending
 from estimators.local.engine.folder_sync import FolderSync
 from estimators.local.engine.job_faults import JobFaults
-from estimators.local.engine.job_state import JobState, Request_co
+from estimators.local.engine.job_state import HostedRecord, Request_co
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.platform import Platform
 from estimators.local.executors import HostCluster, HostProcess, HostSpec
@@ -26,7 +26,7 @@ AFTER_A_FAILURE_SECONDS = 5.0
 class AttemptHosts(Generic[Request_co]):
     """Runs a job's hosts to their end, which the job decides."""
 
-    def __init__(self, job: JobState[Request_co], platform: Platform, faults: JobFaults) -> None:
+    def __init__(self, job: HostedRecord[Request_co], platform: Platform, faults: JobFaults) -> None:
         self._job = job
         self._request = job.request
         self._platform = platform

@@ -9,8 +9,8 @@ import threading
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
-from estimators.local.engine.job_store import JobStore
 from estimators.local.engine.logs import make_stream, take_batch
+from estimators.local.engine.records import RecordStore
 
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class EarlierLogs:
     """The lines of one log group that were in the store when the platform started."""
 
-    def __init__(self, group: str, store: JobStore, client: CloudWatchLogsClient) -> None:
+    def __init__(self, group: str, store: RecordStore, client: CloudWatchLogsClient) -> None:
         self._group = group
         self._store = store
         self._client = client

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.chaos import Chaos
 from estimators.local.engine.earlier_logs import EarlierLogs
 from estimators.local.engine.errors import ApiError, invalid
-from estimators.local.engine.experiments import Experiments, JobToTrack
-from estimators.local.engine.hosted_jobs import HostedJobs
-from estimators.local.engine.job import JobRecord
-from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
-from estimators.local.engine.listing import list_jobs
-from estimators.local.engine.logs import LOG_GROUPS, TRAINING_JOBS
+from estimators.local.engine.experiments import Experiments
+from estimators.local.engine.job import TrainingRecord
+from estimators.local.engine.logs import LOG_GROUPS
 from estimators.local.engine.platform import Platform
-from estimators.local.engine.processing import ProcessingJobs
+from estimators.local.engine.processing import ProcessingOperations
 from estimators.local.engine.processing.record import ProcessingRecord
-from estimators.local.engine.request import TrainingRequest
+from estimators.local.engine.records import NOTHING_KEPT, Record, RecordStore, Tags
 from estimators.local.engine.search import search_records
-from estimators.local.engine.tags import Tagged, Tags, tag_list
-from estimators.local.engine.training_runner import TrainingRunner
-from estimators.local.engine.tuning import TuningJobs
-from estimators.local.engine.validation import check_request
-from estimators.local.executors import Executor, NoImageError
+from estimators.local.engine.training import TrainingOperations
+from estimators.local.engine.tuning import TuningOperations
+from estimators.local.engine.validation import Handler, check_request
+from estimators.local.executors import Executor
 from estimators.service_model import service_model
 
 if TYPE_CHECKING:
@@ -56,12 +52,11 @@ class Engine:
         grace_seconds: float = 120,  # between SIGTERM and SIGKILL
         sync_seconds: float = 1.0,  # between two scans of directories that are copied to S3 while hosts run
         rescue: Path | None = None,  # where a job's files go if they can't be uploaded; None: beside `directory`
-        store: JobStore = NOTHING_KEPT,
+        store: RecordStore = NOTHING_KEPT,
         chaos: Chaos | None = None,  # faults for all jobs; None: only those of a job's tag
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         service_model()  # takes 0.1 s to read: now, not in the first request
-        self._arn_prefix = f"arn:aws:sagemaker:{logs.meta.region_name}:{account_id}"
         self._platform = Platform(
             directory=directory,
             s3=s3,
@@ -78,31 +73,18 @@ class Engine:
         )
         self._store = store
         self._earlier_logs = {group: EarlierLogs(group, store, logs) for group in LOG_GROUPS}
-        self._jobs = HostedJobs(
-            "training-job", "training job", TRAINING_JOBS, store, JobRecord.from_json, self._make_runner
-        )
-        self._tuning = TuningJobs(
-            self._start,
-            lambda name: self._arn("hyper-parameter-tuning-job", name),
-            store,
-            {job.name: job for job in self._jobs.all()},
-        )
-        self._experiments = Experiments(self._arn_prefix, store, self._find_job)
-        self._processing = ProcessingJobs(
-            self._platform, lambda name: self._arn("processing-job", name), self._experiments
-        )
-        self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "CreateTrainingJob": self._create,
-            "DescribeTrainingJob": self._describe,
-            "ListTrainingJobs": self._list,
-            "StopTrainingJob": self._stop,
-            "UpdateTrainingJob": self._update,
-            "DeleteTrainingJob": self._delete,
-            "Search": self._search,
-            **self._tuning.operations,
+        arn_prefix = f"arn:aws:sagemaker:{logs.meta.region_name}:{account_id}"
+        self._experiments = Experiments(arn_prefix, store, self._find_job)
+        self._training = TrainingOperations(self._platform, arn_prefix, self._experiments)
+        self._processing = ProcessingOperations(self._platform, arn_prefix, self._experiments)
+        self._tuning = TuningOperations(self._training.start, self._training.jobs.find, arn_prefix, store)
+        self._operations: dict[str, Handler] = {
+            **self._training.operations,
             **self._processing.operations,
+            **self._tuning.operations,
             **self._experiments.operations,
             **Tags(self._find).operations,
+            "Search": self._search,
         }
 
     @property
@@ -132,7 +114,7 @@ class Engine:
 
     def go_on(self) -> None:
         """Resume the jobs of a killed engine that may begin again, by spot or RetryStrategy, and end the others."""
-        self._jobs.go_on()
+        self._training.jobs.go_on()
         self._processing.jobs.go_on()
 
     def bring_logs(self, group: str, streams: str) -> None:
@@ -148,12 +130,12 @@ class Engine:
 
         Raise ApiError unless the job is a managed spot job in Training.
         """
-        self._jobs.get(job_name).interrupt()
+        self._training.jobs.get(job_name).interrupt()
 
     def fail(self, reason: str) -> None:
         """End all running jobs as Failed, and start no more: the platform has lost a part that jobs need."""
         self._tuning.close(f"InternalServerError: {reason}")
-        self._jobs.fail(reason)
+        self._training.jobs.fail(reason)
         self._processing.jobs.fail(reason)
 
     def close(self) -> None:
@@ -162,67 +144,24 @@ class Engine:
         # 2. All jobs are told to end before the first one is waited for.
         # 3. Bound: CLOSE_SECONDS for each job; a directory is removed even if its job's thread still runs.
         self._tuning.close("The platform was closed.")
-        for jobs in (self._jobs, self._processing.jobs):
+        for jobs in (self._training.jobs, self._processing.jobs):
             jobs.close()
-        for jobs in (self._jobs, self._processing.jobs):
+        for jobs in (self._training.jobs, self._processing.jobs):
             jobs.join(CLOSE_SECONDS)
         self._tuning.join(CLOSE_SECONDS)
-
-    def _create(self, request: dict[str, Any]) -> dict[str, Any]:
-        return {"TrainingJobArn": self._start(request).arn}
-
-    def _start(self, request: Mapping[str, Any]) -> JobRecord:
-        parsed = TrainingRequest.parse(request)
-        arn = self._arn("training-job", parsed.name)
-        with self._experiments.track(JobToTrack(request=parsed, arn=arn)):
-            return self._jobs.start(parsed.name, lambda saver: JobRecord(parsed, arn, saver))
-
-    def _make_runner(self, job: JobRecord) -> TrainingRunner:
-        try:
-            image = self._platform.executor.find_image(job.request.image)
-        except NoImageError as error:
-            raise invalid(f"AlgorithmSpecification.TrainingImage: {error}") from error
-        return TrainingRunner(job, image, self._platform)
-
-    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._jobs.get(request["TrainingJobName"]).describe()
-
-    def _list(self, request: dict[str, Any]) -> dict[str, Any]:
-        return list_jobs((job.summary() for job in self._jobs.all()), request)
 
     def _search(self, request: dict[str, Any]) -> dict[str, Any]:
         return search_records(self._searched, request)
 
     def _searched(self, resource: str) -> Iterable[dict[str, Any]]:
         if resource == "TrainingJob":
-            return ({**job.describe(), "Tags": tag_list(job)} for job in self._jobs.all())
+            return ({**job.describe(), "Tags": job.describe_tags()} for job in self._training.jobs.all())
         return self._experiments.search_records(resource)
 
-    def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._jobs.get(request["TrainingJobName"]).stop()
-        return {}
+    def _find(self, arn: str) -> Record | None:
+        """Return the record of an ARN, or None."""
+        return self._find_job(arn) or self._tuning.jobs.find_arn(arn) or self._experiments.find(arn)
 
-    def _update(self, request: dict[str, Any]) -> dict[str, Any]:
-        job = self._jobs.get(request["TrainingJobName"])
-        job.update({name: value for name, value in request.items() if name != "TrainingJobName"})
-        return {"TrainingJobArn": job.arn}
-
-    def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._experiments.settle(self._jobs.get(request["TrainingJobName"]).arn)
-        self._jobs.delete(request["TrainingJobName"])
-        return {}
-
-    def _find(self, arn: str) -> Tagged | None:
-        """Return the job, experiment, trial or trial component of an ARN, or None."""
-        tuning = self._tuning.find(arn.rpartition("/")[2])
-        is_tuning = tuning is not None and tuning.arn == arn
-        return self._find_job(arn) or (tuning if is_tuning else self._experiments.find(arn))
-
-    def _find_job(self, arn: str) -> JobRecord | ProcessingRecord | None:
+    def _find_job(self, arn: str) -> TrainingRecord | ProcessingRecord | None:
         """Return the training or processing job of an ARN, or None."""
-        name = arn.rpartition("/")[2]
-        found = (self._jobs.find(name), self._processing.jobs.find(name))
-        return next((job for job in found if job is not None and job.arn == arn), None)
-
-    def _arn(self, kind: str, name: str) -> str:
-        return f"{self._arn_prefix}:{kind}/{name}"
+        return self._training.jobs.find_arn(arn) or self._processing.jobs.find_arn(arn)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from estimators.request_rules import BrokenRule
+
 
 class ApiError(Exception):
     """A request is refused with AWS's error code, such as ``ValidationException``, and an HTTP status."""
@@ -25,3 +29,9 @@ def invalid(message: str) -> ApiError:
 def not_found(job_name: str, kind: str = "training job") -> ApiError:
     """Return the error for an absent job: ValidationException, as on AWS, not ResourceNotFound."""
     return invalid(f"Requested resource not found: there is no {kind} {job_name}.")
+
+
+def refuse(broken: Iterable[BrokenRule]) -> None:
+    """Raise one ApiError with all broken rules, if any."""
+    if said := " ".join(map(str, broken)):
+        raise invalid(said)

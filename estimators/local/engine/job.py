@@ -1,4 +1,4 @@
-"""One training job as other threads see it: a job on hosts, with updates and a description."""
+"""The record of one training job: a job on hosts, with updates and a description."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from estimators.local.engine.artifacts import model_uri
 from estimators.local.engine.hosts import InstanceGroup
-from estimators.local.engine.job_state import JobState
-from estimators.local.engine.job_store import NO_SAVER, RecordSaver
+from estimators.local.engine.job_state import HostedRecord
+from estimators.local.engine.records import RecordKind
 from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
 from estimators.local.engine.states import JobProgress
 from estimators.request_rules import DEFAULT_MAX_RUNTIME
 from estimators.service_model import service_model
 
 
-class JobRecord(JobState[TrainingRequest]):
-    """A training job from its creation on; the arguments are `JobState`'s."""
+class TrainingRecord(HostedRecord[TrainingRequest]):
+    """The record of a training job from its creation on."""
 
-    kind = "training job"
+    kind = RecordKind(word="training job", resource="training-job", key="training-job")
     default_command = ("train",)
     working_directory = "code"
 
-    def __init__(self, request: TrainingRequest, arn: str, saver: RecordSaver = NO_SAVER) -> None:
-        super().__init__(request, arn, saver)
+    def __init__(self, request: TrainingRequest, arn: str) -> None:
+        super().__init__(request, arn)
         self._updates: dict[str, Any] = {}
 
     @classmethod
@@ -36,7 +36,7 @@ class JobRecord(JobState[TrainingRequest]):
         self._updates = dict(document["updates"])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record to save, from which another platform can resume; times as datetimes."""
+        """Return the document to save, from which another platform can resume; times as datetimes."""
         with self._changed:
             return {**super().to_json(), "updates": self._updates}
 

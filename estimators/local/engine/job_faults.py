@@ -15,7 +15,7 @@ from estimators.local.chaos import Chaos, JobFault, LoseHost, NoCapacity, Reclai
 from estimators.local.engine.errors import ApiError, FailedJobError
 from estimators.local.engine.hosts import InstanceGroup
 from estimators.local.engine.job_request import Ways
-from estimators.local.engine.job_state import JobState
+from estimators.local.engine.job_state import HostedRecord
 from estimators.metric_definition import MetricDefinition, pieces, regex_of_line
 
 CAPACITY_ERROR = (
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=JobFault)
 class JobFaults:
     """Decides which faults the attempts of a job meet, from the job's tag and the platform's ``chaos``."""
 
-    def __init__(self, job: JobState[Any], chaos: Chaos) -> None:
+    def __init__(self, job: HostedRecord[Any], chaos: Chaos) -> None:
         self._job = job
         self._sources = (Chaos(job.request.faults), chaos)
         self._attempt: AttemptFaults | None = None
@@ -88,7 +88,7 @@ class JobFaults:
 class AttemptFaults:
     """Triggers the faults of one attempt while it trains; ``say`` writes to the job's log."""
 
-    def __init__(self, job: JobState[Any], faults: list[LoseHost | Reclaim], say: Callable[[str], None]) -> None:
+    def __init__(self, job: HostedRecord[Any], faults: list[LoseHost | Reclaim], say: Callable[[str], None]) -> None:
         self._job = job
         self._say = say
         self._lose: Callable[[str], None] = lambda _: None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -13,7 +13,6 @@ from estimators.local.engine.hosts import InstanceGroup, name_hosts
 from estimators.local.engine.local_files import LocalFiles
 from estimators.local.engine.objects import S3Uri
 from estimators.metric_definition import MetricDefinition
-from estimators.request_rules import BrokenRule, broken_by_tags
 
 ML_ROOT = PurePosixPath("/opt/ml")
 
@@ -65,7 +64,7 @@ class SyncedFolder:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class JobRequest:
+class HostedRequest:
     """The part of a request that all kinds of jobs on hosts share."""
 
     name: str
@@ -100,12 +99,6 @@ class JobRequest:
     def groups(self) -> tuple[InstanceGroup, ...]:
         """The instance groups of its hosts: the most preferred ones."""
         return self.ways[0]
-
-
-def read_tags(tags: list[dict[str, str]] | tuple[()]) -> dict[str, str]:
-    """Return tags by key; raise ApiError for a duplicate key, or a key reserved by AWS."""
-    refuse(broken_by_tags(tags))
-    return {tag["Key"]: tag["Value"] for tag in tags}
 
 
 def read_faults(tags: Mapping[str, str], ways: Ways, *, spot: bool = False) -> tuple[JobFault, ...]:
@@ -146,9 +139,3 @@ def require_path(path: PurePosixPath, member: str) -> None:
             f"{member} begins with {str(path)[:60]!r}; no name in it may have over {_MOST_NAME_BYTES} bytes, and it "
             f"may have {_MOST_PATH_BYTES} at most: give a shorter one."
         )
-
-
-def refuse(broken: Iterable[BrokenRule]) -> None:
-    """Raise one ApiError with all broken rules, if any."""
-    if said := " ".join(map(str, broken)):
-        raise invalid(said)

@@ -1,6 +1,6 @@
 """Runs one job on hosts in a thread of its own, from Starting to its end, and again after an interruption.
 
-`JobState` decides how the job ends; the runner makes directories and transfers, and `AttemptHosts` runs the hosts.
+`HostedRecord` decides how the job ends; the runner makes directories and transfers, and `AttemptHosts` runs the hosts.
 Subclasses do what is specific to a kind of job: its inputs and its outputs.
 """
 
@@ -27,7 +27,7 @@ from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.inputs import HostInputs
 from estimators.local.engine.job_faults import JobFaults
 from estimators.local.engine.job_request import SyncedFolder
-from estimators.local.engine.job_state import KILLED, JobState, Request_co
+from estimators.local.engine.job_state import KILLED, HostedRecord, Request_co
 from estimators.local.engine.logs import HostLog
 from estimators.local.engine.objects import CancelledError
 from estimators.local.engine.platform import Platform
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 Sync = TypeVar("Sync", bound=FolderSync)
 
 
-class JobRunner(abc.ABC, Generic[Request_co]):
+class HostedRunner(abc.ABC, Generic[Request_co]):
     """Runs a job from its creation to its end; ``image`` is the executor's name of the image."""
 
     _log_group: ClassVar[str]
@@ -55,7 +55,7 @@ class JobRunner(abc.ABC, Generic[Request_co]):
     _failure: ClassVar[PurePath]
     """The file in which a program writes why it failed, relative to /opt/ml."""
 
-    def __init__(self, job: JobState[Request_co], image: str, platform: Platform) -> None:
+    def __init__(self, job: HostedRecord[Request_co], image: str, platform: Platform) -> None:
         self._job = job
         self._image = image
         self._request = job.request

@@ -1,7 +1,7 @@
-"""One job on hosts, of any kind, as other threads see it; it decides how the job ends.
+"""The record of one job on hosts: its progress, and the decision how each attempt ends.
 
-Requests come from any thread while the job's own thread (`JobRunner`) works. Each attempt's ending is decided here,
-under one lock:
+Requests come from any thread while the job's own thread (`HostedRunner`) works. Each attempt's ending is decided here,
+under the record's lock:
 
 1. The first decision stands. A stop before the program has ended by itself ends the job as Stopped, whatever the exit
    code; a later stop changes nothing.
@@ -19,45 +19,38 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from estimators.hosts.failure import Exit
 from estimators.local.engine import states
 from estimators.local.engine.ending import Ending, StoppedError
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.hosts import InstanceGroup
-from estimators.local.engine.job_request import JobRequest
-from estimators.local.engine.job_store import NO_SAVER, RecordSaver
+from estimators.local.engine.job_request import HostedRequest
 from estimators.local.engine.metrics import Metrics
+from estimators.local.engine.records import JobRecord
 from estimators.local.engine.states import JobProgress
 from estimators.local.engine.time_limits import TimeLimits
 
 KILLED = "InternalServerError: The local platform ended while the job ran, and is another one now."
 
-Request_co = TypeVar("Request_co", bound=JobRequest, covariant=True)
-AnyJob = TypeVar("AnyJob", bound="JobState[Any]")
+Request_co = TypeVar("Request_co", bound=HostedRequest, covariant=True)
+AnyJob = TypeVar("AnyJob", bound="HostedRecord[Any]")
 
 
-class JobState(abc.ABC, Generic[Request_co]):
-    """A job on hosts from its creation on."""
+class HostedRecord(JobRecord[Request_co]):
+    """The record of a job on hosts from its creation on."""
 
-    kind: ClassVar[str]
-    """Its name in messages: ``training job``."""
     default_command: ClassVar[tuple[str, ...]]
     """Arguments of the image's own program, before the request's."""
     working_directory: ClassVar[str]
     """The working directory of a program that runs without an image, relative to /opt/ml."""
 
-    def __init__(self, request: Request_co, arn: str, saver: RecordSaver = NO_SAVER) -> None:
-        """Begin a job; ``saver`` saves it at each change, in the order of the changes."""
-        self.request = request
-        self.arn = arn
-        self.metrics = Metrics(request.metrics, changed=lambda: self._saver.save_soon(self.note))
-        self.tags = dict(request.tags)
-        self._saver = saver
-        # Guards all below, and the fields of subclasses. Reentrant. Taken after the locks of `HostedJobs`,
-        # `Experiments` and `Tags`, before the store's. Bound: each wait ends at the next time limit.
-        self._changed = threading.Condition()
+    def __init__(self, request: Request_co, arn: str) -> None:
+        super().__init__(request, arn)
+        self.metrics = Metrics(request.metrics, changed=self.note_soon)
+        # The record's lock, which guards all below. Bound: each wait ends at the next time limit.
+        self._changed = threading.Condition(self._lock)
         self._progress = JobProgress.begin(_now())
         self._limits = TimeLimits(request)
         self._hosts = 0
@@ -68,12 +61,12 @@ class JobState(abc.ABC, Generic[Request_co]):
         self._stopped_as = states.STOPPED
 
     @classmethod
-    def from_json(cls: type[AnyJob], document: Mapping[str, Any], saver: RecordSaver) -> AnyJob:
+    def from_json(cls: type[AnyJob], document: Mapping[str, Any]) -> AnyJob:
         """Return a job of an earlier platform from its `to_json` document, with times as text.
 
         Raise ApiError if this platform would refuse its request.
         """
-        job = cls(cls._parse(document["request"]), document["arn"], saver)
+        job = cls(cls._parse(document["request"]), document["arn"])
         job._restore(document)
         return job
 
@@ -83,29 +76,21 @@ class JobState(abc.ABC, Generic[Request_co]):
         """Read a request of this kind of job."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record to save, from which another platform can resume; times as datetimes."""
+        """Return the document to save, from which another platform can resume; times as datetimes."""
         with self._changed:
             return {
-                "request": self.request.members,
-                "arn": self.arn,
-                "tags": dict(self.tags),
+                **super().to_json(),
                 "metrics": self.metrics.to_json(),
                 "stopped_as": self._stopped_as,
                 "progress": self._progress.to_json(),
             }
 
     def _restore(self, document: Mapping[str, Any]) -> None:
-        """Restore the state of a job of an earlier platform from its `to_json` document."""
-        self.tags = dict(document["tags"])
+        super()._restore(document)
         self.metrics.restore(document["metrics"])
         self._stopped_as = document["stopped_as"]
         self._progress = JobProgress.from_json(document["progress"])
         self._limits.restore(self._progress.created)
-
-    @property
-    def name(self) -> str:
-        """The job's name."""
-        return self.request.name
 
     @property
     def directory_name(self) -> str:
@@ -145,10 +130,6 @@ class JobState(abc.ABC, Generic[Request_co]):
     # For requests, from any thread.
 
     @abc.abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """Return the description as AWS shows it."""
-
-    @abc.abstractmethod
     def summary(self) -> dict[str, Any]:
         """Return the description without the request's members: those that lists show and sort by."""
 
@@ -169,17 +150,10 @@ class JobState(abc.ABC, Generic[Request_co]):
             self._decide(Ending.INTERRUPT)
 
     def note(self) -> None:
-        """Save the job as it is now. Called after each change made outside this class, too."""
+        """Save the job as it is now, but not after the engine's end: the next platform must take it for killed."""
         with self._changed:
-            # Not after the engine's end: the stored job still runs, so the next platform treats it as killed.
             if self._ending is not Ending.CLOSE:
-                self._saver.save(self.to_json)
-
-    def forget(self) -> None:
-        """Delete the job from the store, and stop saving it."""
-        with self._changed:
-            self._saver.delete()
-            self._saver = NO_SAVER
+                super().note()
 
     def outlive(self, seen: datetime) -> bool:
         """Resume or end a job whose platform was killed; return whether another attempt follows.
@@ -364,7 +338,9 @@ class JobState(abc.ABC, Generic[Request_co]):
 
     def _refuse_if_ended(self) -> None:
         if self.ended:
-            raise invalid(f"The request was rejected because the {self.kind} is in status {self._progress.status}.")
+            raise invalid(
+                f"The request was rejected because the {self.kind.word} is in status {self._progress.status}."
+            )
 
 
 def _now() -> datetime:

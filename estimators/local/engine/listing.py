@@ -1,4 +1,4 @@
-"""ListTrainingJobs, and the filters, order and pages that it shares with other lists."""
+"""The filters, order and pages that all lists share."""
 
 from __future__ import annotations
 
@@ -14,27 +14,6 @@ from botocore.utils import parse_to_aware_datetime
 from estimators.local.engine.errors import invalid
 
 DEFAULT_PAGE = 10
-_NAME = "TrainingJobName"
-_MEMBERS = (
-    _NAME,
-    "TrainingJobArn",
-    "CreationTime",
-    "TrainingEndTime",
-    "LastModifiedTime",
-    "TrainingJobStatus",
-    "SecondaryStatus",
-)
-_SORT_BY = {"Name": "TrainingJobName", "CreationTime": "CreationTime", "Status": "TrainingJobStatus"}
-
-
-def list_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer ListTrainingJobs from the summaries of all jobs; raise ApiError for an invalid NextToken."""
-    if "WarmPoolStatusEquals" in request or "TrainingPlanArnEquals" in request:
-        return {"TrainingJobSummaries": []}  # there are neither warm pools nor training plans here
-    sort_by = _SORT_BY[request.get("SortBy", "CreationTime")]
-    page, token = list_records(jobs, request, name=_NAME, status="TrainingJobStatus", sort_by=sort_by)
-    summaries = [{member: job[member] for member in _MEMBERS if member in job} for job in page]
-    return {"TrainingJobSummaries": summaries, **token}
 
 
 def list_records(
@@ -55,7 +34,7 @@ def list_records(
 
 
 def cut_page(
-    records: Iterable[Mapping[str, Any]], member: str, request: Mapping[str, Any], *, name: str = _NAME
+    records: Iterable[Mapping[str, Any]], member: str, request: Mapping[str, Any], *, name: str
 ) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
     """Return the records of one page in the order of ``member``, and the token of the next page, if any.
 

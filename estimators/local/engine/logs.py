@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from estimators.local.engine.job_store import NOTHING_KEPT, JobStore, StoredLine
+from estimators.local.engine.records import NOTHING_KEPT, RecordStore, StoredLine
 
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient
@@ -49,7 +49,7 @@ class HostLog:
         *,
         group: str = TRAINING_JOBS,
         seen: Callable[[str], None],  # called with every line of the program
-        store: JobStore = NOTHING_KEPT,  # remembers the lines
+        store: RecordStore = NOTHING_KEPT,  # remembers the lines
     ) -> None:
         self._client = client
         self._job_name = job_name

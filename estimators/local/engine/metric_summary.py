@@ -35,7 +35,7 @@ class MetricSummary:
         return cls(**{**document, "time": datetime.fromisoformat(document["time"])})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for JSON; `write_time` encodes the time."""
+        """Return the fields for JSON, with the time as a datetime."""
         return asdict(self)
 
     def added(self, value: float, time: datetime) -> MetricSummary:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estimators.local.chaos import Chaos
-from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
+from estimators.local.engine.records import NOTHING_KEPT, RecordStore
 from estimators.local.executors import Executor
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Platform:
     """Where a job's files go if they can't be uploaded."""
     cloudwatch: CloudWatchClient | None = None
     """Takes the values of metrics; None: they are not sent."""
-    store: JobStore = NOTHING_KEPT
+    store: RecordStore = NOTHING_KEPT
     """Remembers the jobs."""
     chaos: Chaos = field(default_factory=Chaos)
     """The faults that jobs meet, besides those of their tags."""

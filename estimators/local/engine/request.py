@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from estimators.local.engine.errors import ApiError, invalid
+from estimators.local.engine.errors import ApiError, invalid, refuse
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
 from estimators.local.engine.job_request import (
     ML_ROOT,
+    HostedRequest,
     InputChannel,
-    JobRequest,
     SyncedFolder,
     Ways,
     parse_uri,
     read_faults,
-    read_tags,
-    refuse,
     require_path,
 )
 from estimators.local.engine.objects import FileUri, S3Uri
+from estimators.local.engine.records import read_tags
 from estimators.local.engine.validation import check_request
 from estimators.metric_definition import MetricDefinition
 from estimators.request_rules import DEFAULT_MAX_RUNTIME, broken_rules
@@ -47,7 +46,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class TrainingRequest(JobRequest):
+class TrainingRequest(HostedRequest):
     """The part of a request that shapes the job."""
 
     checkpoints: SyncedFolder | None

@@ -89,7 +89,7 @@ class JobProgress:
         return cls(**{**document, **_times(document, cls), "transitions": tuple(transitions)})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for JSON; `write_time` encodes the times."""
+        """Return the fields for JSON, with times as datetimes."""
         return asdict(self)
 
     @property
@@ -137,13 +137,6 @@ class JobProgress:
             training_end=end,
             training_since=since,
         )
-
-
-def write_time(value: object) -> str:
-    """Return a datetime as ISO 8601 text, for the ``default`` of `json.dumps`."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def _times(document: Mapping[str, Any], kind: type[JobProgress | Transition]) -> dict[str, datetime]:

@@ -7,7 +7,7 @@ import time
 from datetime import datetime, timezone
 
 from estimators.local.engine import states
-from estimators.local.engine.job_request import JobRequest
+from estimators.local.engine.job_request import HostedRequest
 from estimators.local.engine.states import JobProgress
 
 _NO_LIMIT = float("inf")
@@ -16,7 +16,7 @@ _NO_LIMIT = float("inf")
 class TimeLimits:
     """Counts the seconds that a job uses of its request's limits. The job's lock guards it."""
 
-    def __init__(self, request: JobRequest) -> None:
+    def __init__(self, request: HostedRequest) -> None:
         self._request = request
         self._created = self._starting_since = time.monotonic()
         self._training_since: float | None = None

@@ -12,8 +12,8 @@ from estimators.local.engine.ending import Ending, HostLossLimit
 from estimators.local.engine.folder_sync import FolderSync
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.job_request import SyncedFolder
-from estimators.local.engine.job_runner import JobRunner
-from estimators.local.engine.job_state import JobState
+from estimators.local.engine.job_runner import HostedRunner
+from estimators.local.engine.job_state import HostedRecord
 from estimators.local.engine.logs import TRAINING_JOBS
 from estimators.local.engine.metric_publisher import MetricPublisher
 from estimators.local.engine.objects import require_place
@@ -24,14 +24,14 @@ from estimators.local.engine.supported_fields import RULES
 from estimators.local.executors import HostCluster
 
 
-class TrainingRunner(JobRunner[TrainingRequest]):
-    """Runs a training job; the arguments are `JobRunner`'s."""
+class TrainingRunner(HostedRunner[TrainingRequest]):
+    """Runs a training job; the arguments are `HostedRunner`'s."""
 
     _log_group = TRAINING_JOBS
     _rules = RULES
     _failure = PurePath("output", "failure")
 
-    def __init__(self, job: JobState[TrainingRequest], image: str, platform: Platform) -> None:
+    def __init__(self, job: HostedRecord[TrainingRequest], image: str, platform: Platform) -> None:
         super().__init__(job, image, platform)
         self._loss_limit = HostLossLimit()
         self._checkpoints: CheckpointSync | None = None

@@ -6,7 +6,7 @@ in the same model, but botocore leaves them to the service: here they are checke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from botocore.validate import ParamValidator
@@ -15,6 +15,8 @@ from estimators.local.engine.errors import invalid
 from estimators.problem import nearest
 from estimators.service_model import Violation, dotted, service_model, size, violations
 
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
+"""Takes a request already checked against the service's model, and returns the answer."""
 PUT_METRICS = "BatchPutMetrics"
 """The only operation here of SageMaker Metrics, a separate service that is signed for as SageMaker."""
 

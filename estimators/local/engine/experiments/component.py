@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.experiments.entity import Entity
+from estimators.local.engine.experiments.entity import EntityRecord
 from estimators.local.engine.experiments.job_component import JobNow
 from estimators.local.engine.metric_summary import MetricSummary
 from estimators.service_model import service_model
@@ -21,8 +21,8 @@ _MAPS = {
 """Members that are updated entry by entry, and their shapes in the model."""
 
 
-class Component(Entity):
-    """A trial component from its creation on; the arguments are `Entity`'s."""
+class ComponentRecord(EntityRecord):
+    """The record of a trial component from its creation on."""
 
     trials: tuple[str, ...] = ()
     """The names of its trials."""
@@ -34,12 +34,13 @@ class Component(Entity):
     """By the ARN of the values' sender, and the metric's name."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record to save, with times as datetimes."""
+        """Return the document to save, with times as datetimes."""
         metrics = [[source, name, summary.to_json()] for (source, name), summary in self.metrics.items()]
         own = {"trials": self.trials, "follows": self.follows, "run": self.run, "metrics": metrics}
         return {**super().to_json(), **own}
 
     def _restore(self, document: Mapping[str, Any]) -> None:
+        super()._restore(document)
         self.trials, self.follows, self.run = tuple(document["trials"]), document["follows"], document["run"]
         self.metrics = {
             (source, name): MetricSummary.from_json(summary) for source, name, summary in document["metrics"]
@@ -53,11 +54,12 @@ class Component(Entity):
 
     def settle(self, job: JobNow) -> None:
         """Copy the final state of the ended job; from now on all members can change, and outlive the job."""
-        self.members = self._members_with(job)
-        self.metrics = {**self.metrics, **job.metrics}
-        self.modified = max(self.modified, job.modified)
-        self.follows = ""
-        self.note()
+        with self._lock:
+            self.members = self._members_with(job)
+            self.metrics = {**self.metrics, **job.metrics}
+            self.modified = max(self.modified, job.modified)
+            self.follows = ""
+            self.note()
 
     def update(self, members: Mapping[str, Any]) -> None:
         """Change members as UpdateTrialComponent does, maps entry by entry; raise ApiError for too many entries."""
@@ -78,8 +80,9 @@ class Component(Entity):
 
     def associate(self, trials: Iterable[str]) -> None:
         """Replace the component's trials."""
-        self.trials = tuple(dict.fromkeys(trials))
-        self.change({})
+        with self._lock:
+            self.trials = tuple(dict.fromkeys(trials))
+            self.change({})
 
     def add_metric(self, name: str, value: float, time: datetime) -> None:
         """Add a value; after the last one, the caller calls `change` to save them."""

@@ -8,10 +8,11 @@ from typing import Any
 from botocore.utils import parse_to_aware_datetime
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.experiments.component import Component
+from estimators.local.engine.experiments.component import ComponentRecord
 from estimators.local.engine.experiments.entity import COMPONENT
 from estimators.local.engine.experiments.records import Records
-from estimators.local.engine.experiments.request_members import Handler, double, members_of, tags_of
+from estimators.local.engine.experiments.request_members import double, members_of, tags_of
+from estimators.local.engine.validation import Handler
 
 
 class ComponentOperations:
@@ -30,12 +31,12 @@ class ComponentOperations:
             "BatchPutMetrics": self._put_metrics,
         }
 
-    def _component(self, request: Mapping[str, Any]) -> Component:
+    def _component(self, request: Mapping[str, Any]) -> ComponentRecord:
         """Return the component that a request names, with the final state of its job if that has ended."""
         name = request["TrialComponentName"]
         component = self._records.components.get(name.rpartition("/")[2])
         if name.startswith("arn:") and name != component.arn:
-            raise COMPONENT.missing(name)
+            raise COMPONENT.missing(component.name, name)
         return self._records.settle(component)
 
     def _create_component(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An experiment, a trial or a trial component, as a saved record.
+"""The record of an experiment, a trial or a trial component.
 
 Changes need the lock of `Experiments`, except changes of tags. The members are replaced, never modified: a thread that
 saves the record after a change of its tags sees them whole.
@@ -6,42 +6,42 @@ saves the record after a change of its tags sees them whole.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from estimators.local.engine.errors import ApiError
-from estimators.local.engine.job_store import NO_SAVER, RecordSaver
+from estimators.local.engine.errors import ApiError, invalid
+from estimators.local.engine.records import Record, RecordKind
 
-AnyEntity = TypeVar("AnyEntity", bound="Entity")
+AnyEntity = TypeVar("AnyEntity", bound="EntityRecord")
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class EntityKind:
-    """A kind of entity."""
+class EntityKind(RecordKind):
+    """A kind of entity. Names have no case, and AWS's errors show ARNs."""
 
-    word: str
-    """Prefix of its members' names: ``TrialComponent``."""
-    key: str
-    """Its name in ARNs and in the store."""
+    def key_of(self, name: str) -> str:
+        """Return the name in lower case."""
+        return name.lower()
 
-    def missing(self, arn: str) -> ApiError:
+    def missing(self, name: str, arn: str) -> ApiError:  # noqa: ARG002  # AWS shows the ARN
         """Return the error for an absent entity."""
         said = f"{self.word} '{arn}' does not exist: create it with Create{self.word}, or name another one."
         return ApiError("ResourceNotFound", said)
 
+    def taken(self, name: str, arn: str) -> ApiError:  # noqa: ARG002  # AWS shows the ARN
+        """Return the error for a name that another entity has."""
+        return invalid(f"{self.word} names are unique, whatever their case: {self.word} '{arn}' already exists.")
 
-EXPERIMENT = EntityKind(word="Experiment", key="experiment")
-TRIAL = EntityKind(word="Trial", key="experiment-trial")
-COMPONENT = EntityKind(word="TrialComponent", key="experiment-trial-component")
+
+EXPERIMENT = EntityKind(word="Experiment", resource="experiment", key="experiment")
+TRIAL = EntityKind(word="Trial", resource="experiment-trial", key="experiment-trial")
+COMPONENT = EntityKind(word="TrialComponent", resource="experiment-trial-component", key="experiment-trial-component")
 
 _TIMES = ("StartTime", "EndTime")
 
 
-class Entity:
-    """A record from its creation on, saved at each change."""
+class EntityRecord(Record):
+    """The record of an experiment, a trial or a trial component from its creation on."""
 
     def __init__(
         self,
@@ -50,61 +50,42 @@ class Entity:
         arn: str,
         members: Mapping[str, Any],  # of the description, besides name, ARN and times of changes; times as datetimes
         tags: Mapping[str, str],
-        saver: RecordSaver,
     ) -> None:
-        self.kind = kind
-        self.name = name
-        self.arn = arn
+        super().__init__(name, arn, tags)
+        self.kind: EntityKind = kind
         self.members = members
-        self.tags = dict(tags)
         self.created = self.modified = datetime.now(timezone.utc)
-        # Held while the record is saved. Order: a thread changes the record first, then saves it, so the last save has
-        # all changes, also those of tags, which are made without the lock of `Experiments`. Taken after that lock and
-        # the lock of `Tags`, before the store's.
-        self._keeping = threading.Lock()
-        self._saver = saver
 
     @classmethod
-    def from_json(cls: type[AnyEntity], kind: EntityKind, document: Mapping[str, Any], saver: RecordSaver) -> AnyEntity:
+    def from_json(cls: type[AnyEntity], kind: EntityKind, document: Mapping[str, Any]) -> AnyEntity:
         """Return an entity of an earlier platform from its `to_json` document, with times as text."""
-        members = dict(document["members"])
-        members.update({name: datetime.fromisoformat(members[name]) for name in _TIMES if name in members})
-        entity = cls(kind, document["name"], document["arn"], members, document["tags"], saver)
-        entity.created = datetime.fromisoformat(document["created"])
-        entity.modified = datetime.fromisoformat(document["modified"])
+        entity = cls(kind, document["name"], document["arn"], document["members"], document["tags"])
         entity._restore(document)
         return entity
 
     def _restore(self, document: Mapping[str, Any]) -> None:
-        """Restore the fields that a subclass adds."""
+        super()._restore(document)
+        times = {name: datetime.fromisoformat(self.members[name]) for name in _TIMES if name in self.members}
+        self.members = {**self.members, **times}
+        self.created = datetime.fromisoformat(document["created"])
+        self.modified = datetime.fromisoformat(document["modified"])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record to save, with times as datetimes."""
+        """Return the document to save, with times as datetimes."""
         return {
+            **super().to_json(),
             "name": self.name,
-            "arn": self.arn,
             "members": self.members,
-            "tags": dict(self.tags),
             "created": self.created,
             "modified": self.modified,
         }
 
-    def note(self) -> None:
-        """Save the record as it is now."""
-        with self._keeping:
-            self._saver.save(self.to_json)
-
-    def forget(self) -> None:
-        """Delete the record from the store, and stop saving it."""
-        with self._keeping:
-            self._saver.delete()
-            self._saver = NO_SAVER
-
     def change(self, members: Mapping[str, Any]) -> None:
         """Replace members, and save the record."""
-        self.members = {**self.members, **members}
-        self.modified = datetime.now(timezone.utc)
-        self.note()
+        with self._lock:
+            self.members = {**self.members, **members}
+            self.modified = datetime.now(timezone.utc)
+            self.note()
 
     def describe(self) -> dict[str, Any]:
         """Return the description as AWS shows it."""

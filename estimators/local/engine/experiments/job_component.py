@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from estimators.local.engine.job_request import JobRequest
-from estimators.local.engine.job_state import JobState
+from estimators.local.engine.job_request import HostedRequest
+from estimators.local.engine.job_state import HostedRecord
 from estimators.local.engine.metric_summary import MetricSummary
 from estimators.metric_definition import finite
 
@@ -26,7 +26,7 @@ _MEDIA_TYPE = re.compile(r"[-\w]+/[-\w+]+")
 class JobToTrack:
     """A job that is about to be created."""
 
-    request: JobRequest
+    request: HostedRequest
     arn: str
 
     @property
@@ -86,7 +86,7 @@ class JobNow:
     """When the job last changed."""
 
     @classmethod
-    def of(cls, job: JobState[JobRequest]) -> JobNow:
+    def of(cls, job: HostedRecord[HostedRequest]) -> JobNow:
         """Return the progress of a job."""
         shown = job.summary()
         word = "Training" if "TrainingJobStatus" in shown else "Processing"

@@ -8,27 +8,27 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.experiments.collection import Collection
+from estimators.local.engine.experiments.collection import EntityRecords
 from estimators.local.engine.experiments.components import ComponentOperations
-from estimators.local.engine.experiments.entity import AnyEntity, Entity
+from estimators.local.engine.experiments.entity import AnyEntity, EntityRecord
 from estimators.local.engine.experiments.job_component import JobToTrack
 from estimators.local.engine.experiments.records import FindJob, Records
-from estimators.local.engine.experiments.request_members import Handler
 from estimators.local.engine.experiments.trials import TrialOperations
-from estimators.local.engine.job_store import JobStore
+from estimators.local.engine.records import RecordStore
+from estimators.local.engine.validation import Handler
 
 
 class Experiments:
     """Experiments, trials and trial components, also those of earlier platforms in the store."""
 
-    def __init__(self, arn_prefix: str, store: JobStore, find_job: FindJob) -> None:
+    def __init__(self, arn_prefix: str, store: RecordStore, find_job: FindJob) -> None:
         # Guards the records. Taken before the lock of an entity, of a job and of the store, never after one of them.
         self._lock = threading.Lock()
         self._records = Records(arn_prefix, store, find_job)
         unlocked = {**TrialOperations(self._records).operations, **ComponentOperations(self._records).operations}
         self.operations: Mapping[str, Handler] = {name: self._locked(operation) for name, operation in unlocked.items()}
 
-    def find(self, arn: str) -> Entity | None:
+    def find(self, arn: str) -> EntityRecord | None:
         """Return the experiment, trial or trial component of an ARN, or None."""
         with self._lock:
             return self._records.find(arn)
@@ -67,10 +67,10 @@ class Experiments:
                 earlier = self._records.components.find(job.component)
                 if earlier is not None and earlier.source != job.arn:
                     earlier = None
-                component = self._records.components.make(job.component, job.members(), {}, instead_of=earlier)
+                component = self._records.components.make(job.component, job.members(), {})
                 component.follows, component.run = job.arn, job.experiment_config.get("RunName", "")
                 component.trials = () if trial is None else (trial.name,)
-                self._records.components.add(component)
+                self._records.components.add(component, instead_of=earlier)
                 undo.callback(self._remove, self._records.components, component, earlier)
             yield
             undo.pop_all()
@@ -82,15 +82,15 @@ class Experiments:
 
         return answer
 
-    def _remove(self, collection: Collection[AnyEntity], entity: AnyEntity, earlier: AnyEntity | None = None) -> None:
+    def _remove(self, records: EntityRecords[AnyEntity], entity: AnyEntity, earlier: AnyEntity | None = None) -> None:
         """Undo the addition of an entity: put the earlier one back, or remove the entity."""
         with self._lock:
             if earlier is not None:
-                collection.add(earlier)
-            elif collection.find(entity.name) is entity:
-                collection.remove(entity)
+                records.add(earlier, instead_of=records.find(entity.name))
+            else:
+                records.remove(entity)
 
-    def _trial_of(self, job: JobToTrack) -> Entity | None:
+    def _trial_of(self, job: JobToTrack) -> EntityRecord | None:
         """Return the trial of a request's ExperimentConfig, an existing or a new one; None if absent."""
         config = job.experiment_config
         experiment = self._records.experiments.get(config["ExperimentName"]) if "ExperimentName" in config else None

@@ -5,43 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from estimators.local.engine.experiments.collection import Collection
-from estimators.local.engine.experiments.component import Component
-from estimators.local.engine.experiments.entity import COMPONENT, EXPERIMENT, TRIAL, Entity
+from estimators.local.engine.experiments.collection import EntityRecords
+from estimators.local.engine.experiments.component import ComponentRecord
+from estimators.local.engine.experiments.entity import COMPONENT, EXPERIMENT, TRIAL, EntityRecord
 from estimators.local.engine.experiments.job_component import JobNow
-from estimators.local.engine.job_request import JobRequest
-from estimators.local.engine.job_state import JobState
-from estimators.local.engine.job_store import JobStore
-from estimators.local.engine.tags import tag_list
+from estimators.local.engine.job_request import HostedRequest
+from estimators.local.engine.job_state import HostedRecord
+from estimators.local.engine.records import RecordStore
 
-FindJob = Callable[[str], "JobState[JobRequest] | None"]
+FindJob = Callable[[str], "HostedRecord[HostedRequest] | None"]
 """Returns the training or processing job of an ARN, or None."""
 
 
 class Records:
     """All entities; callers hold the lock of `Experiments`. The arguments are that class's."""
 
-    def __init__(self, arn_prefix: str, store: JobStore, find_job: FindJob) -> None:
-        self.experiments = Collection(EXPERIMENT, Entity, arn_prefix, store)
-        self.trials = Collection(TRIAL, Entity, arn_prefix, store)
-        self.components = Collection(COMPONENT, Component, arn_prefix, store)
+    def __init__(self, arn_prefix: str, store: RecordStore, find_job: FindJob) -> None:
+        self.experiments = EntityRecords(EXPERIMENT, EntityRecord, arn_prefix, store)
+        self.trials = EntityRecords(TRIAL, EntityRecord, arn_prefix, store)
+        self.components = EntityRecords(COMPONENT, ComponentRecord, arn_prefix, store)
         self.find_job = find_job
 
-    def find(self, arn: str) -> Entity | None:
+    def find(self, arn: str) -> EntityRecord | None:
         """Return the entity of an ARN, or None."""
-        name = arn.rpartition("/")[2]
-        found = (self.experiments.find(name), self.trials.find(name), self.components.find(name))
-        return next((each for each in found if each is not None and each.arn == arn), None)
+        return self.experiments.find_arn(arn) or self.trials.find_arn(arn) or self.components.find_arn(arn)
 
-    def trials_of(self, experiment: Entity) -> list[Entity]:
+    def trials_of(self, experiment: EntityRecord) -> list[EntityRecord]:
         """Return the trials of an experiment."""
         return [each for each in self.trials.all() if each.members["ExperimentName"] == experiment.name]
 
-    def settled(self) -> list[Component]:
+    def settled(self) -> list[ComponentRecord]:
         """Return all components, each with the final state of its job if that has ended."""
         return [self.settle(component) for component in self.components.all()]
 
-    def settle(self, component: Component) -> Component:
+    def settle(self, component: ComponentRecord) -> ComponentRecord:
         """Copy the final state of the component's job, if the job has ended; return the component."""
         job = self._job_of(component)
         # A job that the platform's end breaks off may go on with the next platform.
@@ -49,7 +46,7 @@ class Records:
             component.settle(JobNow.of(job))
         return component
 
-    def show(self, component: Component) -> dict[str, Any]:
+    def show(self, component: ComponentRecord) -> dict[str, Any]:
         """Return the description of a component, with the state of the job that it follows."""
         job = self._job_of(component)
         return component.show(None if job is None else JobNow.of(job))
@@ -59,30 +56,30 @@ class Records:
         if resource == "ExperimentTrialComponent":
             return [self._found(component) for component in self.settled()]
         if resource == "Experiment":
-            return [{**each.describe(), "Tags": tag_list(each)} for each in self.experiments.all()]
+            return [{**each.describe(), "Tags": each.describe_tags()} for each in self.experiments.all()]
         parts: dict[str, list[dict[str, Any]]] = {}
         for component in self.components.all():
             for trial in component.trials:
                 parts.setdefault(trial, []).append(_summary(component))
         return [
-            {**each.describe(), "Tags": tag_list(each), "TrialComponentSummaries": parts.get(each.name, [])}
+            {**each.describe(), "Tags": each.describe_tags(), "TrialComponentSummaries": parts.get(each.name, [])}
             for each in self.trials.all()
         ]
 
-    def _found(self, component: Component) -> dict[str, Any]:
+    def _found(self, component: ComponentRecord) -> dict[str, Any]:
         trials = (trial for trial in map(self.trials.find, component.trials) if trial is not None)
         return {
             **self.show(component),
-            "Tags": tag_list(component),
+            "Tags": component.describe_tags(),
             "Parents": [{"TrialName": each.name, "ExperimentName": each.members["ExperimentName"]} for each in trials],
             **({"RunName": component.run} if component.run else {}),
         }
 
-    def _job_of(self, component: Component) -> JobState[JobRequest] | None:
+    def _job_of(self, component: ComponentRecord) -> HostedRecord[HostedRequest] | None:
         return self.find_job(component.follows) if component.follows else None
 
 
-def _summary(component: Component) -> dict[str, Any]:
+def _summary(component: ComponentRecord) -> dict[str, Any]:
     """Return a component as Search shows it in its trial."""
     source = {"TrialComponentSource": component.members["Source"]} if component.source else {}
     return {

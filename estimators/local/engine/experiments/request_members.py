@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from botocore.utils import parse_to_aware_datetime
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.job_request import read_tags
+from estimators.local.engine.records import read_tags
 
-Handler = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes a request already checked against the service's model, and returns the answer."""
 _NAMES_AND_TAGS = ("ExperimentName", "TrialName", "TrialComponentName", "Tags")
 
 

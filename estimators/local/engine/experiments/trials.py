@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.experiments.entity import Entity
+from estimators.local.engine.experiments.entity import EntityRecord
 from estimators.local.engine.experiments.records import Records
-from estimators.local.engine.experiments.request_members import Handler, members_of, tags_of
+from estimators.local.engine.experiments.request_members import members_of, tags_of
+from estimators.local.engine.validation import Handler
 
 
 class TrialOperations:
@@ -29,10 +30,10 @@ class TrialOperations:
             "DeleteTrial": self._delete_trial,
         }
 
-    def _experiment(self, request: Mapping[str, Any]) -> Entity:
+    def _experiment(self, request: Mapping[str, Any]) -> EntityRecord:
         return self._records.experiments.get(request["ExperimentName"])
 
-    def _trial(self, request: Mapping[str, Any]) -> Entity:
+    def _trial(self, request: Mapping[str, Any]) -> EntityRecord:
         return self._records.trials.get(request["TrialName"])
 
     def _create_experiment(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments import Experiments, JobToTrack
-from estimators.local.engine.hosted_jobs import HostedJobs
+from estimators.local.engine.hosted_records import HostedRecords
 from estimators.local.engine.listing import list_records
 from estimators.local.engine.logs import PROCESSING_JOBS
 from estimators.local.engine.platform import Platform
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.processing.request import ProcessingRequest
 from estimators.local.engine.processing.runner import ProcessingRunner
+from estimators.local.engine.validation import Handler
 from estimators.local.executors import NoImageError
 
 _NAME, _STATUS = "ProcessingJobName", "ProcessingJobStatus"
@@ -30,24 +31,23 @@ _SUMMARY = (
 _SORT_BY = {"Name": _NAME, "CreationTime": "CreationTime", "Status": _STATUS}
 
 
-class ProcessingJobs:
-    """Runs processing jobs, each with a trial component."""
+class ProcessingOperations:
+    """Answers requests about processing jobs, each of which has a trial component."""
 
-    def __init__(self, platform: Platform, arn: Callable[[str], str], experiments: Experiments) -> None:
+    def __init__(self, platform: Platform, arn_prefix: str, experiments: Experiments) -> None:
         self._platform = platform
-        self._arn = arn
         self._experiments = experiments
-        self.jobs = HostedJobs(
-            "processing-job",
+        self.jobs = HostedRecords(
             ProcessingRecord.kind,
-            PROCESSING_JOBS,
+            arn_prefix,
             platform.store,
             ProcessingRecord.from_json,
-            self._make_runner,
+            log_group=PROCESSING_JOBS,
+            make_runner=self._make_runner,
         )
-        self.operations: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        self.operations: Mapping[str, Handler] = {
             "CreateProcessingJob": self._create,
-            "DescribeProcessingJob": self._describe,
+            "DescribeProcessingJob": lambda request: self._job(request).describe(),
             "ListProcessingJobs": self._list,
             "StopProcessingJob": self._stop,
             "DeleteProcessingJob": self._delete,
@@ -55,10 +55,10 @@ class ProcessingJobs:
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
         parsed = ProcessingRequest.parse(request)
-        arn = self._arn(parsed.name)
-        with self._experiments.track(JobToTrack(request=parsed, arn=arn)):
-            self.jobs.start(parsed.name, lambda saver: ProcessingRecord(parsed, arn, saver))
-        return {"ProcessingJobArn": arn}
+        job = ProcessingRecord(parsed, self.jobs.arn(parsed.name))
+        with self._experiments.track(JobToTrack(request=parsed, arn=job.arn)):
+            self.jobs.run(job)
+        return {"ProcessingJobArn": job.arn}
 
     def _make_runner(self, job: ProcessingRecord) -> ProcessingRunner:
         executor = self._platform.executor
@@ -78,8 +78,8 @@ class ProcessingJobs:
             raise invalid(f"AppSpecification.ImageUri: {error}") from error
         return ProcessingRunner(job, image, self._platform)
 
-    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self.jobs.get(request[_NAME]).describe()
+    def _job(self, request: Mapping[str, Any]) -> ProcessingRecord:
+        return self.jobs.get(request[_NAME])
 
     def _list(self, request: dict[str, Any]) -> dict[str, Any]:
         records = (job.summary() for job in self.jobs.all())
@@ -89,10 +89,11 @@ class ProcessingJobs:
         return {"ProcessingJobSummaries": summaries, **token}
 
     def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.jobs.get(request[_NAME]).stop()
+        self._job(request).stop()
         return {}
 
     def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
-        self._experiments.settle(self.jobs.get(request[_NAME]).arn)
-        self.jobs.delete(request[_NAME])
+        job = self._job(request)
+        self._experiments.settle(job.arn)
+        self.jobs.delete(job)
         return {}

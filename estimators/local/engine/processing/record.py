@@ -1,4 +1,4 @@
-"""One processing job as other threads see it: a job on hosts, with a description and an exit message."""
+"""The record of one processing job: a job on hosts, with a description and an exit message."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from estimators.local.engine.job_state import JobState
+from estimators.local.engine.job_state import HostedRecord
 from estimators.local.engine.processing.request import ProcessingRequest
+from estimators.local.engine.records import RecordKind
 from estimators.request_rules import DEFAULT_MAX_RUNTIME
 
 _INPUT = {"S3InputMode": "File", "S3DataDistributionType": "FullyReplicated", "S3CompressionType": "None"}
 
 
-class ProcessingRecord(JobState[ProcessingRequest]):
-    """A processing job from its creation on; the arguments are `JobState`'s."""
+class ProcessingRecord(HostedRecord[ProcessingRequest]):
+    """The record of a processing job from its creation on."""
 
-    kind = "processing job"
+    kind = RecordKind(word="processing job", resource="processing-job", key="processing-job")
     default_command = ()
     working_directory = "processing"
 

@@ -12,14 +12,14 @@ from estimators.local.engine.errors import invalid
 from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
 from estimators.local.engine.job_request import (
     ML_ROOT,
+    HostedRequest,
     InputChannel,
-    JobRequest,
     SyncedFolder,
     parse_uri,
     read_faults,
-    read_tags,
     require_path,
 )
+from estimators.local.engine.records import read_tags
 from estimators.local.engine.validation import check_request
 from estimators.request_rules import DEFAULT_MAX_RUNTIME
 
@@ -35,7 +35,7 @@ class Output(SyncedFolder):
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class ProcessingRequest(JobRequest):
+class ProcessingRequest(HostedRequest):
     """The part of a request that shapes the job."""
 
     outputs: tuple[Output, ...]

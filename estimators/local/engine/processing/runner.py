@@ -15,7 +15,7 @@ from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.folder_sync import FolderSync
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.job_request import ML_ROOT
-from estimators.local.engine.job_runner import JobRunner
+from estimators.local.engine.job_runner import HostedRunner
 from estimators.local.engine.logs import PROCESSING_JOBS
 from estimators.local.engine.objects import require_place
 from estimators.local.engine.opt_ml import resource_config
@@ -56,8 +56,8 @@ def _cut(content: bytes, *, whole: bool) -> str:
     return codecs.getincrementaldecoder("utf-8")().decode(content[:_LIMIT_BYTES], final=whole)
 
 
-class ProcessingRunner(JobRunner[ProcessingRequest]):
-    """Runs a processing job; the arguments are `JobRunner`'s."""
+class ProcessingRunner(HostedRunner[ProcessingRequest]):
+    """Runs a processing job; the arguments are `HostedRunner`'s."""
 
     _log_group = PROCESSING_JOBS
     _rules = RULES

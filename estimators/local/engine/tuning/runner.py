@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from estimators.local.engine.errors import ApiError
-from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job import TrainingRecord
 from estimators.local.engine.tuning.study import Proposal, Study
 from estimators.local.engine.tuning.tuning_job import COMPLETED, FAILED, STOPPED, Trial, TuningRecord
 
@@ -21,7 +21,7 @@ _LONGEST_REASON = 1024
 ALL_FAILED = "All training jobs failed. Please take a look at the training jobs failures to get more details."
 """AWS's words."""
 
-StartJob = Callable[[Mapping[str, Any]], JobRecord]
+StartJob = Callable[[Mapping[str, Any]], TrainingRecord]
 
 
 class TuningRunner:
@@ -32,7 +32,9 @@ class TuningRunner:
         self._study = study
         self._start_job = start_job
         self._close_reason = ""
-        self._closed = threading.Event()  # Order: `close` sets the reason first; it is read after the event is set.
+        # Order: `close` sets the reason first; it is read after the event is set. The first reason stays: after a
+        # failure of the platform, its later close does not hide the failure.
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"tuning {record.name}", daemon=True)
 
     def start(self) -> None:
@@ -40,12 +42,12 @@ class TuningRunner:
         self._thread.start()
 
     def close(self, reason: str) -> None:
-        """End as Failed with a reason, the same at each call. The engine ends the training jobs."""
-        self._close_reason = reason
+        """End as Failed with the first call's reason. The engine ends the training jobs."""
+        self._close_reason = self._close_reason or reason
         self._closed.set()
 
-    def join(self, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds until the tuning job has ended."""
+    def join(self, timeout: float | None = None) -> None:
+        """Wait at most ``timeout`` seconds until the tuning job has ended; None: without a limit."""
         self._thread.join(timeout)
 
     def _run(self) -> None:

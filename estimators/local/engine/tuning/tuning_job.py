@@ -1,4 +1,4 @@
-"""One tuning job: its training jobs, their results, and whether another training job follows.
+"""The record of one tuning job: its training jobs, their results, and whether another training job follows.
 
 Requests come from any thread, while the tuning job's own thread (`TuningRunner`) works.
 """
@@ -6,17 +6,17 @@ Requests come from any thread, while the tuning job's own thread (`TuningRunner`
 from __future__ import annotations
 
 import copy
-import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from estimators.local.engine.job import JobRecord
+from estimators.local.engine.errors import ApiError
+from estimators.local.engine.job import TrainingRecord
 from estimators.local.engine.job_state import KILLED
-from estimators.local.engine.job_store import NO_SAVER, RecordSaver
+from estimators.local.engine.records import JobRecord, RecordKind
 from estimators.local.engine.tuning.request import OBJECTIVE_HYPERPARAMETER, TuningRequest, training_resources
 
 IN_PROGRESS, STOPPING = "InProgress", "Stopping"
@@ -27,35 +27,40 @@ _PROGRESS = 0.01
 _SHOWN = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingStartTime", "TrainingEndTime", "FailureReason")
 
 
+class TuningKind(RecordKind):
+    """The kind of tuning jobs, whose absence is an error of its own."""
+
+    def missing(self, name: str, arn: str) -> ApiError:  # noqa: ARG002  # AWS does not show the ARN
+        """Return the error for an absent tuning job."""
+        return ApiError("ResourceNotFound", f"There is no tuning job {name}.")
+
+
 @dataclass(kw_only=True, slots=True)
 class Trial:
     """One point of the search, and the training job that tries it."""
 
     number: int
     """The trial's number, from 0."""
-    job: JobRecord
+    job: TrainingRecord
     hyperparameters: Mapping[str, str]
     """The tuned ones."""
     pruned: bool = False
     """Whether it was stopped early."""
 
 
-class TuningRecord:
-    """A tuning job from its creation on."""
+class TuningRecord(JobRecord[TuningRequest]):
+    """The record of a tuning job from its creation on."""
 
-    def __init__(self, request: TuningRequest, arn: str, saver: RecordSaver = NO_SAVER) -> None:
-        """Begin a tuning job; ``saver`` saves it at each change, in the order of the changes."""
-        self.request = request
-        self.arn = arn
-        self.tags = dict(request.tags)
+    kind = TuningKind(word="tuning job", resource="hyper-parameter-tuning-job", key="tuning-job")
+
+    def __init__(self, request: TuningRequest, arn: str) -> None:
+        super().__init__(request, arn)
         self.created = _now()
         self._since = time.monotonic()
-        # Guards all below. Taken before the store's lock; training jobs are described without it.
+        # The record's lock guards all below; training jobs are described without it.
         # 1. Only the runner's thread adds trials and ends the tuning job, as its last step: no trial comes after that.
         # 2. A trial is saved before its training job starts: a kill between the two leaves a trial without a job, which
         #    is not loaded, but never a job that is not listed.
-        self._lock = threading.RLock()
-        self._saver = saver
         self._status = IN_PROGRESS
         self._modified = self.created
         self._ended_at: datetime | None = None
@@ -66,41 +71,32 @@ class TuningRecord:
         self._found = False
 
     @classmethod
-    def from_json(
-        cls,
-        document: Mapping[str, Any],
-        saver: RecordSaver,
-        jobs: Mapping[str, JobRecord],
-    ) -> TuningRecord:
-        """Return a tuning job of an earlier platform; if it had not ended, it is Failed, because its search is lost.
+    def from_json(cls, document: Mapping[str, Any], find_job: Callable[[str], TrainingRecord | None]) -> TuningRecord:
+        """Return a tuning job of an earlier platform from its `to_json` document, with times as text.
 
-        ``jobs`` are the training jobs by name. Raise ApiError if this platform would refuse its request.
+        ``find_job`` returns the training job of a name, or None. Raise ApiError if this platform would refuse the
+        request.
         """
-        record = cls(TuningRequest.parse(document["request"]), document["arn"], saver)
-        record.tags = dict(document["tags"])
+        record = cls(TuningRequest.parse(document["request"]), document["arn"])
+        record._restore(document)
         record.created = datetime.fromisoformat(document["created"])
         record._modified = datetime.fromisoformat(document["modified"])
         record._status, record._failure_reason = document["status"], document["failure_reason"]
         record._trials = [
-            Trial(job=jobs[name], number=number, hyperparameters=tuned, pruned=pruned)
+            Trial(job=job, number=number, hyperparameters=tuned, pruned=pruned)
             for name, number, tuned, pruned in document["trials"]
-            if name in jobs  # else it was deleted, or never started
+            if (job := find_job(name)) is not None  # else it was deleted, or never started
         ]
         record._results = [(tuned, value) for tuned, value in document["results"]]
-        if document["ended"] is None:
-            record.finish(*((STOPPED,) if record.is_stopping else (FAILED, KILLED)))
-        else:
-            record._ended_at = datetime.fromisoformat(document["ended"])
+        record._ended_at = datetime.fromisoformat(document["ended"]) if document["ended"] else None
         return record
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record to save, with times as datetimes."""
+        """Return the document to save, with times as datetimes."""
         with self._lock:
             trials = [[each.job.name, each.number, each.hyperparameters, each.pruned] for each in self._trials]
             return {
-                "request": self.request.members,
-                "arn": self.arn,
-                "tags": dict(self.tags),
+                **super().to_json(),
                 "created": self.created,
                 "modified": self._modified,
                 "ended": self._ended_at,
@@ -109,22 +105,6 @@ class TuningRecord:
                 "trials": trials if self._starting is None else [*trials, self._starting],
                 "results": self._results,
             }
-
-    def note(self) -> None:
-        """Save the tuning job as it is now. Called after each change made outside this class, too."""
-        with self._lock:
-            self._saver.save(self.to_json)
-
-    def forget(self) -> None:
-        """Delete the tuning job from the store, and stop saving it."""
-        with self._lock:
-            self._saver.delete()
-            self._saver = NO_SAVER
-
-    @property
-    def name(self) -> str:
-        """HyperParameterTuningJobName."""
-        return self.request.name
 
     @property
     def ended(self) -> bool:
@@ -188,6 +168,10 @@ class TuningRecord:
             self._status, self._failure_reason = status, failure_reason
             self._modified = self._ended_at = _now()
             self.note()
+
+    def outlive(self) -> None:
+        """End a tuning job whose platform was killed: its search is lost."""
+        self.finish(*((STOPPED,) if self.is_stopping else (FAILED, KILLED)))
 
     def wants_more(self) -> bool:
         """Return whether another trial follows: no stop, goal or limit was reached."""

@@ -9,7 +9,7 @@ import pytest
 from botocore.validate import ParamValidator
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.job_runner import JobRunner
+from estimators.local.engine.job_runner import HostedRunner
 from estimators.local.engine.validation import PUT_METRICS
 from estimators.service_model import service_model
 
@@ -71,14 +71,14 @@ def test_operations_are_named(client: Any) -> None:
 def test_a_late_delete_leaves_the_next_job_of_the_name_alone(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     request = client.request()
     client.wait(client.create(request))
-    join = JobRunner.join
+    join = HostedRunner.join
 
-    def join_late(runner: JobRunner[Any], timeout: float | None = None) -> None:
-        monkeypatch.setattr(JobRunner, "join", join)
+    def join_late(runner: HostedRunner[Any], timeout: float | None = None) -> None:
+        monkeypatch.setattr(HostedRunner, "join", join)
         client.call("DeleteTrainingJob", TrainingJobName=request["TrainingJobName"])
         client.create(request)
 
-    monkeypatch.setattr(JobRunner, "join", join_late)
+    monkeypatch.setattr(HostedRunner, "join", join_late)
     client.call("DeleteTrainingJob", TrainingJobName=request["TrainingJobName"])
     assert client.wait(request["TrainingJobName"])["TrainingJobStatus"] == "Completed"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.job_store import JobStore
+from estimators.local.engine.records import RecordStore
 from tests.estimators.local.engine.whole_jobs import SPOT
 
 LARGE = (10**400, float("inf"))  # as JSON may write them
@@ -66,7 +66,7 @@ def test_a_user_s_component_is_not_overwritten_by_a_job(client: Any) -> None:
 def test_the_end_of_a_platform_is_not_the_end_of_a_component(
     start_engine: Callable[..., Any], client_of: Callable[..., Any], tmp_path: Path
 ) -> None:
-    store = JobStore(tmp_path / "jobs.sqlite")
+    store = RecordStore(tmp_path / "jobs.sqlite")
     client = client_of(start_engine(store=store))
     name = client.submit("import time; time.sleep(60)", **SPOT)
     client.wait_for(name, "Training")
@@ -74,7 +74,7 @@ def test_the_end_of_a_platform_is_not_the_end_of_a_component(
     component = {"TrialComponentName": f"{name}-aws-training-job"}
     assert client.call("DescribeTrialComponent", **component)["Status"]["PrimaryStatus"] == "Stopped"
     store.close()
-    store = JobStore(tmp_path / "jobs.sqlite")
+    store = RecordStore(tmp_path / "jobs.sqlite")
     later = client_of(start_engine(store=store))
     assert later.call("DescribeTrialComponent", **component)["Status"]["PrimaryStatus"] == "InProgress"
     store.close()

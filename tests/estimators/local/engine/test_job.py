@@ -12,11 +12,11 @@ import pytest
 from estimators.hosts.failure import Exit
 from estimators.local.engine import ApiError, time_limits
 from estimators.local.engine.ending import Ending, StoppedError
-from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job import TrainingRecord
 from estimators.local.engine.request import TrainingRequest
 
 
-def new_job(*, spot: bool = False, max_runtime: int = 100, max_wait: int = 100) -> JobRecord:
+def new_job(*, spot: bool = False, max_runtime: int = 100, max_wait: int = 100) -> TrainingRecord:
     wait = {"MaxWaitTimeInSeconds": max_wait} if spot else {}
     request = TrainingRequest.parse(
         {
@@ -29,17 +29,17 @@ def new_job(*, spot: bool = False, max_runtime: int = 100, max_wait: int = 100) 
             "EnableManagedSpotTraining": spot,
         }
     )
-    return JobRecord(request, "arn")
+    return TrainingRecord(request, "arn")
 
 
-def training(**parameters: Any) -> JobRecord:
+def training(**parameters: Any) -> TrainingRecord:
     job = new_job(**parameters)
     job.enter("Downloading")
     job.begin_training(hosts=2)
     return job
 
 
-def finish(job: JobRecord) -> tuple[str, str]:
+def finish(job: TrainingRecord) -> tuple[str, str]:
     job.upload()
     job.finish(failure_reason="why" if job.end_training()[0] is Ending.FAILED else None)
     described = job.describe()

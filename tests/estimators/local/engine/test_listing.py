@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.listing import list_jobs
+from estimators.local.engine.training.operations import list_jobs
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimators.local.engine.metric_summary import MetricSummary
-from estimators.local.engine.states import write_time
+from estimators.local.engine.records import write_time
 
 BEGIN = datetime(2030, 1, 1, tzinfo=timezone.utc)
 

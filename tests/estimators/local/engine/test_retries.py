@@ -13,11 +13,10 @@ import pytest
 from estimators.hosts.failure import Exit
 from estimators.local.engine import opt_ml
 from estimators.local.engine.ending import Ending, StoppedError
-from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job import TrainingRecord
 from estimators.local.engine.job_state import KILLED
-from estimators.local.engine.job_store import NO_SAVER
+from estimators.local.engine.records import write_time
 from estimators.local.engine.request import TrainingRequest
-from estimators.local.engine.states import write_time
 from estimators.local.executors import ExecutorError, HostProcess, HostSpec
 from estimators.local.executors.process import ProcessCluster
 from tests.estimators.local.engine.test_request import REQUEST
@@ -38,14 +37,14 @@ WAITS_ONCE = """
 """
 
 
-def training(**members: Any) -> JobRecord:
-    job = JobRecord(TrainingRequest.parse({**REQUEST, **members}), "arn")
+def training(**members: Any) -> TrainingRecord:
+    job = TrainingRecord(TrainingRequest.parse({**REQUEST, **members}), "arn")
     job.enter("Downloading")
     job.begin_training(hosts=1)
     return job
 
 
-def path_of(job: JobRecord) -> list[str]:
+def path_of(job: TrainingRecord) -> list[str]:
     return [transition["Status"] for transition in job.describe()["SecondaryStatusTransitions"]]
 
 
@@ -102,10 +101,10 @@ def test_what_was_decided_while_it_trained_stands_after_that() -> None:
 
 def test_a_killed_platform_is_the_platforms_failure() -> None:
     kept = json.loads(json.dumps(training(**ONCE).to_json(), default=write_time))
-    job = JobRecord.from_json(kept, NO_SAVER)
+    job = TrainingRecord.from_json(kept)
     assert job.outlive(datetime.now(timezone.utc))
     assert (path_of(job), job.retries) == ([*LIFE, "Starting"], 1)
-    job = JobRecord.from_json(json.loads(json.dumps(job.to_json(), default=write_time)), NO_SAVER)
+    job = TrainingRecord.from_json(json.loads(json.dumps(job.to_json(), default=write_time)))
     assert not job.outlive(datetime.now(timezone.utc))
     assert job.describe()["FailureReason"] == KILLED
 
@@ -119,7 +118,7 @@ def test_a_job_with_gpus_waits_for_its_hosts_no_longer_than_is_asked(
         "ResourceConfig": {"InstanceType": kind, "InstanceCount": 1, "VolumeSizeInGB": 1},
         "StoppingCondition": {"MaxPendingTimeInSeconds": 1800},
     }
-    waiting, running = (JobRecord(TrainingRequest.parse(request), "arn") for _ in range(2))
+    waiting, running = (TrainingRecord(TrainingRequest.parse(request), "arn") for _ in range(2))
     running.enter("Downloading")
     later = time.monotonic() + 1801
     monkeypatch.setattr(time, "monotonic", lambda: later)

@@ -12,7 +12,7 @@ import pytest
 from botocore.model import ListShape, MapShape, Shape, StructureShape
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.job import JobRecord
+from estimators.local.engine.job import TrainingRecord
 from estimators.local.engine.request import TrainingRequest
 from estimators.local.engine.supported_fields import RULES, Support, only_recorded, rule_of
 from estimators.service_model import service_model, violations
@@ -74,7 +74,7 @@ def test_a_request_of_any_form_is_refused_in_aws_s_form_or_each_of_its_members_h
         present = set(present_paths(request))
         fates = {path: rule_of(path) for path in present}
         assert [path for path, rule in fates.items() if rule is None or refuses(path, present)] == []
-        shown = JobRecord(parsed, "arn").describe()
+        shown = TrainingRecord(parsed, "arn").describe()
         assert request.keys() & SHOWN.members.keys() <= shown.keys()
     assert min(taken, refused) > 100
 

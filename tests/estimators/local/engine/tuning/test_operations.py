@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from estimators.local.engine.errors import ApiError
-from estimators.local.engine.job_store import NOTHING_KEPT, JobStore
-from estimators.local.engine.tuning import TuningJobs
+from estimators.local.engine.records import NOTHING_KEPT, RecordStore
+from estimators.local.engine.tuning import TuningOperations
 from estimators.local.engine.tuning.study import Study
 
 Request = Callable[..., dict[str, Any]]
@@ -22,8 +22,8 @@ OBJECTIVE = "FinalHyperParameterTuningJobObjectiveMetric"
 class Client:
     """The operations as boto3 would show them."""
 
-    def __init__(self, start_job: Any, store: JobStore = NOTHING_KEPT, jobs: Mapping[str, Any] = {}) -> None:
-        self.tuning = TuningJobs(start_job, lambda name: f"arn:tuning/{name}", store, jobs)
+    def __init__(self, start_job: Any, store: RecordStore = NOTHING_KEPT, jobs: Mapping[str, Any] = {}) -> None:
+        self.tuning = TuningOperations(start_job, jobs.get, "arn", store)
 
     def call(self, operation: str, **request: Any) -> dict[str, Any]:
         return self.tuning.operations[operation](request)
@@ -70,7 +70,7 @@ def test_a_search_tries_as_many_as_it_may_and_tells_the_best(client: Client, job
     assert found["HyperParameterTuningJobStatus"] == "Completed"
     assert found["TrainingJobStatusCounters"]["Completed"] == found["ObjectiveStatusCounters"]["Succeeded"] == 5
     assert jobs.most_at_a_time <= 2
-    assert {job.tuning_job for job in jobs.started} == {"arn:tuning/search"}
+    assert {job.tuning_job for job in jobs.started} == {"arn:hyper-parameter-tuning-job/search"}
     listed = client.jobs(SortBy="FinalObjectiveMetricValue", MaxResults=1)
     assert found["BestTrainingJob"][OBJECTIVE] == {"Type": "Minimize", **listed[0][OBJECTIVE]}
     assert found["BestTrainingJob"]["TunedHyperParameters"].keys() == {"x"}
@@ -346,7 +346,7 @@ def test_names_are_unique_and_lists_are_filtered(client: Client, make_request: R
 def test_another_platform_knows_the_searches_and_what_they_found_but_goes_on_with_none(
     make_jobs: Callable[..., Any], distance: Any, make_request: Request, tmp_path: Path
 ) -> None:
-    jobs, store = make_jobs(distance), JobStore(tmp_path / "jobs")
+    jobs, store = make_jobs(distance), RecordStore(tmp_path / "jobs")
     first = Client(jobs, store)
     ended = first.run(make_request())
     endless, killed = make_jobs(distance, values_a_look=0), threading.Event()
@@ -367,7 +367,7 @@ def test_another_platform_knows_the_searches_and_what_they_found_but_goes_on_wit
     second.tuning.close("The test is over.")
 
     known = {job.name: job for job in (*jobs.started, *endless.started)}
-    next_one = Client(jobs, JobStore(tmp_path / "killed"), known)
+    next_one = Client(jobs, RecordStore(tmp_path / "killed"), known)
     found = next_one.describe()
     assert {name: found[name] for name in ended if name not in ("BestTrainingJob",)} == {
         name: ended[name] for name in ended if name not in ("BestTrainingJob",)

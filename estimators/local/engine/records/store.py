@@ -1,4 +1,4 @@
-"""The memory of a platform on disk: the records of its jobs and the lines of their logs, in one SQLite file.
+"""The memory of a platform on disk: its records and the lines of its jobs' logs, in one SQLite file.
 
 The file is written before a request is answered: a job that was created, changed or stopped is so for the next
 platform, too, even if this one is killed right after the answer.
@@ -13,11 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from estimators.local.engine.errors import ApiError
-from estimators.local.engine.states import write_time
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +53,7 @@ _JOBS_WITH_LINES = """
 """
 """One look-up in the index for each job, instead of a scan of all lines."""
 
-Job = TypeVar("Job")
-Make: TypeAlias = "Callable[[Mapping[str, Any], RecordSaver], Job]"
-"""Makes a job from its record and its saver."""
-
-
-class _Record(Protocol):
-    def note(self) -> None: ...
-
-    def forget(self) -> None: ...
+R = TypeVar("R")
 
 
 class StoredLine(NamedTuple):
@@ -73,14 +65,14 @@ class StoredLine(NamedTuple):
     line: str
 
 
-class JobStoreError(ApiError):
+class RecordStoreError(ApiError):
     """The file is no job store, is damaged, or can't be used for now."""
 
     def __init__(self, message: str) -> None:
         super().__init__("ServiceUnavailable", message, 503)
 
 
-class JobStore:
+class RecordStore:
     """The file, made if absent; any thread may use it.
 
     Data that can't be written, on a full disk or in a file that another program locks, is written with the next write.
@@ -107,7 +99,7 @@ class JobStore:
                 self._connection = None
 
     def save(self, kind: str, name: str, record: Callable[[], Mapping[str, Any]]) -> None:
-        """Write a job's record, in place of the earlier one; `require_saved` tells whether that worked."""
+        """Write a record, in place of the earlier one; `require_saved` tells whether that worked."""
         if self._connection is None:
             return
         content = json.dumps(record(), default=write_time)
@@ -125,12 +117,8 @@ class JobStore:
                 self._saver = threading.Thread(target=self._save_soon, name="job store", daemon=True)
                 self._saver.start()
 
-    def saver(self, kind: str, name: str) -> RecordSaver:
-        """Return the saver of one job's record."""
-        return RecordSaver(self, kind, name)
-
     def delete(self, kind: str, name: str) -> None:
-        """Delete a job's record; the lines of its log stay, as on AWS."""
+        """Delete a record; the lines of a job's log stay, as on AWS."""
         with self._lock:
             self._records[kind, name] = None
             self._write()
@@ -142,33 +130,24 @@ class JobStore:
             self._write()
 
     def require_saved(self) -> None:
-        """Write all pending data; raise JobStoreError with the reason if that fails."""
+        """Write all pending data; raise RecordStoreError with the reason if that fails."""
         with self._lock:
             self._write()
             if self._failure:
-                raise JobStoreError(f"What becomes of jobs can't be kept: {self._failure}.")
+                raise RecordStoreError(f"What becomes of jobs can't be kept: {self._failure}.")
 
-    def admit(self, job: _Record) -> None:
-        """Write a new job's record; if that fails, forget the job for good and raise JobStoreError."""
-        job.note()
-        try:
-            self.require_saved()
-        except JobStoreError:
-            job.forget()
-            raise
+    def load(self, kind: str, restore: Callable[[Mapping[str, Any]], R]) -> dict[str, R]:
+        """Return the records of a kind by name, each restored from its document, with times as text.
 
-    def load(self, kind: str, make: Make[Job]) -> dict[str, Job]:
-        """Return the jobs of a kind by name, each made from its record and its saver.
-
-        A job that can't be made is left out, with a warning; its record stays.
+        A record that can't be restored is left out, with a warning; its document stays.
         """
         rows = self._query("SELECT name, document FROM records WHERE kind = ? ORDER BY name", kind)
-        made = ((name, self._make(kind, name, document, make)) for name, document in rows)
-        return {name: job for name, job in made if job is not None}
+        restored = ((name, self._restore(kind, name, document, restore)) for name, document in rows)
+        return {name: record for name, record in restored if record is not None}
 
-    def _make(self, kind: str, name: str, document: str, make: Make[Job]) -> Job | None:
+    def _restore(self, kind: str, name: str, document: str, restore: Callable[[Mapping[str, Any]], R]) -> R | None:
         try:
-            return make(json.loads(document), self.saver(kind, name))
+            return restore(json.loads(document))
         except (ApiError, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             logger.warning("the %s %s of an earlier platform is left out: %s", kind, name, error)
             return None
@@ -210,7 +189,7 @@ class JobStore:
                 if not notes:
                     self._saver = None
                     return
-            for note in notes:  # without the lock: `note` takes the job's lock, which comes before this one
+            for note in notes:  # without the lock: `note` takes the record's lock, which comes before this one
                 note()
 
     def _write(self) -> None:
@@ -243,32 +222,17 @@ class JobStore:
             try:
                 return [] if self._connection is None else self._connection.execute(statement, values).fetchall()
             except sqlite3.Error as error:
-                raise JobStoreError(f"{self._path}, which remembers jobs, can't be used: {error}.") from error
+                raise RecordStoreError(f"{self._path}, which remembers jobs, can't be used: {error}.") from error
 
 
-class RecordSaver:
-    """Saves one job's record at each of its changes."""
-
-    def __init__(self, store: JobStore, kind: str, name: str) -> None:
-        self._store = store
-        self._kind = kind
-        self._name = name
-
-    def save(self, record: Callable[[], Mapping[str, Any]]) -> None:
-        """Write the record that ``record`` returns, with times as datetimes, before returning."""
-        self._store.save(self._kind, self._name, record)
-
-    def save_soon(self, note: Callable[[], None]) -> None:
-        """Save the record soon, by ``note``: for changes that come many times a second."""
-        self._store.save_soon(self._kind, self._name, note)
-
-    def delete(self) -> None:
-        """Delete the record."""
-        self._store.delete(self._kind, self._name)
+NOTHING_KEPT = RecordStore(None)
 
 
-NOTHING_KEPT = JobStore(None)
-NO_SAVER = NOTHING_KEPT.saver("", "")
+def write_time(value: object) -> str:
+    """Return a datetime as ISO 8601 text, for the ``default`` of `json.dumps`."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -283,8 +247,10 @@ def _open(path: Path) -> sqlite3.Connection:
         elif form == 1:
             connection.executescript(f"BEGIN; {_FROM_FORM_1} PRAGMA user_version = {_FORM}; COMMIT;")
     except sqlite3.Error as error:
-        raise JobStoreError(f"{path}, which remembers jobs, can't be used: {error}.") from error
+        raise RecordStoreError(f"{path}, which remembers jobs, can't be used: {error}.") from error
     if form not in (0, 1, _FORM):
         connection.close()
-        raise JobStoreError(f"{path}, which remembers jobs, has the form {form}; this platform knows the form {_FORM}.")
+        raise RecordStoreError(
+            f"{path}, which remembers jobs, has the form {form}; this platform knows the form {_FORM}."
+        )
     return connection

@@ -1,0 +1,147 @@
+"""All records of one kind by name; for jobs, also the runners that do their work."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from estimators.local.engine.errors import ApiError
+from estimators.local.engine.records.record import JobRecord, Record, RecordKind
+from estimators.local.engine.records.store import RecordStore, RecordStoreError
+
+R = TypeVar("R", bound=Record)
+J = TypeVar("J", bound=JobRecord[Any])
+
+
+class Records(Generic[R]):
+    """The records of one kind, also those of earlier platforms in the store."""
+
+    def __init__(
+        self,
+        kind: RecordKind,
+        arn_prefix: str,  # of all ARNs: arn:aws:sagemaker:REGION:ACCOUNT
+        store: RecordStore,
+        restore: Callable[[Mapping[str, Any]], R],  # makes a record of an earlier platform from its document
+    ) -> None:
+        self._kind = kind
+        self._arn_prefix = arn_prefix
+        self._store = store
+        # Guards the records, and the fields of subclasses: a name is checked and taken in one step. Reentrant. Taken
+        # after the lock of `Experiments`, before the lock of a record and the store's. One entry is read without it.
+        self._lock = threading.RLock()
+        self._records = store.load(kind.key, restore)
+        for record in self._records.values():
+            record.save_in(store)
+
+    def arn(self, name: str) -> str:
+        """Return the ARN of a name."""
+        return f"{self._arn_prefix}:{self._kind.resource}/{name}"
+
+    def add(self, record: R, *, instead_of: R | None = None) -> None:
+        """Save and add a new record.
+
+        Raise ApiError and add nothing if the name is taken by another record than ``instead_of``, or it can't be saved.
+        """
+        with self._lock:
+            if self.find(record.name) is not instead_of:
+                raise self._kind.taken(record.name, self.arn(record.name))
+            record.save_in(self._store)
+            record.note()
+            try:
+                self._store.require_saved()
+            except RecordStoreError:
+                record.forget()
+                if instead_of is not None:
+                    instead_of.note()
+                raise
+            self._records[self._kind.key_of(record.name)] = record
+
+    def remove(self, record: R) -> None:
+        """Delete a record; do nothing if it was deleted meanwhile, though a new one may have its name."""
+        with self._lock:
+            if self.find(record.name) is record:
+                del self._records[self._kind.key_of(record.name)]
+                record.forget()
+
+    def all(self) -> list[R]:
+        """Return all records."""
+        with self._lock:
+            return list(self._records.values())
+
+    def find(self, name: str) -> R | None:
+        """Return the record of a name, or None."""
+        return self._records.get(self._kind.key_of(name))
+
+    def find_arn(self, arn: str) -> R | None:
+        """Return the record of an ARN, or None."""
+        record = self.find(arn.rpartition("/")[2])
+        return record if record is not None and record.arn == arn else None
+
+    def get(self, name: str) -> R:
+        """Return the record of a name; raise ApiError if it is absent."""
+        record = self.find(name)
+        if record is None:
+            raise self._kind.missing(name, self.arn(name))
+        return record
+
+
+class Runner(Protocol):
+    """The thread that does a job's work."""
+
+    def start(self) -> None:
+        """Begin, and return at once."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait at most ``timeout`` seconds for the job's end; None: without a limit."""
+
+
+Run = TypeVar("Run", bound=Runner)
+
+
+class JobRecords(Records[J], Generic[J, Run]):
+    """The jobs of one kind, each with its runner; a job of an earlier platform may have none."""
+
+    def __init__(
+        self, kind: RecordKind, arn_prefix: str, store: RecordStore, restore: Callable[[Mapping[str, Any]], J]
+    ) -> None:
+        super().__init__(kind, arn_prefix, store, restore)
+        # The lock also makes a job and its runner one step, and none comes once there is a refusal: who ends all jobs
+        # sets the refusal first, then ends every job that exists. The first refusal stays.
+        self._runners: dict[str, Run] = {}
+        self._refusal = ""
+
+    def start(self, job: J, runner: Run) -> None:
+        """Add a job, and start its runner.
+
+        Raise ApiError if the name is taken, the job can't be saved, or no job may start any more.
+        """
+        with self._lock:
+            if self._refusal:
+                raise ApiError("ServiceUnavailable", self._refusal, 503)
+            self.add(job)
+            self._runners[job.name] = runner
+            runner.start()
+
+    def delete(self, job: J) -> None:
+        """Delete a job, once its runner is done; raise ApiError if the job has not ended."""
+        if not job.ended:
+            raise ApiError("ResourceInUse", f"{job.name} has not ended; stop it before it is deleted.")
+        with self._lock:
+            runner = self._runners.get(job.name) if self.find(job.name) is job else None
+        if runner is not None:
+            runner.join()
+        with self._lock:
+            if self.find(job.name) is job:
+                self.remove(job)
+                self._runners.pop(job.name, None)
+
+    def refuse(self, reason: str) -> None:
+        """Start no job any more."""
+        with self._lock:
+            self._refusal = self._refusal or reason
+
+    def runners(self) -> list[Run]:
+        """Return the runners of all jobs."""
+        with self._lock:
+            return list(self._runners.values())
