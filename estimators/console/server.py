@@ -31,7 +31,7 @@ class Console:
 
         `entered` receives the next link each time one is used.
         """
-        self._socket = socket.socket()
+        self._socket = socket.socket(proto=socket.IPPROTO_TCP)  # asyncio sets TCP_NODELAY only on such a socket
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((_HOST, port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import boto3
@@ -33,6 +34,16 @@ def test_a_link_opens_once_and_the_next_one_is_told(place: Place) -> None:
         assert "This link was used, or is not this console's" in client.ask(f"/open{token}").data.decode()
         assert told == [console.link] != [first]
         assert entered(told[0]).ask("/").status == 200
+
+
+def test_no_packet_of_an_answer_waits_for_the_clients_acknowledgement(console: Console) -> None:
+    """The kernel acknowledges the first packets of a connection at once, all others after 40 ms."""
+    client, seconds = entered(console.link), []
+    for _ in range(40):
+        began = time.perf_counter()
+        client.text("/static/console.css")
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds[20:]) < 0.03
 
 
 def test_the_cookie_is_for_this_console_alone(console: Console) -> None:
