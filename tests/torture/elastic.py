@@ -26,8 +26,17 @@ import smddp
 from smddp.job import Job
 from smddp.process.exit_codes import RESUMABLE
 from tests.ports import free_port
-from tests.torture.children import Child, be_a_parent, fork, kill, last_words, torchrun_environ, wait
-from tests.torture.journal import Journal, read_journal
+from tests.torture.children import (
+    Child,
+    Journal,
+    be_a_parent,
+    fork,
+    kill,
+    last_words,
+    read_journal,
+    torchrun_environ,
+    wait,
+)
 from tests.torture.outcome import Outcome
 
 SAMPLES = 240

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from smddp.checkpoint import list_checkpoints
 from tests.ports import free_port
-from tests.torture.children import Child, be_a_parent, fork, kill, last_words, torchrun_environ, wait
-from tests.torture.journal import read_journal
+from tests.torture.children import Child, be_a_parent, fork, kill, last_words, read_journal, torchrun_environ, wait
 from tests.torture.life import STEPS, live
 from tests.torture.outcome import Outcome
 

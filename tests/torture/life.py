@@ -22,7 +22,7 @@ from smddp.checkpoint.restore import rng
 from smddp.cluster import Cluster
 from smddp.data import ElasticSampler
 from smddp.distributed import join, leave
-from tests.torture.journal import Journal
+from tests.torture.children import Journal
 
 SAMPLES = 244
 GLOBAL_BATCH = 8
