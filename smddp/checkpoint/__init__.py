@@ -17,7 +17,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smddp.checkpoint.best import find_best as find_best
     from smddp.checkpoint.checkpointer import Checkpointer as Checkpointer
     from smddp.checkpoint.convert import export as export
     from smddp.checkpoint.convert import import_checkpoint as import_checkpoint
@@ -26,20 +25,25 @@ if TYPE_CHECKING:
     from smddp.checkpoint.convert.weights import load_weights as load_weights
     from smddp.checkpoint.format.manifest import Manifest as Manifest
     from smddp.checkpoint.restore.listing import CheckpointInfo as CheckpointInfo
+    from smddp.checkpoint.restore.listing import find_best as find_best
     from smddp.checkpoint.restore.listing import list_checkpoints as list_checkpoints
     from smddp.checkpoint.retention import Retention as Retention
-    from smddp.checkpoint.save.save_request import SaveReport as SaveReport
+    from smddp.checkpoint.save.attempt import Moment as Moment
+    from smddp.checkpoint.save.attempt import SaveReport as SaveReport
+    from smddp.checkpoint.stores.store import CommitListener as CommitListener
 
 _HOMES = {
+    "CommitListener": "smddp.checkpoint.stores.store",
     "CheckpointInfo": "smddp.checkpoint.restore.listing",
     "Checkpointer": "smddp.checkpoint.checkpointer",
     "Manifest": "smddp.checkpoint.format.manifest",
+    "Moment": "smddp.checkpoint.save.attempt",
     "Retention": "smddp.checkpoint.retention",
-    "SaveReport": "smddp.checkpoint.save.save_request",
+    "SaveReport": "smddp.checkpoint.save.attempt",
     "WeightsError": "smddp.checkpoint.convert.weights",
     "WeightsReport": "smddp.checkpoint.convert.weights",
     "export": "smddp.checkpoint.convert",
-    "find_best": "smddp.checkpoint.best",
+    "find_best": "smddp.checkpoint.restore.listing",
     "import_checkpoint": "smddp.checkpoint.convert",
     "list_checkpoints": "smddp.checkpoint.restore.listing",
     "load_weights": "smddp.checkpoint.convert.weights",

@@ -10,27 +10,24 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from smddp.checkpoint.changed_hyperparameters import json_values
-from smddp.checkpoint.format.manifest import LARGEST_STEP, Manifest
+from smddp.checkpoint.format.manifest import Manifest, json_values
 from smddp.checkpoint.metric_values import as_numbers
-from smddp.checkpoint.restore.on_all_ranks import restore_newest
-from smddp.checkpoint.restore.restoring import Stateful, check_parts
+from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
+from smddp.checkpoint.run_state import Stateful, check_parts
+from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
 from smddp.checkpoint.save.background_task import BackgroundTask
-from smddp.checkpoint.save.commit import CommitListener, Committer
-from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
-from smddp.checkpoint.save.save_group import SaveGroup
-from smddp.checkpoint.save.save_request import SaveReport, SaveRequest
+from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
+from smddp.checkpoint.save.save_group import SaveGroup, same_error
 from smddp.checkpoint.save.snapshot import Snapshotter
-from smddp.checkpoint.stores import open_store
-from smddp.distributed import PeerFailedError, Ranks
-from smddp.distributed.ranks import error_text
+from smddp.checkpoint.stores.opening import open_store
+from smddp.checkpoint.stores.store import CommitListener
+from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -38,6 +35,8 @@ logger = logging.getLogger(__name__)
 _THE_LAST_THREE = Retention()
 _FELT_SECONDS = 0.1  # a shorter wait is not worth a warning
 _WARMING_UP = "the memory to save from"
+_CHECK_SECONDS = 5.0  # bound on the question whether the listener's place has the newest checkpoint
+_ARRIVAL_SECONDS = 60.0  # bound on the wait for it when the run is closed
 
 
 class Checkpointer:
@@ -95,7 +94,8 @@ class Checkpointer:
                 `load`.
             tolerate_failures: How many saves in a row may fail because of the disk, the network or the like. They are
                 logged as errors; the next failure is raised.
-            listener: Called on rank 0 for each checkpoint.
+            listener: Follows each checkpoint, on rank 0, to a second place. A checkpoint that must be durable has to
+                arrive there, too.
 
         Raises:
             ValueError: A name or the location is invalid, or the hyperparameters are not JSON values.
@@ -119,6 +119,7 @@ class Checkpointer:
         self._failures = 0
         self._durable = 0
         self._is_closed = False
+        self._loaded_step = 0
         self.newest: tuple[int, int] = (0, 0)
         self.last_report: SaveReport | None = None
 
@@ -135,7 +136,7 @@ class Checkpointer:
         self._await_turn()
         rank_saver = self._begin()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
-        with _same_error(ranks):
+        with same_error(ranks):
             ranks.on_main(lambda: committer.take_place(run, make=False))
             manifest = restore_newest(
                 self._store,
@@ -146,6 +147,7 @@ class Checkpointer:
             )
         committer.loaded = manifest
         if manifest is not None:
+            self._loaded_step = manifest.step
             self.newest = (manifest.step, manifest.epoch)
         return manifest
 
@@ -156,7 +158,7 @@ class Checkpointer:
             CheckpointError: The location cannot be written. Raised on every rank.
         """
         ranks = self._begin().group.ranks
-        with _same_error(ranks):
+        with same_error(ranks):
             ranks.on_main(self._store.check_writable)
 
     def is_empty(self) -> bool:
@@ -166,7 +168,7 @@ class Checkpointer:
             CheckpointError: The location cannot be read. Raised on every rank.
         """
         ranks = self._begin().group.ranks
-        with _same_error(ranks):
+        with same_error(ranks):
             return ranks.on_main(lambda: not list(self._store.steps()))
 
     def take_place(self) -> None:
@@ -177,7 +179,7 @@ class Checkpointer:
         """
         rank_saver = self._begin()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
-        with _same_error(ranks):
+        with same_error(ranks):
             ranks.on_main(lambda: committer.take_place(run, make=True))
 
     def save(
@@ -203,12 +205,11 @@ class Checkpointer:
             ValueError: A number is out of range, or a metric is not a number.
             CheckpointError: The state cannot be saved, or the previous save failed. Earlier checkpoints are intact.
         """
-        if not 0 <= step <= LARGEST_STEP or epoch < 0 or (position is not None and position < 0):
-            raise ValueError(
-                f"step is {step}, epoch {epoch} and position {position}: steps go from 0 to 10**12 - 1, epochs and "
-                "positions from 0"
-            )
         numbers = {name: float(value) for name, value in as_numbers(metrics or {}).items()}
+        self.save_moment(Moment(step=int(step), epoch=int(epoch), position=position, metrics=numbers))
+
+    def save_moment(self, moment: Moment) -> None:
+        """Save the run as it is at this moment, like `save`."""
         rank_saver = self._begin()
         self._saves += 1
         failure: CheckpointError | None = None
@@ -219,21 +220,13 @@ class Checkpointer:
             failure = error
         waited = time.perf_counter() - started
         started = time.perf_counter()
-        request = SaveRequest.create(
-            rank_saver.snapshotter,
-            run=rank_saver.group.run,
-            number=self._saves,
-            step=int(step),
-            epoch=int(epoch),
-            position=position,
-            metrics=numbers,
-        )
+        request = rank_saver.request(self._saves, moment)
         stalled = time.perf_counter() - started
         save = partial(self._save, rank_saver, request, started=started, stalled=stalled, waited=waited)
-        self._background_task.submit(save, name=f"the checkpoint of step {step}")
+        self._background_task.submit(save, name=f"the checkpoint of step {moment.step}")
         if failure := failure or request.failure:
             raise failure
-        self.newest = (request.step, request.epoch)
+        self.newest = moment.boundary
 
     def check(self) -> None:
         """Raise the error of a save that failed in the background, if any. Call it at every step.
@@ -287,33 +280,25 @@ class Checkpointer:
                 than the disk, the network or the like.
         """
         try:
-            return self.wait() is not None or self._saves == 0
+            is_durable = self.wait() is not None or self._saves == 0
         except SaveFailedError as error:
             self._tolerate(error, self._tolerate_failures > 0, "training ends without it")
-            return False
+            is_durable = False
+        if not is_durable and self._is_main:
+            logger.error("training ends without its newest checkpoint: %s", self.last_resort())
+        return is_durable
 
-    def make_durable(
-        self,
-        step: int,
-        *,
-        seconds: float,
-        epoch: int = 0,
-        position: int | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
+    def make_durable(self, moment: Moment, *, seconds: float) -> None:
         """Return once a checkpoint of this moment is durable. Wait for a save in progress, and repeat a failed one.
 
         Step 0 of epoch 0 needs no checkpoint as long as nothing was saved.
 
         Args:
-            step: As for `save`.
+            moment: The present moment of training.
             seconds: The limit for the whole call.
-            epoch: As for `save`.
-            position: As for `save`.
-            metrics: As for `save`.
 
         Raises:
-            CheckpointError: The save failed, or was not durable in time.
+            CheckpointError: The save failed, or was not durable in time, or has not arrived in the listener's place.
         """
         deadline = time.monotonic() + seconds
         late = CheckpointError(f"it was not durable after {seconds:.0f} s")
@@ -323,13 +308,42 @@ class Checkpointer:
             if self._is_main:  # of any cause: the next try saves a newer state, or is the last one
                 logger.error("%s; it is made again", error)
             is_durable = False
-        if is_durable and self.newest == (step, epoch):
-            return
-        if time.monotonic() >= deadline:
-            raise late
-        self.save(step, epoch=epoch, position=position, metrics=metrics)
-        if self.wait(max(deadline - time.monotonic(), 0.0)) is None:
-            raise late
+        if not (is_durable and self.newest == moment.boundary):
+            if time.monotonic() >= deadline:
+                raise late
+            self.save_moment(moment)
+            if self.wait(max(deadline - time.monotonic(), 0.0)) is None:
+                raise late
+        if not self._has_arrived(max(deadline - time.monotonic(), 1.0)):
+            raise CheckpointError(f"it is on this machine only, and not in {self._listener}")
+
+    def is_durable(self, step: int) -> bool:
+        """Return whether the newest durable checkpoint is of this step. Any thread may ask."""
+        report = self.last_report
+        if report is None:
+            return step == self._loaded_step
+        return step == report.step and self._has_arrived(_CHECK_SECONDS)
+
+    @property
+    def newest_saved(self) -> tuple[int, str] | None:
+        """Step and location of the newest durable checkpoint that this process saved, or None. Any thread may ask."""
+        report = self.last_report
+        return None if report is None else (report.step, self.path(report.step))
+
+    @property
+    def loaded_step(self) -> int:
+        """The step of the loaded checkpoint; 0 before."""
+        return self._loaded_step
+
+    def path(self, step: int) -> str:
+        """Return the location of a checkpoint, for messages: the listener's, if it has one."""
+        followed = None if self._listener is None else self._listener.path(step)
+        return followed or self._store.path(step)
+
+    def last_resort(self) -> str:
+        """Say what the next attempt resumes from if the newest save failed."""
+        step = self._loaded_step if self.last_report is None else self.last_report.step
+        return f"the next attempt goes on from {self.path(step)}" if step else "the next attempt begins anew"
 
     def warm_up(self) -> None:
         """Allocate the memory for saving in the background, so that the first save is as fast as the others.
@@ -349,7 +363,11 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._end()
+            self._leave_place()
+            self._rank_saver = None
+            self._is_closed = True
+            if not self._has_arrived(_ARRIVAL_SECONDS):
+                self._stop_following()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -360,16 +378,20 @@ class Checkpointer:
         """Close. On an exception, wait ten seconds at most for a save in progress, and raise no other error."""
         if error is None:
             self.close()
-        elif (name := self._background_task.give_up()) is not None:
+            return
+        if (name := self._background_task.give_up()) is not None:
             logger.warning("%s was given up", name)
         else:
             self._log_failure()
             self._leave_place()
+        self._stop_following()
 
-    def _end(self) -> None:
-        self._leave_place()
-        self._rank_saver = None
-        self._is_closed = True
+    def _has_arrived(self, seconds: float) -> bool:
+        return self._listener is None or self._listener.settle(seconds)
+
+    def _stop_following(self) -> None:
+        if self._listener is not None:
+            self._listener.close()  # it logs late checkpoints; none matters once the newest has arrived
 
     def _leave_place(self) -> None:
         """Unlock the location, unless the background thread still writes there."""
@@ -396,12 +418,12 @@ class Checkpointer:
             raise CheckpointError("this Checkpointer is closed: make another one")
         if self._rank_saver is None:
             ranks = Ranks(rank=0, world_size=1) if self._share == "alone" else Ranks.current()
-            with _same_error(ranks):
+            with same_error(ranks):
                 group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
             committer = Committer(
                 self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
             )
-            snapshotter = Snapshotter(self._state, self._per_rank, rank=group.ranks.rank, writers=group.writers)
+            snapshotter = Snapshotter(self._state, self._per_rank, rank=ranks.rank, writers=group.writers)
             self._rank_saver = RankSaver(self._store, group, committer, snapshotter)
         return self._rank_saver
 
@@ -454,20 +476,6 @@ class Checkpointer:
     @property
     def _is_main(self) -> bool:
         return self._rank_saver is not None and self._rank_saver.group.ranks.is_main
-
-
-@contextmanager
-def _same_error(ranks: Ranks) -> Iterator[None]:
-    """Raise an error of one rank as the same CheckpointError on every rank."""
-    try:
-        yield
-    except Exception as error:
-        if ranks.world_size == 1 and isinstance(error, CheckpointError):
-            raise
-        rank, text = ranks.rank, error_text(error)
-        if isinstance(error, PeerFailedError) and error.rank is not None:
-            rank, text = error.rank, error.told
-        raise CheckpointError(text if ranks.world_size == 1 else f"rank {rank}: {text}") from error
 
 
 def _warm_up(prepare: Callable[[], None], _cancelled: threading.Event) -> None:

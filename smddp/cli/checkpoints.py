@@ -100,8 +100,7 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove the checkpoints that no rule keeps. The newest valid one always stays."""
-    from smddp.checkpoint.pruning_plan import plan_pruning
-    from smddp.checkpoint.retention import Retention
+    from smddp.checkpoint.retention import Retention, plan_pruning
     from smddp.cli.checkpoint_table import as_size, describe
 
     with _one_line_errors():
@@ -132,7 +131,7 @@ def best(
     mode: Annotated[_Mode | None, typer.Option(help="Whether a larger value is better, or a smaller.")] = None,
 ) -> None:
     """Print the path of the valid checkpoint with the best value of a metric, and nothing else."""
-    from smddp.checkpoint.best import find_best
+    from smddp.checkpoint.restore.listing import find_best
 
     with _one_line_errors():
         _look_for(location, single=False)

@@ -9,8 +9,8 @@ from typing import Any
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
-from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.reader import read_newest
+from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError
 
@@ -48,9 +48,9 @@ class VerifiedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # mypy does not
             self.remove_checkpoint(path)  # of another training: its higher step would stay the newest for ever
         with Checkpointer(path, {_PART: _Given(checkpoint)}, keep=_ONE, share="alone") as checkpointer:
             if step in earlier:  # Checkpointer replaces a step only after loading it
-                drawn = rng.capture()
+                drawn = capture_random_state()
                 checkpointer.load()
-                rng.restore([drawn], rank=0)
+                restore_random_state([drawn], rank=0)
             checkpointer.save(step, epoch=int(checkpoint.get("epoch", 0)))
             checkpointer.wait()
 

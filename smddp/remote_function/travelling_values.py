@@ -20,7 +20,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from smddp.checkpoint.format import strict_json
+from smddp.checkpoint.format.manifest import parse_json
 from smddp.checkpoint.format.state_tree import flatten, unflatten
 from smddp.errors import CheckpointError, RemoteFunctionError
 from smddp.remote_function.sent_call import Serializer
@@ -86,7 +86,7 @@ def read(
     document = _read(place.with_suffix(".json"), MOST_DOCUMENT_BYTES)
     check(document)
     try:
-        content = strict_json.loads(document)
+        content = parse_json(document)
         tensors = {}
         if content["tensors"] is not None:
             file = place.with_suffix(".safetensors")

@@ -1,7 +1,7 @@
 """The runs of this process that may have unsaved steps: ``active_runs``.
 
 A process runs one script, and its stop or end concerns all its runs. Each run is registered twice, because two
-lifetimes meet: its ``SaveSchedule`` lives as long as the trainer, from before the first step; its ``RunSaves`` live
+lifetimes meet: its ``SaveSchedule`` lives as long as the trainer, from before the first step; its ``OpenRun`` lives
 until the script ends under ``smddp.run``, even after the trainer, because the last save must become durable.
 """
 
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from smddp.training.open_run import OpenRun
 
 
 class Run(Protocol):
@@ -43,18 +46,6 @@ class Run(Protocol):
         """Return once a checkpoint of the current step is durable."""
 
 
-class Saves(AbstractContextManager[Any], Protocol):
-    """The saves of a run: ``RunSaves``. They end when the context is left."""
-
-    place: str
-    is_open: bool
-    was_stopped: bool
-
-    @property
-    def unsaved_steps(self) -> int:
-        """Steps taken since the newest save began."""
-
-
 class ActiveRuns:
     """All runs of a process, and the contexts that end with its script."""
 
@@ -62,7 +53,7 @@ class ActiveRuns:
         # Weak: a trainer that the script drops takes its run along. No lock: the main thread changes the sets, and the
         # thread of a late stop (`StopDeadline`) only copies them.
         self._trained: WeakSet[Run] = WeakSet()
-        self._saved: WeakSet[Saves] = WeakSet()
+        self._open: WeakSet[OpenRun] = WeakSet()
         self._script: ExitStack | None = None
 
     @contextmanager
@@ -93,17 +84,17 @@ class ActiveRuns:
         """Forget a run whose steps another run saves."""
         self._trained.discard(run)
 
-    def add_saves(self, saves: Saves) -> None:
-        """Register the saves of a run, and close those of a dropped trainer in the same location."""
-        for dropped in self.open_saves():
-            if dropped.place == saves.place:
+    def add_open(self, run: OpenRun) -> None:
+        """Register a run that has begun, and close that of a dropped trainer in the same location."""
+        for dropped in self.open_runs():
+            if dropped.location == run.location:
                 dropped.is_open = False
-        self._saved.add(saves)
-        self.end_with_script(saves)
+        self._open.add(run)
+        self.end_with_script(run)
 
-    def open_saves(self) -> list[Saves]:
-        """Return the saves that are still open, those of dropped trainers included."""
-        return [saves for saves in self._saved if saves.is_open]
+    def open_runs(self) -> list[OpenRun]:
+        """Return the runs that may still save, those of dropped trainers included."""
+        return [run for run in self._open if run.is_open]
 
     def saving_runs(self) -> list[Run]:
         """Return the runs that save, sorted by location: in the same order on all ranks."""
@@ -120,7 +111,7 @@ class ActiveRuns:
         These are lost when the process ends, even if all saves become durable.
         """
         unsaved = sum(run.steps for run in list(self._trained) if not run.has_started)
-        return unsaved + sum(saves.unsaved_steps for saves in self.open_saves())
+        return unsaved + sum(run.unsaved_steps for run in self.open_runs())
 
 
 active_runs = ActiveRuns()

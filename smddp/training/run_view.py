@@ -25,8 +25,7 @@ from smddp.process.live_text import is_watched
 from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.training.active_runs import active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.run_saves import RunSaves
-from smddp.training.save_schedule import Progress
+from smddp.training.open_run import OpenRun, Progress
 
 
 class RunView:
@@ -53,7 +52,7 @@ class RunView:
         self._run: str | None = None
         self._trackers = TrackerGroup([JsonLines(), *trackers])
         self._ending = _Ending(trackers=self._trackers, process=os.getpid())
-        self._saves: RunSaves | None = None
+        self._open_run: OpenRun | None = None
         self._waiting: list[tuple[int, dict[str, float]]] = []
         self._told_checkpoint: tuple[int, str] | None = None
         self._live: LiveRun | None = None
@@ -80,17 +79,17 @@ class RunView:
         self._run = uuid.uuid5(uuid.NAMESPACE_OID, f"{other.run}/{name}").hex[:12]
         self._name = self._name or name
 
-    def begin(self, saves: RunSaves) -> None:
+    def begin(self, run: OpenRun) -> None:
         """Start the trackers, once the step to continue from is known."""
-        self._saves = saves
-        run = TrackedRun(id=self.run, step=saves.first_step, job=self._job, part=self._name)
-        self._trackers.start(run)
+        self._open_run = run
+        step = run.checkpointer.loaded_step
+        self._trackers.start(TrackedRun(id=self.run, step=step, job=self._job, part=self._name))
         self._tell_trackers()
         if not active_runs.end_with_script(self):
             weakref.finalize(self, self._ending.end_without_run, getattr(sys, "last_value", None))
         self._show_line()
 
-    def begin_beside_main(self, saves: RunSaves) -> None:  # noqa: ARG002
+    def begin_beside_main(self, run: OpenRun) -> None:  # noqa: ARG002
         """Leave rank 0's live line on the same terminal alone; for the other ranks."""
         if self._live is not None and is_watched(sys.stderr):
             make_room_for_other_process()
@@ -100,7 +99,7 @@ class RunView:
 
         Samples count over all ranks.
         """
-        if self._live is not None and self._saves is not None:
+        if self._live is not None and self._open_run is not None:
             self._live.total, self._live.samples_a_step = total, samples_a_step
             self._show_line()
 
@@ -120,7 +119,7 @@ class RunView:
         if self._live is not None:
             self._live.metrics = {**self._live.metrics, **metrics}
         self._waiting.append((progress.steps, {"epoch": progress.epoch, **metrics}))
-        if self._saves is not None:
+        if self._open_run is not None:
             self._tell_trackers()
 
     def saved_model(self) -> None:
@@ -134,24 +133,24 @@ class RunView:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Tell the trackers that the run ends, under ``smddp.run``."""
-        assert self._saves is not None
+        assert self._open_run is not None
         self._tell_trackers()
-        self._ending.end("stopped" if self._saves.was_stopped else "finished" if error is None else "failed")
+        self._ending.end("stopped" if self._open_run.was_stopped else "finished" if error is None else "failed")
 
     def _show_line(self) -> None:
         if self._live is not None and self._ending.line is None:
             self._ending.line = shown_on_terminal(LiveLine(self._live))
 
     def _newest_checkpoint(self) -> int | None:
-        newest = None if self._saves is None else self._saves.newest
+        newest = None if self._open_run is None else self._open_run.checkpointer.newest_saved
         return None if newest is None else newest[0]
 
     def _tell_trackers(self) -> None:
-        assert self._saves is not None
+        assert self._open_run is not None
         for step, metrics in self._waiting:
             self._trackers.log(step, metrics)
         self._waiting.clear()
-        newest = self._saves.newest
+        newest = self._open_run.checkpointer.newest_saved
         if newest is not None and newest != self._told_checkpoint:
             self._told_checkpoint = newest
             self._trackers.checkpoint(*newest)

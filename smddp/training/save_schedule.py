@@ -20,13 +20,13 @@ import os
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
-from smddp.checkpoint import SaveReport
-from smddp.checkpoint.restore.restoring import Stateful
+from smddp.checkpoint import Checkpointer, SaveReport
+from smddp.checkpoint.run_state import Stateful, capture_random_state, restore_random_state
+from smddp.checkpoint.save.attempt import Moment
 from smddp.data.order import DataOrder
 from smddp.distributed import Agreement, Membership, PeerFailedError, Ranks
 from smddp.errors import CheckpointError
@@ -35,7 +35,7 @@ from smddp.process.preemption import Stopped, stop_signal
 from smddp.process.slurm_grace import seconds_left
 from smddp.training.active_runs import active_runs
 from smddp.training.checkpoint_policy import AutoInterval, CheckpointPolicy
-from smddp.training.run_saves import Moment, RunSaves
+from smddp.training.open_run import OpenRun, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -51,35 +51,12 @@ _PART_OF_GRACE = STOP_SECONDS / 120
 
 _THE_STOP = "the stop"
 
+_ELSEWHERE = "a checkpoint failed on another rank"
+
+_NEWS_SECONDS = 10.0  # bound on the wait for the error of another rank's failed save
+
 LEAST_SECONDS = 10.0
 """Seconds that the last checkpoint gets in any case, even if the step during which SIGTERM came took most of them."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """The progress of training; part of each checkpoint."""
-
-    steps: int = 0
-    """Optimizer steps taken since the very first start; one that fp16's loss scaler skipped counts too."""
-
-    epoch: int = 0
-    """The epoch under way, from 0."""
-
-    finished: bool = False
-    """Whether the script has ended the training, by ``finish_if``."""
-
-    run: str = ""
-    """The id of this run, the same after each resume; empty until the run begins."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters."""
-        return asdict(self)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counters."""
-        self.steps, self.epoch = state["steps"], state["epoch"]
-        self.finished = bool(state.get("finished", False))  # absent in older checkpoints
-        self.run = state.get("run", "")  # absent in older checkpoints
 
 
 class SaveSchedule:
@@ -110,7 +87,7 @@ class SaveSchedule:
         if policy.every == "auto" and self._is_main:  # only rank 0's clock counts
             self._auto = AutoInterval(policy.seconds_between_failures(membership.cluster.node_count))
         self._measured: SaveReport | None = None
-        self._saves: RunSaves | None = None
+        self._run: OpenRun | None = None
         self._order: DataOrder | None = None
         self._is_cold = True
         self._metrics: dict[str, float] = {}
@@ -121,9 +98,10 @@ class SaveSchedule:
         self._has_other_weights = has_other_weights
         self._told_waiting: set[str] = set()
         self._stall = stall
+        self._kept_random_state: tuple[tuple[int, int], dict[str, Any]] | None = None
         self._evaluation_began: float | None = None
         self._evaluation_seconds = math.inf  # of the last one; unknown before the first
-        self.on_begin: Callable[[RunSaves], None] | None = None
+        self.on_begin: Callable[[OpenRun], None] | None = None
         """Called once the run knows the step that it continues from."""
         active_runs.add(self)
 
@@ -135,7 +113,7 @@ class SaveSchedule:
     @property
     def has_started(self) -> bool:
         """Whether ``resume`` or ``begin_anew`` was called."""
-        return self._saves is not None
+        return self._run is not None
 
     @property
     def next_step(self) -> int:
@@ -151,10 +129,10 @@ class SaveSchedule:
         added. Raise CheckpointError on every rank if the location can't be written, or none of its checkpoints can be
         loaded, and ValueError if another run of this process saves there.
         """
-        saves = self._open(state, per_rank, order)
-        found = saves.load()
+        run = self._open(state, per_rank, order)
+        found = run.checkpointer.load() is not None
         self._last_due = self.progress.steps // (self._every or 1)
-        self._begin(saves)
+        self._begin(run)
         if found and self._is_main:
             logger.info("resumed at step %d, in epoch %d", self.progress.steps, self.progress.epoch)
         return found
@@ -167,9 +145,14 @@ class SaveSchedule:
         Raise ValueError if a checkpoint exists, which should have been resumed before the first step; else as
         ``resume``.
         """
-        saves = self._open(state, per_rank, order)
-        saves.begin_anew()
-        self._begin(saves)
+        run = self._open(state, per_rank, order)
+        run.checkpointer.take_place()
+        if not run.checkpointer.is_empty():
+            raise ValueError(
+                f"{run.location} holds checkpoints, and this loop began without them: call trainer.resume() before its "
+                "first forward pass, or take another run directory or checkpoint_s3_uri to begin anew"
+            )
+        self._begin(run)
 
     def note(self, metrics: Mapping[str, float]) -> None:
         """Record metrics of this step, for a checkpoint of this step only."""
@@ -185,9 +168,9 @@ class SaveSchedule:
             self.save()
         if step >= self._agreement.next_step:
             self.between_steps()
-        if self._is_cold and self._saves is not None:
+        if self._is_cold and self._run is not None:
             self._is_cold = False
-            self._saves.warm_up()  # the optimizer has its state now
+            self._run.checkpointer.warm_up()  # the optimizer has its state now
 
     def begin_evaluation(self) -> None:
         """Save before an evaluation that may take longer than a stop allows; all ranks call it.
@@ -195,8 +178,8 @@ class SaveSchedule:
         Checkpoints of this moment contain the random state from before the evaluation, so that a resume can repeat it.
         Raise as ``between_steps``.
         """
-        if self._saves is not None:
-            self._saves.keep_random_state(self._moment)
+        if self._run is not None:
+            self._kept_random_state = (self._boundary, capture_random_state())
             self.between_steps(save=self._evaluation_seconds > _LONG_EVALUATION_SECONDS, evaluates=True)
             self._evaluation_began = time.monotonic()
 
@@ -213,27 +196,27 @@ class SaveSchedule:
         weights: then nothing is saved, and a stop waits. Raise Stopped after the checkpoint of a stop, and
         CheckpointError if too many saves failed, or the save before a stop.
         """
-        saves, step = self._saves, self.progress.steps
-        failure = None if saves is None else saves.failure()
-        report = None if saves is None else saves.last_report
+        run, step = self._run, self.progress.steps
+        failure = None if run is None else _failure(run.checkpointer)
+        report = None if run is None else run.checkpointer.last_report
         stall = 0.0 if report is None else report.stall_seconds
-        held = evaluates and any(run.is_held for run in active_runs.saving_runs())
+        held = evaluates and any(each.is_held for each in active_runs.saving_runs())
         decision = self._agreement.decide(
             step, failed=failure is not None, held=held, stall=stall, save=save, metrics=self._metrics_digest
         )
-        if saves is None:  # before the first epoch there is nothing to save or to lose
+        if run is None:  # before the first epoch there is nothing to save or to lose
             if decision.stop:
                 raise Stopped
             return
         if decision.failed:
-            raise failure or saves.await_failure()
+            raise failure or _failure(run.checkpointer, wait=_NEWS_SECONDS) or PeerFailedError(_ELSEWHERE)
         if self._auto is not None and report is not None and report is not self._measured:
             self._measured = report
             self._agreement.save_seconds = self._auto.after(stall=decision.stall, durable=report.durable_seconds)
         if decision.held and (decision.stop or decision.save):
             self._tell_of_weights(_THE_STOP if decision.stop else "a checkpoint that is due")
         elif decision.stop:
-            self._stop(saves, self._seconds_to_save(decision.stop_age))
+            self._stop(run, self._seconds_to_save(decision.stop_age))
         if decision.metrics_differ and self._is_main and not self._told_of_metrics:
             self._told_of_metrics = True
             logger.warning(
@@ -272,44 +255,49 @@ class SaveSchedule:
 
         ``again`` saves in any case, because parts beside the model may have changed.
         """
-        saves = self._saves
-        if saves is None or (saves.has(self._moment) and not again):
+        if self._run is None or (self._is_saved and not again):
             return
         with self._stall():
             self._check()
-            saves.save(self._moment, position=self._position, metrics=self._metrics_now)
+            with self._random_state():
+                self._run.checkpointer.save_moment(self._moment)
         self._is_cold = False
         self._agreement.saved()
 
     @property
     def saves_to(self) -> str | None:
         """The location that this run saves to, from its start until it is stopped or ends; else None."""
-        return self._saves.place if self._saves is not None and self._saves.is_open else None
+        return self._run.location if self._run is not None and self._run.is_open else None
 
     @property
     def is_held(self) -> bool:
         """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
-        return self._saves is not None and not self._saves.has(self._moment) and self._has_other_weights()
+        return self._run is not None and not self._is_saved and self._has_other_weights()
 
     def check_unsaved(self) -> None:
         """Raise an error if this moment is unsaved and may not be saved."""
-        if self._saves is not None and not self._saves.has(self._moment):
+        if self._run is not None and not self._is_saved:
             self._check()
 
     def make_durable(self, seconds: float) -> None:
-        """Return once a checkpoint of this moment is durable; raise CheckpointError if it is not in so many seconds."""
-        assert self._saves is not None
-        self._saves.make_durable(self._moment, position=self._position, metrics=self._metrics_now, seconds=seconds)
+        """Return once a checkpoint of this moment is durable, in S3 too if the platform copies it there.
+
+        Raise CheckpointError if it is not in so many seconds.
+        """
+        assert self._run is not None
+        with self._random_state():
+            self._run.checkpointer.make_durable(self._moment, seconds=seconds)
 
     @property
     def is_durable(self) -> bool:
         """Whether every step is durable, so that none would be lost if the process ended now. Any thread may ask."""
-        return self.progress.steps == 0 if self._saves is None else self._saves.is_durable(self.progress.steps)
+        steps = self.progress.steps
+        return steps == 0 if self._run is None else self._run.checkpointer.is_durable(steps)
 
     def leave(self) -> None:
         """Let another run of this process save to the same location."""
-        if self._saves is not None:
-            self._saves.is_open = False
+        if self._run is not None:
+            self._run.is_open = False
 
     def leave_to_another(self) -> None:
         """Hand this run's checkpoints over to another trainer."""
@@ -317,34 +305,35 @@ class SaveSchedule:
 
     def finish(self) -> None:
         """Wait until the last checkpoint is durable, or log that it failed."""
-        if self._saves is not None:
-            self._saves.finish()
+        if self._run is not None:
+            self._run.checkpointer.finish()
 
     def _open(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
-    ) -> RunSaves:
-        assert self._saves is None, "a run begins once"
+    ) -> OpenRun:
+        assert self._run is None, "a run begins once"
         self._order = order
-        positions = {} if order is None else {"position": order}
-        place = self._job.checkpoint_location
-        if _is_saved_to(place):
+        location = self._job.checkpoint_location
+        if _is_saved_to(location):
             gc.collect()  # a trainer without references is no obstacle
-        if _is_saved_to(place):
+        if _is_saved_to(location):
             raise ValueError(
-                f"another Trainer of this process keeps its checkpoints in {place}: give each a name of its own, such "
-                'as Trainer(..., name="generator")'
+                f"another Trainer of this process keeps its checkpoints in {location}: give each a name of its own, "
+                'such as Trainer(..., name="generator")'
             )
-        progress = self.progress
+        progress, positions = self.progress, {} if order is None else {"position": order}
         parts = {**state, **positions, "progress": progress}
-        return RunSaves(self._job, self._policy, parts, per_rank, lambda: progress.steps)
+        run = OpenRun.begin(self._job, self._policy, progress, parts, per_rank)
+        active_runs.add_open(run)
+        return run
 
-    def _begin(self, saves: RunSaves) -> None:
-        self._saves = saves
+    def _begin(self, run: OpenRun) -> None:
+        self._run = run
         # The id is the same on all ranks, because any of them may save it.
         self.progress.run = self.progress.run or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
         self._agreement.start(self.progress.steps)
         if self.on_begin is not None:
-            self.on_begin(saves)
+            self.on_begin(run)
 
     def _check(self) -> None:
         try:
@@ -360,45 +349,83 @@ class SaveSchedule:
         return float(1 + zlib.crc32(repr(sorted(metrics.items())).encode())) if metrics else 0.0
 
     @property
-    def _moment(self) -> Moment:
+    def _boundary(self) -> tuple[int, int]:
         return self.progress.steps, self.progress.epoch
 
     @property
-    def _position(self) -> int | None:
-        return None if self._order is None else self._order.consumed
+    def _is_saved(self) -> bool:
+        """Whether the newest save is of this moment; it may still be under way."""
+        return self._run is not None and self._run.checkpointer.newest == self._boundary
+
+    @property
+    def _moment(self) -> Moment:
+        return Moment(
+            step=self.progress.steps,
+            epoch=self.progress.epoch,
+            position=None if self._order is None else self._order.consumed,
+            metrics={name: float(value) for name, value in self._metrics_now.items()},
+        )
+
+    @contextmanager
+    def _random_state(self) -> Iterator[None]:
+        """Restore, while the context lasts, the random state that was kept for this moment, if any."""
+        if self._kept_random_state is None or self._kept_random_state[0] != self._boundary:
+            yield
+            return
+        present = capture_random_state()
+        restore_random_state([self._kept_random_state[1]], rank=0)
+        try:
+            yield
+        finally:
+            restore_random_state([present], rank=0)
 
     @property
     def _metrics_now(self) -> Mapping[str, float]:
         return self._metrics if self._metrics_step == self.progress.steps else {}
 
-    def _stop(self, saves: RunSaves, seconds: float) -> NoReturn:
+    def _stop(self, run: OpenRun, seconds: float) -> NoReturn:
         # Order: 1. check that every run may be saved; 2. save every run, all within one deadline, but with at least a
         # second each; 3. agree with the other ranks in any case, so that a rank whose save failed leaves none waiting;
         # 4. close all saves of the process; 5. raise.
-        step, epoch = self._moment
+        step, epoch = self._boundary
         failure: Exception | None = None
         deadline = time.monotonic() + seconds
         runs = active_runs.saving_runs()  # a stop ends all runs of the process
         try:
-            for run in runs:
-                run.check_unsaved()
-            for run in runs:
-                run.make_durable(max(deadline - time.monotonic(), 1.0))
+            for each in runs:
+                each.check_unsaved()
+            for each in runs:
+                each.make_durable(max(deadline - time.monotonic(), 1.0))
         except Exception as error:  # not swallowed: raised below, once all ranks know of it
             failure = error
         if self._agreement.decide(step, failed=failure is not None).failed:
             failure = failure or PeerFailedError("another rank could not save it")
             raise CheckpointError(
-                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; {saves.last_resort()}"
+                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; "
+                f"{run.checkpointer.last_resort()}"
             ) from failure
         if self._is_main:
-            there_is = f"the checkpoint is {saves.where(self._moment)}" if step or epoch else "nothing was to be saved"
+            there_is = (
+                f"the checkpoint is {run.checkpointer.path(step)}" if step or epoch else "nothing was to be saved"
+            )
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
-        for each in active_runs.open_saves():
-            each.is_open = False
-            each.was_stopped = True
+        for ended in active_runs.open_runs():
+            ended.is_open = False
+            ended.was_stopped = True
         raise Stopped
 
 
-def _is_saved_to(place: str) -> bool:
-    return any(run.saves_to == place for run in active_runs.saving_runs())
+def _is_saved_to(location: str) -> bool:
+    return any(run.saves_to == location for run in active_runs.saving_runs())
+
+
+def _failure(checkpointer: Checkpointer, *, wait: float = 0.0) -> Exception | None:
+    """Return the error of a failed save that the policy no longer tolerates, or None; wait so many seconds for one."""
+    try:
+        if wait:
+            checkpointer.wait(wait)
+        else:
+            checkpointer.check()
+    except Exception as error:  # not swallowed: raised once all ranks know
+        return error
+    return None

@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from smddp.checkpoint.restore.optimizers import NamedOptimizer
-from smddp.checkpoint.restore.restoring import Stateful, check_parts
 from smddp.checkpoint.restore.schedules import OptimizerSchedules
 from smddp.checkpoint.restore.script_options import OnChange
 from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer, is_sharded
+from smddp.checkpoint.run_state import Stateful, check_parts
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from smddp.metrics import StepTimer
 from smddp.metrics.lines import StepRate
 from smddp.metrics.memory import peak_memory
 from smddp.training.model_step import ModelStep
+from smddp.training.open_run import Progress
 from smddp.training.run_view import RunView
-from smddp.training.save_schedule import Progress
 
 
 class StepReport:

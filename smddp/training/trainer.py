@@ -34,9 +34,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from smddp.checkpoint.metric_values import as_numbers
-from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.optimizers import NamedOptimizer
-from smddp.checkpoint.restore.restoring import Stateful
+from smddp.checkpoint.run_state import Stateful, capture_random_state, restore_random_state
 from smddp.data.build_order import AnyDataset, OrderOptions
 from smddp.data.dataloader_options import DataLoaderOptions, StatefulLoader
 from smddp.data.loaders import Loaders
@@ -81,9 +80,9 @@ from smddp.training.model_checks import (
 )
 from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
+from smddp.training.open_run import OpenRun
 from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
 from smddp.training.precision import Precision, PrecisionName, without_precision
-from smddp.training.run_saves import RunSaves
 from smddp.training.run_view import RunView
 from smddp.training.save_schedule import SaveSchedule
 from smddp.training.state_parts import LoaderState, state_parts, with_parts_of_kept
@@ -760,12 +759,12 @@ class Trainer:
         self._save_schedule.leave_to_another()
         return {**self._state, "progress": self._progress}, self._per_rank
 
-    def _begin_views(self, saves: RunSaves, whole: RunView | None = None, name: str = "") -> None:
+    def _begin_views(self, run: OpenRun, whole: RunView | None = None, name: str = "") -> None:
         if whole is not None:
             self._view.belong_to(whole, name)
-        self._view.begin(saves)
+        self._view.begin(run)
         for part, each in self._kept.items():
-            Trainer._begin_views(each, saves, self._view, part)
+            Trainer._begin_views(each, run, self._view, part)
 
     def _check_not_kept(self) -> None:
         if self._is_kept:
@@ -779,7 +778,7 @@ class Trainer:
 
         So the evaluation's random numbers change nothing after it, and a resume may repeat it.
         """
-        before, steps, taken = rng.capture(), self.steps, self._model_step.step.micro_batch
+        before, steps, taken = capture_random_state(), self.steps, self._model_step.step.micro_batch
         if not self._streams.in_step:
             self._save_schedule.begin_evaluation()
             self._next_look = self.steps + 1
@@ -787,7 +786,7 @@ class Trainer:
         def end() -> None:
             self._save_schedule.end_evaluation()
             if (self.steps, self._model_step.step.micro_batch) == (steps, taken):  # else training drew, too
-                rng.restore([before], rank=0)
+                restore_random_state([before], rank=0)
 
         return end
 

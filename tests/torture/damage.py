@@ -23,9 +23,9 @@ import torch
 
 from smddp.checkpoint import Checkpointer
 from smddp.checkpoint.format.tensors import bytes_of
-from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.listing import inspect
 from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
+from smddp.checkpoint.run_state import capture_random_state
 from smddp.checkpoint.stores import Store, open_store
 from smddp.checkpoint.stores.store import step_name
 from smddp.errors import CheckpointError
@@ -163,7 +163,9 @@ def _save(store: Store, step: int) -> None:
 
 
 def _save_as_two(store: Store, step: int) -> None:
-    write_checkpoint(store, step, {**_state(step), "ranks": [{"rng": rng.capture()} for _ in range(2)]}, writers=2)
+    write_checkpoint(
+        store, step, {**_state(step), "ranks": [{"rng": capture_random_state()} for _ in range(2)]}, writers=2
+    )
 
 
 def _state(step: int) -> dict[str, object]:

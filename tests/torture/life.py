@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from smddp.checkpoint import Checkpointer, Retention
-from smddp.checkpoint.restore import rng
+from smddp.checkpoint.run_state import capture_random_state
 from smddp.cluster import Cluster
 from smddp.data import ElasticSampler
 from smddp.distributed import join, leave
@@ -87,7 +87,7 @@ def live(directory: Path) -> None:
 def digest(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Every bit of weights, optimizer and random numbers, in a word."""
     found = xxhash.xxh3_128()
-    for piece in _pieces([module.state_dict(), optimizer.state_dict(), rng.capture()]):
+    for piece in _pieces([module.state_dict(), optimizer.state_dict(), capture_random_state()]):
         found.update(piece)
     return found.hexdigest()
 

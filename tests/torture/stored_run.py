@@ -15,6 +15,7 @@ from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
 from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem
+from smddp.checkpoint.stores.store import CommitListener
 
 KEEP = Retention(last=2, best=1, metric="score", every=40)
 
@@ -35,7 +36,7 @@ class Part:
         assert repr(state) == repr(self.state_dict()), f"the state of {self.number} is of two saves"
 
 
-class StoredRun:
+class StoredRun(CommitListener):
     """One life of a run."""
 
     def __init__(

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from smddp.checkpoint.convert.pickles import UNREADABLE, BoundedUnpickler
-from smddp.checkpoint.convert.proportion import check_proportion
-from smddp.checkpoint.convert.torch_files import read_torch_file
+from smddp.checkpoint.convert.torch_files import check_proportion, read_torch_file
 from smddp.errors import CheckpointError
 
 METADATA_NAME = ".metadata"

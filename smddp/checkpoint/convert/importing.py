@@ -10,11 +10,11 @@ from typing import Any
 import torch.distributed as dist
 
 from smddp.checkpoint.checkpointer import Checkpointer
-from smddp.checkpoint.convert.archives import WEIGHTS_NAMES
 from smddp.checkpoint.convert.sources import StateSource, find_source
-from smddp.checkpoint.format.names import is_part_name
-from smddp.checkpoint.restore.restoring import RANKS, RNG
+from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES
+from smddp.checkpoint.format.manifest import is_part_name
 from smddp.checkpoint.retention import Retention
+from smddp.checkpoint.run_state import RANKS, RNG
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.opening import split
 from smddp.errors import CheckpointError

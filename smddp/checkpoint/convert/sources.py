@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from smddp.checkpoint.convert.archives import WEIGHTS_NAMES
 from smddp.checkpoint.convert.dcp import METADATA_NAME, read_dcp
-from smddp.checkpoint.convert.torch_files import read_weights_file
+from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES, read_weights_file
 from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.opening import no_checkpoint_in, place_and_step
@@ -144,8 +143,7 @@ def _download(uri: str, path: Path) -> None:
 
 
 def _place(uri: str) -> tuple[S3Bucket, str]:
-    from smddp.checkpoint.stores.s3_errors import ADVICE, store_error
-    from smddp.checkpoint.stores.s3_location import S3Location
+    from smddp.checkpoint.stores.s3_location import ADVICE, S3Location, store_error
     from smddp.storage.s3_bucket import S3Bucket  # needs boto3, which is slow to import
 
     place = S3Location.parse(uri)

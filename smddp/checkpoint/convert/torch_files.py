@@ -2,7 +2,9 @@
 
 ``torch.save`` writes a pickle, and loading a pickle can run any code. So torch's restricted unpickler reads the file:
 it supports tensors, numbers, texts and containers, and an error names anything else. Sizes and offsets that torch
-trusts are verified first. From a SageMaker ``model.tar.gz`` only one file is extracted.
+trusts are verified first. From a SageMaker ``model.tar.gz`` only one file is extracted. A small file that expands to a
+huge state is rejected: a few bytes of a pickle can describe a tensor of a terabyte (with strides of 0), or a list that
+contains another list a million times, which takes no memory until it is copied or written.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import contextlib
 import io
 import pickle
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,11 +23,11 @@ import safetensors
 import torch
 from packaging.version import Version
 
-from smddp.checkpoint.convert.archives import extract_weights
-from smddp.checkpoint.convert.pickles import UNREADABLE
-from smddp.checkpoint.convert.proportion import check_proportion
-from smddp.checkpoint.convert.torch_zip import check_torch_zip
+from smddp.checkpoint.convert.pickles import UNREADABLE, check_torch_zip
 from smddp.errors import CheckpointError
+from smddp.storage.tar_gz import BadArchiveError, reading_tar_gz
+from smddp.storage.tar_header import SPARSE
+from smddp.storage.tar_members import Member, TarMembers
 
 _SAFE_IN_THE_OLD_FORMAT = Version("2.6")
 """Older versions run code from files in the pre-1.6 format, even with weights_only (CVE-2025-32434)."""
@@ -95,7 +98,7 @@ def read_weights_file(path: Path, origin: str) -> Any:
     if _beginning(path, 2) != b"\x1f\x8b" and not path.name.endswith((".tar.gz", ".tgz")):
         return _read_unpacked(path, origin)
     with tempfile.TemporaryDirectory(prefix="smddp-") as directory:
-        extracted = extract_weights(path, origin, Path(directory))
+        extracted = _extract_weights(path, origin, Path(directory))
         return _read_unpacked(extracted, f"{extracted.name} in {origin}")
 
 
@@ -127,3 +130,105 @@ def _opened(file: Path | io.BytesIO) -> Iterator[BinaryIO]:
     file.seek(0)
     yield file
     file.seek(0)
+
+
+WEIGHTS_NAMES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth")
+"""The possible names of the weights in a model's directory or archive; the first that exists is used."""
+
+
+def _extract_weights(archive: Path, origin: str, directory: Path) -> Path:
+    """Extract the weights of a model.tar.gz into `directory`, after verifying the whole archive, and return the file.
+
+    Raise CheckpointError, which names `origin`, if the archive is malformed or has no weights, or the disk is too full.
+    """
+    with _members(archive, origin) as members:
+        files: dict[str, Member] = {}
+        while (member := members.next()) is not None:
+            if member.header.is_file or member.header.kind == SPARSE:
+                files[member.header.name.removeprefix("./")] = member
+            members.skip(member)
+    name = next((name for name in WEIGHTS_NAMES if name in files), None)
+    if name is None:
+        raise CheckpointError(
+            f"{origin} has none of {', '.join(WEIGHTS_NAMES)}, only {', '.join(sorted(files)[:10]) or 'nothing'}"
+        )
+    found, free = files[name], shutil.disk_usage(directory).free
+    if found.header.kind == SPARSE:
+        raise CheckpointError(f"{name} in {origin} has holes, which no model has: pack it without --sparse")
+    if found.header.size > free:
+        raise CheckpointError(
+            f"{name} in {origin} has {found.header.size} bytes, and {directory} has {free} free: set TMPDIR to a "
+            "larger disk, or unpack it yourself"
+        )
+    extracted = directory / name
+    with _members(archive, origin) as members, extracted.open("wb") as file:
+        while (member := members.next()) is not None and member.offset != found.offset:
+            members.skip(member)
+        file.writelines(members.pieces(found))
+    return extracted
+
+
+@contextlib.contextmanager
+def _members(archive: Path, origin: str) -> Iterator[TarMembers]:
+    """Yield the members of a compressed archive from its beginning."""
+    try:
+        with reading_tar_gz(archive, origin) as members:
+            yield members
+    except BadArchiveError as error:
+        raise CheckpointError(f"{origin} is not a model.tar.gz, or it is damaged: {error}") from error
+
+
+_TIMES = 4
+"""The state may have `_TIMES` the file's bytes, and `_MORE`: expanded masks and views of one weight are usual."""
+_MORE = 2**30
+
+
+def check_proportion(state: Any, size: int, origin: str) -> None:
+    """Raise CheckpointError, naming `origin`, if a state is cyclic or much larger than its file of `size` bytes."""
+    scale = _Scale()
+    try:
+        total = scale.weigh(state) + scale.tensors
+    except RecursionError as error:
+        raise CheckpointError(f"{origin} is nested too deep") from error
+    if total > _TIMES * size + _MORE:
+        raise CheckpointError(
+            f"{origin} would take {total} bytes in memory, and it has {size}: its tensors are expanded, or it holds "
+            "the same values many times; save it with contiguous tensors"
+        )
+
+
+class _Scale:
+    """Adds up the bytes of a state when it is written."""
+
+    def __init__(self) -> None:
+        self.tensors = 0
+        """Bytes of all tensors, each view counted once."""
+        self._views: set[tuple[object, ...]] = set()
+        self._known: dict[int, int | None] = {}  # None: in progress
+
+    def weigh(self, value: Any) -> int:
+        """Return the least bytes of a value, without its tensors; a container counts each time it occurs."""
+        if isinstance(value, torch.Tensor):
+            self._add(value)
+            return 1
+        if isinstance(value, (str, bytes, bytearray)):
+            return 1 + len(value)
+        if not isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            return 1
+        if id(value) not in self._known:
+            self._known[id(value)] = None
+            items = [each for pair in value.items() for each in pair] if isinstance(value, Mapping) else value
+            # A module's state_dict has its layers' versions in an attribute.
+            self._known[id(value)] = 1 + sum(map(self.weigh, [*items, *getattr(value, "__dict__", {}).values()]))
+        known = self._known[id(value)]
+        if known is None:
+            raise RecursionError("it holds itself")
+        return known
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return
+        view = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if view not in self._views:
+            self._views.add(view)
+            self.tensors += tensor.numel() * tensor.itemsize

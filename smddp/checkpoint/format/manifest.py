@@ -1,8 +1,13 @@
-"""The manifest of a checkpoint: it commits the files it names, and its digests verify each of their bytes.
+"""The files of a checkpoint: their names, and the manifest and digests that verify each of their bytes.
 
-The manifest is a JSON object and the last file written. Its key ``xxh3_128`` is the digest of the manifest's own bytes,
-computed with 32 zeros in the digest's place. This rule and the keys ``xxh3_128`` and ``format`` stay in every version
-of the format. The manifest names files, not tensors, so it stays small.
+``manifest.json`` is in the step's directory, and is the last file written: it commits the files that it names. They are
+in a directory beside it, one for each attempt to save the step. The tensors of a part of the state, for example
+``model``, are in ``model.safetensors``, or, written by four processes, in ``model-00001-of-00004.safetensors`` and so
+on. Files with other names are foreign.
+
+The manifest's key ``xxh3_128`` is the digest of the manifest's own bytes, computed with 32 zeros in the digest's place.
+This rule and the keys ``xxh3_128`` and ``format`` stay in every version of the format. The manifest names files, not
+tensors, so it stays small; ``digests.json`` has a digest for each tensor. No bytes of a checkpoint are trusted.
 """
 
 from __future__ import annotations
@@ -17,18 +22,50 @@ from typing import Any, TypeGuard
 
 import xxhash
 
-from smddp.checkpoint.format import strict_json
-from smddp.checkpoint.format.names import (
-    DIGESTS_NAME,
-    MANIFEST_NAME,
-    STATE_NAME,
-    TENSORS_SUFFIX,
-    file_names,
-    is_attempt_name,
-    is_file_name,
-    part_of,
-)
 from smddp.errors import CheckpointError
+
+MANIFEST_NAME = "manifest.json"
+STATE_NAME = "state.json"
+DIGESTS_NAME = "digests.json"
+TENSORS_SUFFIX = ".safetensors"
+
+_PART = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NUMBER = re.compile(r"-\d{5}-of-\d{5}", re.ASCII)
+_ATTEMPT = re.compile(r"[0-9a-f]{12}-\d{4,12}", re.ASCII)
+
+
+def file_names(part: str, count: int) -> list[str]:
+    """Return the names of the tensor files of a part, one for each of `count` writers."""
+    if count == 1:
+        return [part + TENSORS_SUFFIX]
+    return [f"{part}-{number:05}-of-{count:05}{TENSORS_SUFFIX}" for number in range(1, count + 1)]
+
+
+def part_of(name: str) -> str:
+    """Return the part of the state that a tensor file belongs to."""
+    stem = name.removesuffix(TENSORS_SUFFIX)
+    return stem[: -len("-00001-of-00001")] if _NUMBER.fullmatch(stem[-len("-00001-of-00001") :]) else stem
+
+
+def is_part_name(name: object) -> bool:
+    """Return whether the name is valid for a part: 1 to 64 letters, digits, ``-`` and ``_``.
+
+    It must not end like ``-00001-of-00002``.
+    """
+    return isinstance(name, str) and _PART.fullmatch(name) is not None and part_of(name) == name
+
+
+def is_file_name(name: object) -> bool:
+    """Return whether the name is valid for a checkpoint's file, other than its manifest."""
+    if not isinstance(name, str):
+        return False
+    return name in (STATE_NAME, DIGESTS_NAME) or (name.endswith(TENSORS_SUFFIX) and is_part_name(part_of(name)))
+
+
+def is_attempt_name(name: object) -> bool:
+    """Return whether the name is valid for an attempt's directory: run id and save count, ``5f3a9c01d2e4-0007``."""
+    return isinstance(name, str) and _ATTEMPT.fullmatch(name) is not None
+
 
 FORMAT = 2
 """The version that is written, and the newest that is read."""
@@ -59,7 +96,7 @@ class FileRecord:
     """Bytes."""
     xxh3_128: str
     """32 lower-case hexadecimal digits: the digest of the bytes, or for a tensor file the digest of its digests (see
-    `smddp.checkpoint.format.digests`). In format 1 always the digest of the bytes."""
+    `FileDigests`). In format 1 always the digest of the bytes."""
 
     def __post_init__(self) -> None:
         _require(_is_count(self.size) and self.size <= _LARGEST_FILE, "size", self.size, "a count of bytes")
@@ -182,7 +219,7 @@ class Manifest:
             CheckpointError: It is malformed, or its digest does not match. The message is only the reason.
         """
         try:
-            content = strict_json.loads(data)
+            content = parse_json(data)
         except ValueError as error:
             raise CheckpointError(f"{MANIFEST_NAME} is not JSON: {error}") from error
         _require(type(content) is dict, "the manifest", content, "a JSON object")
@@ -209,6 +246,80 @@ class Manifest:
         manifest = cls(saved_at=saved_at, files=files, metrics=metrics, **{**_NEW_IN_2, **content})
         _require(manifest.format == version, "directory", manifest.directory, "<run>-<count of saves>")
         return manifest
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class FileDigests:
+    """The digests of a tensor file, each 32 lower-case hexadecimal digits, as ``digests.json`` stores them.
+
+    The digest of the whole file is xxh3_128 over digests, 16 raw bytes each: the digest of the header (the eight bytes
+    of its length, the JSON, the padding), then the digest of each tensor in the order of the file. So every byte is
+    covered, several threads can hash one file, and one tensor can be verified without the others.
+    """
+
+    header: str
+    """The digest of the bytes before the first tensor."""
+    tensors: Mapping[str, str]
+    """The digests of the tensors by name, in the order of the file."""
+
+    def __post_init__(self) -> None:
+        for digest in (self.header, *self.tensors.values()):
+            if not _is_match(_DIGEST, digest):
+                raise CheckpointError(
+                    f"{DIGESTS_NAME} has {str(digest)[:40]!r} for a digest, not 32 hexadecimal digits"
+                )
+
+    @property
+    def xxh3_128(self) -> str:
+        """The digest of the whole file."""
+        return xxhash.xxh3_128_hexdigest(bytes.fromhex("".join([self.header, *self.tensors.values()])))
+
+
+def digests_to_json(files: Mapping[str, FileDigests]) -> bytes:
+    """Return the content of digests.json from the digests of all tensor files, by file name."""
+    content = {name: {"header": each.header, "tensors": dict(each.tensors)} for name, each in files.items()}
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def digests_from_json(data: bytes) -> dict[str, FileDigests]:
+    """Parse an untrusted digests.json; raise CheckpointError, whose message is only the reason, if it is malformed."""
+    try:
+        content = parse_json(data)
+        return {
+            name: FileDigests(header=each["header"], tensors=dict(each["tensors"].items()))
+            for name, each in content.items()
+        }
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise CheckpointError(f"{DIGESTS_NAME} is not what it should be: {error}") from error
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON; raise ValueError if malformed, nested too deep, or with a duplicate key, NaN or infinity."""
+    try:
+        return json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return content
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def json_values(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters as JSON reads them back. Raise ValueError if one is not a JSON value."""
+    try:
+        return dict(json.loads(json.dumps(dict(hyperparameters), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the hyperparameters are not JSON values: {error}; give numbers, texts, None, and lists and dicts of them"
+        ) from error
 
 
 def _require(correct: bool, key: str, found: object, allowed: str) -> None:

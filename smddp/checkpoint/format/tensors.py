@@ -1,4 +1,4 @@
-"""The layout of a safetensors file: compute the offset of each tensor for writing, and verify it for reading.
+"""Tensors as the bytes of a safetensors file: the file's layout, and the memory that it is written from and read into.
 
 The format (https://github.com/huggingface/safetensors): eight bytes with the length of the header; the header, a JSON
 object {name: {"dtype", "shape", "data_offsets"}}; then the values, little-endian, one tensor after the other. This
@@ -8,8 +8,10 @@ and because reading goes directly to the final memory and hashes on the way.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 
-from smddp.checkpoint.format import strict_json
+from smddp.checkpoint.format.manifest import parse_json
 from smddp.errors import CheckpointError
 
 DTYPES: dict[torch.dtype, str] = {
@@ -46,6 +48,10 @@ LARGEST_HEADER = 100_000_000
 """Bytes of JSON, the limit of the safetensors package."""
 
 MOST_DIMENSIONS = 64
+
+_HUGE_PAGE = 2 * 2**20
+"""Bytes. The kernel zeroes each page on its first access. With pages of 4 KiB this takes several times as long as
+reading a checkpoint into the memory; with pages of 2 MiB the time is negligible."""
 
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 _METADATA = "__metadata__"
@@ -107,7 +113,7 @@ class Layout:
         Raise CheckpointError, whose message is only the reason, if it does not fit a safetensors file of this size.
         """
         try:
-            content = strict_json.loads(header[_LENGTH.size :])
+            content = parse_json(header[_LENGTH.size :])
             content.pop(_METADATA, None)
             entries = sorted(
                 (_entry(name, fields, len(header)) for name, fields in content.items()),
@@ -138,6 +144,34 @@ def header_size(beginning: bytes, size: int) -> int:
     if length > min(size - _LENGTH.size, LARGEST_HEADER):
         raise CheckpointError(f"not a safetensors file: a header of {length} bytes in a file of {size}")
     return int(_LENGTH.size + length)
+
+
+def allocate(size: int, *, shared: bool = False) -> memoryview:
+    """Allocate `size` zeroed bytes, at least one, freed by garbage collection. Raise MemoryError if that fails.
+
+    `shared` memory stays common to this process and its forks. Otherwise a fork makes every page copy-on-write, and the
+    next write takes the memory once more, and many times as long.
+    """
+    try:
+        flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)
+        pages = mmap.mmap(-1, size, flags=flags)
+    except OSError as error:
+        raise MemoryError(f"no memory of {size} bytes: {error}") from error
+    if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(pages)
+
+
+def tensor_at(memory: memoryview, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor over memory from byte `start`, a multiple of the dtype's width, without a copy.
+
+    Its storage covers only its own bytes, so it saves, moves and shares like any other tensor. It keeps `memory` alive.
+    """
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).view(dtype).view(shape)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

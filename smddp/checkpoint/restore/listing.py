@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from smddp.checkpoint.format.manifest import Manifest, NewerFormatError
-from smddp.checkpoint.format.names import MANIFEST_NAME
-from smddp.checkpoint.stores import open_store
-from smddp.checkpoint.stores.directory_errors import MISSING
-from smddp.checkpoint.stores.store import Store, StoreError
+from smddp.checkpoint.format.manifest import MANIFEST_NAME, Manifest, NewerFormatError
+from smddp.checkpoint.stores.filesystem import MISSING
+from smddp.checkpoint.stores.opening import no_checkpoint_in, open_store
+from smddp.checkpoint.stores.store import Store, StoreError, step_name
 from smddp.errors import CheckpointError
 from smddp.storage.parallel import in_parallel
 
@@ -127,3 +128,126 @@ def _verify(store: Store, manifest: Manifest) -> None:
 
     check_sizes(store, manifest)
     VerifiedFiles(store, manifest).verify()
+
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 16
+"""Manifests read at the same time. In S3 each is one request."""
+
+
+def find_best(location: str | os.PathLike[str], metric: str, mode: Literal["max", "min"] = "max") -> CheckpointInfo:
+    """Find the valid checkpoint with the best value of a metric.
+
+    Of equal values the older checkpoint wins, as for `Retention`. NaN is never the best.
+
+    Args:
+        location: A directory, or ``s3://bucket/prefix``.
+        metric: The name of a metric in the manifests.
+        mode: ``"max"`` if a larger value is better (accuracy), ``"min"`` if a smaller one is (loss).
+
+    Returns:
+        The checkpoint, with every byte verified.
+
+    Raises:
+        CheckpointError: There is no checkpoint, no checkpoint has the metric, or no valid one has.
+        ValueError: The mode is neither ``"max"`` nor ``"min"``.
+        StoreError, OSError: The location cannot be read.
+    """
+    if mode not in ("max", "min"):
+        raise ValueError(f"mode is {mode!r}: whether the best is the 'max' or the 'min' of the metric")
+    store = open_store(location)
+    manifests: list[Manifest] = []
+
+    def look() -> ScanResult[CheckpointInfo]:
+        steps = store.steps()
+        found = in_parallel([partial(_manifest, store, step) for step in steps], threads=_THREADS)
+        manifests[:] = [manifest for manifest in found if isinstance(manifest, Manifest)]
+        passed_over = {step: None if manifest is None else "" for step, manifest in zip(steps, found, strict=True)}
+        for step in _ranked(manifests, metric, mode):
+            info = inspect(store, step)
+            if info.valid:
+                return ScanResult(found=info, passed_over=passed_over)
+            logger.warning("passed over %s, which is better by %s: %s", info.path, metric, info.reason)
+            passed_over[step] = None if info.status == "incomplete" else info.reason
+        return ScanResult(found=None, passed_over=passed_over)
+
+    last = look_until_settled(store, look)
+    if last.found is not None:
+        return last.found
+    if not last.passed_over:
+        raise no_checkpoint_in(store)
+    ranked = _ranked(manifests, metric, mode)
+    if not ranked:
+        known = sorted({name for manifest in manifests for name in manifest.metrics})
+        has = f"only of {', '.join(known)}" if known else "nor of another: trainer.log(accuracy=...) gives them"
+        raise CheckpointError(f"no checkpoint in {store} has a value of {metric!r}, {has}")
+    damaged = ", ".join(map(store.path, ranked))
+    raise CheckpointError(f"of the checkpoints in {store} that have {metric!r} none is valid: {damaged}")
+
+
+def _ranked(manifests: Sequence[Manifest], metric: str, mode: Literal["max", "min"]) -> list[int]:
+    """Return the steps whose manifest has the metric, best first, and the older first among equals."""
+    sign = -1.0 if mode == "max" else 1.0
+    ranked = sorted(
+        (sign * manifest.metrics[metric], manifest.step)
+        for manifest in manifests
+        if not math.isnan(manifest.metrics.get(metric, math.nan))
+    )
+    return [step for _, step in ranked]
+
+
+def _manifest(store: Store, step: int) -> Manifest | str | None:
+    """Return the manifest, the reason why it is invalid, or None if absent."""
+    try:
+        content = store.read_manifest(step)
+        manifest = None if content is None else Manifest.from_json(content)
+        if manifest is not None and manifest.step != step:
+            raise CheckpointError(f"its manifest is that of step {manifest.step}")
+    except StoreError:
+        raise
+    except CheckpointError as error:
+        logger.warning("passed over %s: %s", store.path(step), error)
+        return str(error)
+    return manifest
+
+
+_MOST_LOOKS = 20
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class ScanResult(Generic[_Found]):
+    """The result of one look at all checkpoints of a location."""
+
+    found: _Found | None
+    """The checkpoint or other result; None if absent."""
+    passed_over: Mapping[int, str | None]
+    """The reason each listed step was rejected; None if it had no manifest."""
+
+
+def look_until_settled(store: Store, look: Callable[[], ScanResult[_Found]]) -> ScanResult[_Found]:
+    """Repeat `look` until it finds a result or two looks agree, and return the last one.
+
+    Raise CheckpointError if the checkpoints keep changing, or if all that were listed are removed.
+    """
+    before: Mapping[int, str | None] | None = None
+    listed: set[int] = set()
+    for _ in range(_MOST_LOOKS):
+        last = look()
+        passed_over = last.passed_over
+        if last.found is not None or (passed_over and None not in passed_over.values()):
+            return last
+        if passed_over == before and (passed_over or not listed):
+            return last
+        if passed_over == before:
+            break
+        before = passed_over
+        listed.update(passed_over)
+    names = ", ".join(map(step_name, sorted(listed)[-3:]))
+    raise CheckpointError(
+        f"the checkpoints in {store} ({names}) were removed while they were looked at: whoever saves there keeps too "
+        "few for the time that reading one takes, or somebody removes them; try again, and let it keep more, as with "
+        "Retention(last=5)"
+    )

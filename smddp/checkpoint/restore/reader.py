@@ -10,12 +10,9 @@ from typing import Any
 
 import torch
 
-from smddp.checkpoint.format import strict_json
-from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.format.names import STATE_NAME
+from smddp.checkpoint.format.manifest import STATE_NAME, Manifest, parse_json
 from smddp.checkpoint.format.state_tree import unflatten
-from smddp.checkpoint.restore.listing import check_sizes, examine
-from smddp.checkpoint.restore.settled import ScanResult, look_until_settled
+from smddp.checkpoint.restore.listing import ScanResult, check_sizes, examine, look_until_settled
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores.store import Store, step_name
 from smddp.errors import CheckpointError
@@ -96,7 +93,7 @@ def _load(store: Store, manifest: Manifest, *, parts: Collection[str] | None) ->
     check_sizes(store, manifest)
     files = VerifiedFiles(store, manifest)
     try:
-        skeletons = dict(strict_json.loads(files.state()).items())
+        skeletons = dict(parse_json(files.state()).items())
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{STATE_NAME} is not the JSON object that it should be: {error}") from error
     wanted = {*skeletons, *manifest.parts} if parts is None else set(parts) & set(skeletons)

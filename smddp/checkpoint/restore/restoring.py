@@ -1,102 +1,115 @@
-"""Loads a checkpoint from memory into the parts of a run.
+"""Restores one checkpoint on all ranks, or on none.
 
-`Restoration.check` finds missing parts and other models before `Restoration.apply` changes anything.
+Notes on the order, each step agreed by all ranks before the next:
+  1. Rank 0 reads and verifies the checkpoint.
+  2. Rank 0 broadcasts it to the other ranks.
+  3. Every rank checks that it fits: no part is missing, and none is of another model. Nothing has changed until then,
+     so an error on any rank leaves all as they were.
+  4. Every rank loads it.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from smddp.checkpoint.format.names import is_part_name
-from smddp.checkpoint.restore import rng
+from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.restore.optimizers import check_optimizer, some
-from smddp.checkpoint.restore.reader import Loaded
-from smddp.distributed.sharding import find_sharded_weight, find_sharding
+from smddp.checkpoint.restore.reader import Loaded, read_newest
+from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, restore_random_state
+from smddp.checkpoint.stores.store import Store
+from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import in_names_of, plain_name, plain_state
 
 logger = logging.getLogger(__name__)
 
-RANKS = "ranks"
-"""The name of the per-rank state: a list of dicts, in the order of the ranks."""
 
-RNG = "rng"
-"""The key of the random number generators in each of these dicts. In format 1, a part that is such a list."""
+_Layouts = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]]
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """An object that returns its state and loads it: a module, an optimizer, a scheduler, a scaler, a sampler."""
+def restore_newest(
+    store: Store,
+    ranks: Ranks,
+    *,
+    state: Mapping[str, Stateful],
+    per_rank: Mapping[str, Stateful],
+    hyperparameters: Mapping[str, Any],
+) -> Manifest | None:
+    """Restore the newest valid checkpoint, and return its manifest; None if there is no checkpoint. Collective.
 
-    def state_dict(self) -> Any:
-        """Return the state: dicts, lists and tuples of tensors, arrays, numbers, texts and None."""
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Load a state that `state_dict` returned."""
-
-
-@runtime_checkable
-class Checking(Stateful, Protocol):
-    """A part that can check a state before loading it."""
-
-    def check_state_dict(self, state: Any, /) -> None:
-        """Raise ValueError if the state does not fit. Change nothing."""
-
-
-@runtime_checkable
-class Sharded(Stateful, Protocol):
-    """A part whose state is sharded among the ranks. `state_dict` needs `gather_state_dict` before it."""
-
-    def gather_state_dict(self, *, keep: bool) -> None:
-        """Gather the state for the next `state_dict`; collective. Set `keep` if this rank calls `state_dict`."""
-
-
-def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
-    """Raise ValueError for an invalid or duplicate name or a sharded part, TypeError for a part not `Stateful`."""
-    for name, part in [*state.items(), *per_rank.items()]:
-        if name in (RNG, RANKS) or not is_part_name(name):
-            raise ValueError(
-                f"{name!r} cannot name a part of the state: 1 to 64 letters, digits, '-' and '_' can, but for "
-                f"{RNG!r} and {RANKS!r}, where the ranks' own states are, and names like 'model-00001-of-00002'"
-            )
-        if not isinstance(part, Stateful):
-            raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
-    for name, part in state.items():
-        if (sharding := _sharding(part)) is not None:
-            raise ValueError(
-                f"{name!r} is sharded among the ranks ({sharding}), and a Checkpointer saves only what every "
-                "rank has in full: save it with torch.distributed.checkpoint, or replicate the model "
-                "(DistributedDataParallel)"
-            )
-    if both := sorted(set(state) & set(per_rank)):
-        raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")
-
-
-def _sharding(part: object) -> str | None:
-    if isinstance(part, torch.nn.Module):
-        return find_sharding(part)
-    if isinstance(part, torch.optim.Optimizer):
-        weights = [weight for group in part.param_groups for weight in group["params"]]
-        return find_sharded_weight((f"parameter {number}", weight) for number, weight in enumerate(weights))
-    return None
-
-
-def _empty_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[tuple[torch.nn.Module, str, str]]:
-    """Yield the buffers that are None here but present in the state, because a forward pass assigns them.
-
-    Each item is the buffer's module, its name in that module, and its key in the state.
+    The rank that fails raises its own error, and the other ranks raise PeerFailedError.
     """
-    for prefix, owner in module.named_modules():
-        for name, buffer in owner._buffers.items():  # noqa: SLF001
-            key = f"{prefix}.{name}" if prefix else name
-            if buffer is None and isinstance(state.get(key), torch.Tensor):
-                yield owner, name, key
+
+    def read() -> Loaded | None:
+        return _read(store, {*state, *per_rank, RANKS, RNG}, hyperparameters) if ranks.is_main else None
+
+    loaded = _share(ranks, ranks.agree(read))
+    if loaded is None:
+        return None
+    restoration = ranks.agree(lambda: Restoration(loaded, state=state, per_rank=per_rank, rank=ranks.rank))
+    ranks.agree(restoration.check)  # note 3
+    ranks.agree(restoration.apply)
+    return loaded.manifest
+
+
+def _read(store: Store, parts: set[str], hyperparameters: Mapping[str, Any]) -> Loaded | None:
+    started = time.monotonic()
+    loaded = read_newest(store, parts)
+    if loaded is None:
+        logger.info("there is no checkpoint in %s: starting from the beginning", store)
+        return None
+    manifest, seconds = loaded.manifest, time.monotonic() - started
+    path = store.path(manifest.step)
+    logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
+    for name, old, new in _differing(manifest.hyperparameters, hyperparameters):
+        logger.warning("%s was %s when the checkpoint was saved, and now is %s", name, old, new)
+    return loaded
+
+
+def _share(ranks: Ranks, read: Loaded | None) -> Loaded | None:
+    """Broadcast the checkpoint that rank 0 read."""
+    description = ranks.from_rank(0, None if read is None else (read.manifest, read.skeletons, _layouts(read)))
+    if description is None:
+        return None
+    manifest, skeletons, layouts = description
+    loaded = read or Loaded(
+        manifest=manifest,
+        skeletons=skeletons,
+        tensors={
+            part: {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in each.items()}
+            for part, each in layouts.items()
+        },
+    )
+    ranks.broadcast(tensor for each in loaded.tensors.values() for tensor in each.values())
+    return loaded
+
+
+def _layouts(loaded: Loaded) -> _Layouts:
+    return {
+        part: {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        for part, tensors in loaded.tensors.items()
+    }
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return name, old value and new value of each changed hyperparameter; nothing if either side is empty."""
+    if not old or not new:
+        return []  # one side recorded none
+    told = [{name: json.dumps(value) for name, value in each.items()} for each in (old, new)]
+    names = [*old, *(name for name in new if name not in old)]
+    return [
+        (name, told[0].get(name, "not given"), told[1].get(name, "not given"))
+        for name in names
+        if told[0].get(name) != told[1].get(name)
+    ]
 
 
 class Restoration:
@@ -168,7 +181,7 @@ class Restoration:
                 ", ".join(self._per_rank),
                 len(self._ranks),
             )
-        rng.restore([each[RNG] for each in self._ranks], rank=self._rank)
+        restore_random_state([each[RNG] for each in self._ranks], rank=self._rank)
 
     def _give(self, name: str, part: Stateful, state: Any) -> None:
         try:
@@ -224,3 +237,15 @@ def _shape(value: Any) -> list[int] | None:
 
 def _dtype(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _empty_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[tuple[torch.nn.Module, str, str]]:
+    """Yield the buffers that are None here but present in the state, because a forward pass assigns them.
+
+    Each item is the buffer's module, its name in that module, and its key in the state.
+    """
+    for prefix, owner in module.named_modules():
+        for name, buffer in owner._buffers.items():  # noqa: SLF001
+            key = f"{prefix}.{name}" if prefix else name
+            if buffer is None and isinstance(state.get(key), torch.Tensor):
+                yield owner, name, key

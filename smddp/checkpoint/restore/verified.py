@@ -14,12 +14,8 @@ from functools import partial
 import torch
 import xxhash
 
-from smddp.checkpoint.format import digests
-from smddp.checkpoint.format.digests import FileDigests
-from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.format.memory import allocate, tensor_at
-from smddp.checkpoint.format.names import DIGESTS_NAME, STATE_NAME, part_of
-from smddp.checkpoint.format.tensors import Entry, Layout, header_size
+from smddp.checkpoint.format.manifest import DIGESTS_NAME, STATE_NAME, FileDigests, Manifest, digests_from_json, part_of
+from smddp.checkpoint.format.tensors import Entry, Layout, allocate, header_size, tensor_at
 from smddp.checkpoint.stores.store import Store
 from smddp.errors import CheckpointError
 from smddp.storage.parallel import in_parallel
@@ -101,7 +97,7 @@ class VerifiedFiles:
         if self.manifest.format == 1:
             spans = [self._whole(name) for name in names]
         else:
-            known = digests.from_json(self._small_file(DIGESTS_NAME))
+            known = digests_from_json(self._small_file(DIGESTS_NAME))
             for name in names:
                 if name not in known or known[name].xxh3_128 != self.manifest.files[name].xxh3_128:
                     raise CheckpointError(f"{DIGESTS_NAME} does not have the digests of {name}")

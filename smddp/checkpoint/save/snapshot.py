@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from smddp.checkpoint.format.names import file_names
+from smddp.checkpoint.format.manifest import file_names
 from smddp.checkpoint.format.state_tree import flatten
-from smddp.checkpoint.restore import rng
-from smddp.checkpoint.restore.restoring import RANKS, RNG, Sharded, Stateful
+from smddp.checkpoint.run_state import RANKS, RNG, Sharded, Stateful, capture_random_state
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import plain_name, plain_state
@@ -77,7 +76,9 @@ class Snapshotter:
     def _take(self) -> Snapshot:
         skeletons, tensors = self._flatten()
         sizes = _sizes(tensors)
-        own: dict[str, Any] = {RNG: rng.capture()} | {name: part.state_dict() for name, part in self._per_rank.items()}
+        own: dict[str, Any] = {RNG: capture_random_state()} | {
+            name: part.state_dict() for name, part in self._per_rank.items()
+        }
         own_skeleton, own_tensors = flatten({str(self._rank): own}, path=RANKS)
         files = self._staging.copy(self._files(tensors, sizes))
         (own_file,) = self._own_staging.copy({RANKS: own_tensors})

@@ -20,11 +20,9 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.format.names import MANIFEST_NAME, is_attempt_name
-from smddp.checkpoint.stores.directory_errors import telling, telling_unless_missing
+from smddp.checkpoint.format.manifest import LARGEST_MANIFEST, MANIFEST_NAME, is_attempt_name
 from smddp.checkpoint.stores.directory_hold import DirectoryHold
-from smddp.checkpoint.stores.filesystem import FileSystem
+from smddp.checkpoint.stores.filesystem import FileSystem, telling, telling_unless_missing
 from smddp.checkpoint.stores.owner import Owner
 from smddp.checkpoint.stores.store import (
     PARTIAL_SUFFIX,

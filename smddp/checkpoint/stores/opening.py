@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from smddp.checkpoint.format.names import MANIFEST_NAME
+from smddp.checkpoint.format.manifest import MANIFEST_NAME
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import Store, step_of
 from smddp.errors import CheckpointError

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from smddp.checkpoint.format import strict_json
+from smddp.checkpoint.format.manifest import parse_json
 from smddp.errors import CheckpointError
 from smddp.process.process_tree import started
 
@@ -85,7 +85,7 @@ class Owner:
     def from_json(cls, data: bytes) -> Owner | None:
         """Read an owner record; None if it is malformed."""
         try:
-            content: dict[str, Any] = strict_json.loads(data)
+            content: dict[str, Any] = parse_json(data)
             owner = cls(**content)
         except (ValueError, TypeError):
             return None

@@ -14,14 +14,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.format.names import is_attempt_name
+from smddp.checkpoint.format.manifest import LARGEST_MANIFEST, is_attempt_name
 from smddp.checkpoint.stores.owner import Owner
-from smddp.checkpoint.stores.s3_commit import Commits
-from smddp.checkpoint.stores.s3_errors import ADVICE, read_small, store_error
-from smddp.checkpoint.stores.s3_hold import S3Hold
-from smddp.checkpoint.stores.s3_listing import Listing
-from smddp.checkpoint.stores.s3_location import S3Location
+from smddp.checkpoint.stores.s3_conditional import Commits, S3Hold
+from smddp.checkpoint.stores.s3_location import ADVICE, Listing, S3Location, read_small, store_error
 from smddp.checkpoint.stores.store import StoreError, existing_manifest, mentions, removed_beside
 from smddp.errors import CheckpointError
 from smddp.storage.s3_bucket import CONNECTIONS, PART_SIZE, PATIENCE, S3Bucket

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
-from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME, is_attempt_name, is_file_name
+from smddp.checkpoint.format.manifest import MANIFEST_NAME, STATE_NAME, is_attempt_name, is_file_name
 from smddp.checkpoint.stores.owner import Owner
 from smddp.errors import CheckpointError
 
@@ -119,6 +119,24 @@ class Store(Protocol):
 
     def remove(self, step: int) -> None:
         """Remove all our files of a step, if present, the manifest first."""
+
+
+class CommitListener:
+    """Follows the checkpoints of a store to a second place, such as S3, on rank 0. Override what that place needs."""
+
+    def expect(self, step: int, manifest: bytes) -> None:
+        """Receive step and manifest of a checkpoint that is durable in the store, in the background thread."""
+
+    def settle(self, timeout: float) -> bool:  # noqa: ARG002
+        """Wait, so many seconds at most, until the newest checkpoint has arrived, and return whether it has."""
+        return True
+
+    def close(self) -> None:
+        """Stop to follow."""
+
+    def path(self, step: int) -> str | None:  # noqa: ARG002
+        """Return the location of a checkpoint in the second place, or None."""
+        return None
 
 
 def step_name(step: int) -> str:

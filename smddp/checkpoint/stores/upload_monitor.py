@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.format.names import MANIFEST_NAME
+from smddp.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from smddp.checkpoint.stores.directory import DirectoryStore
-from smddp.checkpoint.stores.store import Store, path_in_step
+from smddp.checkpoint.stores.store import CommitListener, Store, path_in_step
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class _Expected:
         return time.monotonic() - self.since
 
 
-class UploadMonitor:
+class UploadMonitor(CommitListener):
     """Watches in its own thread whether each checkpoint of a directory arrives in S3."""
 
     def __init__(
@@ -74,6 +73,14 @@ class UploadMonitor:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._trouble_said = float("-inf")
+
+    def __str__(self) -> str:
+        """Return the place that the checkpoints are to arrive in."""
+        return str(self._target)
+
+    def path(self, step: int) -> str:
+        """Return the location of a checkpoint in that place."""
+        return self._target.path(step)
 
     def expect(self, step: int, manifest: bytes) -> None:
         """Start to watch a committed checkpoint. Returns at once."""

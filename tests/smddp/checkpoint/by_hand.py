@@ -10,10 +10,7 @@ from typing import Any
 import torch
 import xxhash
 
-from smddp.checkpoint.format import digests
-from smddp.checkpoint.format.digests import FileDigests
-from smddp.checkpoint.format.manifest import FileRecord, Manifest
-from smddp.checkpoint.format.names import file_names
+from smddp.checkpoint.format.manifest import FileDigests, FileRecord, Manifest, digests_to_json, file_names
 from smddp.checkpoint.format.state_tree import flatten
 from smddp.checkpoint.format.tensors import Layout, bytes_of
 from smddp.checkpoint.stores import Store
@@ -55,7 +52,7 @@ def write_checkpoint(
                 tensors={name: xxhash.xxh3_128_hexdigest(value) for name, value in values.items()},
             )
             write(name, [memoryview(layout.header), *values.values()], known[name].xxh3_128)
-    for name, data in ("state.json", json.dumps(skeletons).encode()), ("digests.json", digests.to_json(known)):
+    for name, data in ("state.json", json.dumps(skeletons).encode()), ("digests.json", digests_to_json(known)):
         write(name, [memoryview(data)], xxhash.xxh3_128_hexdigest(data))
     described: dict[str, Any] = {
         "epoch": 0,

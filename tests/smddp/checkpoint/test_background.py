@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from smddp.checkpoint import Checkpointer, list_checkpoints
+from smddp.checkpoint.save.attempt import Moment
 from smddp.checkpoint.save.background_task import BackgroundTask
 from smddp.checkpoint.save.staging import Staging
 from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.checkpoint.stores.store import CommitListener
 from smddp.errors import CheckpointError
 
 NewRun = Callable[..., Any]
@@ -261,7 +263,7 @@ def test_waiting_for_the_warming_up_is_no_back_pressure(
 
 
 def test_each_checkpoint_is_announced_once_it_is_durable(tmp_path: Path) -> None:
-    class Watch:
+    class Watch(CommitListener):
         def __init__(self) -> None:
             self.expected: list[tuple[int, bytes]] = []
 
@@ -290,13 +292,13 @@ def test_a_moment_that_is_being_saved_is_waited_for_and_not_saved_again(new_run:
     run.begin_save(1)
     assert slow_disk.reached.wait(60)
     threading.Timer(0.1, slow_disk.may_go_on.set).start()
-    run.checkpointer.make_durable(1, seconds=60)
+    run.checkpointer.make_durable(Moment(step=1), seconds=60)
     assert run.checkpointer.last_report.step == 1
     assert run.checkpointer.newest == (1, 0)
     report = run.checkpointer.last_report
-    run.checkpointer.make_durable(1, seconds=60)
+    run.checkpointer.make_durable(Moment(step=1), seconds=60)
     assert run.checkpointer.last_report is report
-    run.checkpointer.make_durable(1, epoch=1, seconds=60)
+    run.checkpointer.make_durable(Moment(step=1, epoch=1), seconds=60)
     assert run.checkpointer.last_report is not report
     assert run.checkpointer.newest == (1, 1)
 
@@ -304,7 +306,7 @@ def test_a_moment_that_is_being_saved_is_waited_for_and_not_saved_again(new_run:
 def test_what_is_not_durable_in_time_is_an_error(new_run: NewRun, slow_disk: SlowDisk) -> None:
     run = new_run()
     with pytest.raises(CheckpointError, match=r"not durable after 0 s"):
-        run.checkpointer.make_durable(1, seconds=0.1)
+        run.checkpointer.make_durable(Moment(step=1), seconds=0.1)
     slow_disk.may_go_on.set()
 
 
@@ -316,7 +318,7 @@ def test_a_moment_whose_save_failed_is_saved_again(
         patch.setattr(DirectoryStore, "write", fail)
         run.begin_save(1)
         until_idle(run.checkpointer)
-    run.checkpointer.make_durable(1, seconds=60)
+    run.checkpointer.make_durable(Moment(step=1), seconds=60)
     assert "Input/output error" in caplog.text
     assert "; it is made again" in caplog.text
     assert [info.step for info in list_checkpoints(run.directory) if info.valid] == [1]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from smddp.checkpoint import Checkpointer, Manifest, list_checkpoints
-from smddp.checkpoint.format.names import MANIFEST_NAME, STATE_NAME
+from smddp.checkpoint.format.manifest import MANIFEST_NAME, STATE_NAME
 from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.stores import StoreError, open_store
 from smddp.checkpoint.stores import owner as owners

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import smddp
 from smddp.checkpoint import Checkpointer, list_checkpoints
-from smddp.checkpoint.restore import rng
+from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.checkpoint.save.snapshot import WHOLE_BELOW
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.distributed import Ranks, is_communication_error
@@ -309,15 +309,15 @@ def test_the_buffers_of_a_shared_model_are_those_of_rank_0(tmp_path: Path) -> No
 
 def test_more_ranks_than_before_get_random_numbers_of_their_own() -> None:
     torch.manual_seed(0)
-    states = [rng.capture()]
+    states = [capture_random_state()]
     drawn = []
     for rank in (0, 1, 2, 1):
-        rng.restore(states, rank=rank)
+        restore_random_state(states, rank=rank)
         drawn.append(draws())
     assert drawn[1] == drawn[3]
     for generator in range(3):
         assert len({each[generator] for each in drawn}) == 3
-    assert drawn[0] == (rng.restore(states, rank=0), draws())[1]
+    assert drawn[0] == (restore_random_state(states, rank=0), draws())[1]
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch import nn
 
-import smddp.training.run_saves
+import smddp.training.open_run
 from smddp import CheckpointPolicy
 from smddp.checkpoint import list_checkpoints
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.checkpoint.stores.store import CommitListener, Store
 from smddp.distributed import Membership, join, leave
 from smddp.errors import CheckpointError
 from smddp.job import Job
@@ -20,16 +21,22 @@ from smddp.training import save_schedule
 from smddp.training.save_schedule import SaveSchedule
 
 
-class Agent:
+class Agent(CommitListener):
     """What watches the platform's copy of the checkpoints to S3."""
 
     settles = True
 
-    def __init__(self, source: DirectoryStore, target: object, *, take_over: bool) -> None:
+    def __init__(self, source: DirectoryStore, target: Store, *, take_over: bool) -> None:
         self.source, self.target, self.take_over = source, target, take_over
         self.expected: list[int] = []
         self.is_closed = False
         agents.append(self)
+
+    def __str__(self) -> str:
+        return str(self.target)
+
+    def path(self, step: int) -> str:
+        return self.target.path(step)
 
     def expect(self, step: int, manifest: bytes) -> None:
         self.expected.append(step)
@@ -47,7 +54,7 @@ agents: list[Agent] = []
 
 @pytest.fixture(autouse=True)
 def _double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(smddp.training.run_saves, "UploadMonitor", Agent)
+    monkeypatch.setattr(smddp.training.open_run, "UploadMonitor", Agent)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     agents.clear()
     yield

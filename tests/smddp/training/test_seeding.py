@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from smddp import seed_everything
-from smddp.checkpoint.restore import rng
+from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.errors import DistributedError
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -20,9 +20,9 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(WORKSPACE, raising=False)
-    before, benchmark = rng.capture(), torch.backends.cudnn.benchmark
+    before, benchmark = capture_random_state(), torch.backends.cudnn.benchmark
     yield
-    rng.restore([before], rank=0)
+    restore_random_state([before], rank=0)
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.benchmark = benchmark
     os.environ.pop(WORKSPACE, None)

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.checkpoint import Manifest
-from smddp.checkpoint.format.manifest import LARGEST_MANIFEST, FileRecord, NewerFormatError
-from smddp.checkpoint.format.names import file_names, is_part_name
+from smddp.checkpoint.format.manifest import LARGEST_MANIFEST, FileRecord, NewerFormatError, file_names, is_part_name
 from smddp.errors import CheckpointError
 
 DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)

@@ -12,8 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.format.memory import allocate, tensor_at
-from smddp.checkpoint.format.tensors import DTYPES, LARGEST_HEADER, Layout, bytes_of, header_size
+from smddp.checkpoint.format.tensors import DTYPES, LARGEST_HEADER, Layout, allocate, bytes_of, header_size, tensor_at
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import plain
 

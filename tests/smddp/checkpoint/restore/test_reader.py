@@ -19,9 +19,9 @@ import torch
 import xxhash
 
 from smddp.checkpoint.format.manifest import FileRecord
-from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.listing import inspect, inspect_each_alone, list_checkpoints
 from smddp.checkpoint.restore.reader import read_checkpoint, read_newest
+from smddp.checkpoint.run_state import restore_random_state
 from smddp.checkpoint.stores import Store, StoreError, open_store
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_format_1_loads_as_it_did(store: Store) -> None:
     sampler = loaded.unflatten("sampler")
     assert sampler.pop("order").tolist() == [0, 1, 2, 3]
     assert sampler == {"version": 1, "seed": 2**63 + 1, "position": 96, "half": float("inf"), "shape": (4, None)}
-    rng.restore(loaded.unflatten("rng"), rank=0)
+    restore_random_state(loaded.unflatten("rng"), rank=0)
     drawn = {"python": random.random(), "numpy": float(np.random.rand()), "torch": float(torch.rand(()))}
     assert drawn == expected["next"]
     assert inspect(store, 3).valid

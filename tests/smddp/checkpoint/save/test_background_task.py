@@ -124,7 +124,7 @@ PROGRAM = """
 import logging, os, sys, threading, time, xxhash
 from torch.distributed import TCPStore
 from smddp.checkpoint.save import background_task
-from smddp.checkpoint.save.rank_results import SaveResult, RankResult, RankResults
+from smddp.checkpoint.save.save_group import SaveResult, RankResult, RankResults
 
 logging.basicConfig(level=logging.INFO)
 background_task.GRACE_SECONDS = 0.5

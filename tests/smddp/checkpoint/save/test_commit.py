@@ -14,11 +14,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from smddp.checkpoint import Retention, list_checkpoints
 from smddp.checkpoint.restore.reader import read_newest
-from smddp.checkpoint.save.commit import Committer
-from smddp.checkpoint.save.rank_results import RankResults
-from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
-from smddp.checkpoint.save.save_group import SaveGroup
-from smddp.checkpoint.save.save_request import SaveRequest
+from smddp.checkpoint.save.attempt import Moment, SaveRequest
+from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
+from smddp.checkpoint.save.save_group import RankResults, SaveGroup
 from smddp.checkpoint.save.snapshot import WHOLE_BELOW, Snapshotter
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.owner import OWNER_NAME
@@ -79,10 +77,7 @@ class Job:
         def save(rank: int) -> int | Exception | None:
             if rank == missing:
                 return None
-            snapshotter = self.ranks[rank].snapshotter
-            request = SaveRequest.create(
-                snapshotter, run=RUN, number=self.saves, step=step, epoch=0, position=None, metrics={}
-            )
+            request = self.ranks[rank].request(self.saves, Moment(step=step))
             try:
                 size = self.ranks[rank].save(request, self.cancelled[rank])
             except Exception as error:
@@ -216,7 +211,7 @@ def test_writers_that_do_not_see_the_same_directory_are_refused(tmp_path: Path) 
 def test_a_rank_that_is_gone_is_waited_for_only_so_long(
     missing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smddp.checkpoint.save.rank_results.FAREWELL_SECONDS", 0.3)
+    monkeypatch.setattr("smddp.checkpoint.save.save_group.FAREWELL_SECONDS", 0.3)
     patience = 0.3 if missing == 0 else 1.0
     written, write = threading.Barrier(2), RankSaver._write
 

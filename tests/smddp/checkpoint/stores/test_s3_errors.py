@@ -14,7 +14,7 @@ from botocore.exceptions import (
 )
 
 from smddp.checkpoint.stores.s3 import S3Store
-from smddp.checkpoint.stores.s3_errors import ADVICE, store_error
+from smddp.checkpoint.stores.s3_location import ADVICE, store_error
 from smddp.checkpoint.stores.store import StoreError
 from smddp.storage.s3_errors import explain
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from smddp.checkpoint import Checkpointer, export, find_best, load_weights
-from smddp.checkpoint.restore import rng
 from smddp.checkpoint.restore.reader import read_newest
+from smddp.checkpoint.run_state import capture_random_state
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
-STATE: dict[str, Any] = {"model": nn.Linear(2, 1).state_dict(), "ranks": [{"rng": rng.capture()}]}
+STATE: dict[str, Any] = {"model": nn.Linear(2, 1).state_dict(), "ranks": [{"rng": capture_random_state()}]}
 
 
 def save(store: DirectoryStore, step: int) -> None:

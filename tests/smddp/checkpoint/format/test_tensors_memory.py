@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from smddp.checkpoint.format.memory import allocate, tensor_at
+from smddp.checkpoint.format.tensors import allocate, tensor_at
 
 
 @pytest.mark.parametrize("size", [1, 4096, 5 * 2**20 + 3])

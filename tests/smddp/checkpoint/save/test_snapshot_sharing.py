@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.format.names import file_names
+from smddp.checkpoint.format.manifest import file_names
 from smddp.checkpoint.save.snapshot import WHOLE_BELOW, share
 
 NAMES = st.text(alphabet="ab.0", min_size=1, max_size=4)

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.format.digests import FileDigests, from_json, to_json
+from smddp.checkpoint.format.manifest import FileDigests, digests_from_json, digests_to_json
 from smddp.errors import CheckpointError
 
 DIGESTS = st.text("0123456789abcdef", min_size=32, max_size=32)
@@ -30,7 +30,7 @@ JSON = st.recursive(
 
 @given(files=FILES)
 def test_comes_back_in_the_same_order(files: dict[str, FileDigests]) -> None:
-    back = from_json(to_json(files))
+    back = digests_from_json(digests_to_json(files))
     assert back == files
     assert [list(each.tensors) for each in back.values()] == [list(each.tensors) for each in files.values()]
 
@@ -71,13 +71,13 @@ def test_a_tensor_called_header_is_not_mistaken_for_it() -> None:
 )
 def test_refuses_what_is_no_such_file(content: bytes) -> None:
     with pytest.raises(CheckpointError, match=r"digests\.json"):
-        from_json(content)
+        digests_from_json(content)
 
 
 @given(content=st.binary(max_size=100) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_whatever_the_bytes_say_nothing_but_a_checkpoint_error_comes_of_it(content: bytes) -> None:
     try:
-        files: Any = from_json(content)
+        files: Any = digests_from_json(content)
     except CheckpointError:
         return
     assert all(len(each.xxh3_128) == 32 for each in files.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from smddp.checkpoint.best import find_best
+from smddp.checkpoint.restore.listing import find_best
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import write_checkpoint

@@ -10,15 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.save import parallel_copy
-from smddp.checkpoint.save.parallel_copy import Span, copy_spans
+from smddp.checkpoint.save import staging
+from smddp.checkpoint.save.staging import Span, copy_spans
 
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """Small pieces, and the threads that are begun."""
-    monkeypatch.setattr(parallel_copy, "_PIECE", 7)
-    monkeypatch.setattr(parallel_copy, "_BYTES_A_THREAD", 100)
+    monkeypatch.setattr(staging, "_PIECE", 7)
+    monkeypatch.setattr(staging, "_BYTES_A_THREAD", 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     threads: list[threading.Thread] = []
     real = threading.Thread

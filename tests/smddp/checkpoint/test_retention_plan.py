@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.pruning_plan import PruningPlan, plan_pruning
-from smddp.checkpoint.retention import Retention
+from smddp.checkpoint.retention import PruningPlan, Retention, plan_pruning
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import write_checkpoint

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.checkpoint.format.names import file_names, is_attempt_name, is_file_name, is_part_name, part_of
+from smddp.checkpoint.format.manifest import file_names, is_attempt_name, is_file_name, is_part_name, part_of
 
 PART_NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True).filter(is_part_name)
 

@@ -19,10 +19,10 @@ import pytest
 from moto.s3.responses import S3Response
 
 from smddp.checkpoint.stores import owner as owners
-from smddp.checkpoint.stores import s3_hold
+from smddp.checkpoint.stores import s3_conditional
 from smddp.checkpoint.stores.owner import OWNER_NAME, Owner, PlaceTakenError
 from smddp.checkpoint.stores.s3 import S3Store
-from smddp.checkpoint.stores.s3_hold import S3Hold
+from smddp.checkpoint.stores.s3_conditional import S3Hold
 
 RUN, OTHER = "0123456789ab", "ba9876543210"
 HERE = Owner.here(RUN)
@@ -34,7 +34,7 @@ KEY = f"runs/7/{OWNER_NAME}"
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owners, "PATIENCE_SECONDS", 0.2)
     for name, seconds in ("RENEWAL_SECONDS", 0.05), ("STALE_SECONDS", 0.6), ("_PAUSE", 0.02):
-        monkeypatch.setattr(s3_hold, name, seconds)
+        monkeypatch.setattr(s3_conditional, name, seconds)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(s3_hold, "time", clock)
+    monkeypatch.setattr(s3_conditional, "time", clock)
     return clock
 
 
@@ -93,7 +93,8 @@ def keys(s3: Any) -> list[str]:
 def test_as_long_as_it_is_renewed_another_is_refused_and_told_who_has_it(
     s3: Any, take: Callable[[Owner], S3Hold], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_hold, "STALE_SECONDS", 20.0)  # a busy machine may keep the one from renewing for a while
+    # a busy machine may keep the one from renewing for a while
+    monkeypatch.setattr(s3_conditional, "STALE_SECONDS", 20.0)
     first = take(ELSEWHERE)
     with pytest.raises(PlaceTakenError) as error:
         take(HERE)
@@ -214,7 +215,8 @@ def test_an_object_that_says_nothing_is_taken_for_one_that_is_left(s3: Any, take
 def test_of_several_at_the_same_moment_one_has_it(
     s3: Any, take: Callable[[Owner], S3Hold], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_hold, "STALE_SECONDS", 20.0)  # a busy machine may keep the one from renewing for a while
+    # a busy machine may keep the one from renewing for a while
+    monkeypatch.setattr(s3_conditional, "STALE_SECONDS", 20.0)
     outcomes: list[object] = []
 
     def work(number: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from smddp.checkpoint.restore import rng
+from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,10 @@ def drawn(generators: list[torch.Generator]) -> list[float]:
 
 
 def test_each_gpu_goes_on_with_its_own_random_numbers(gpus: list[torch.Generator]) -> None:
-    state = rng.capture()
+    state = capture_random_state()
     expected = drawn(gpus)
     drawn(gpus)
-    rng.restore([state], rank=0)
+    restore_random_state([state], rank=0)
     assert drawn(gpus) == expected
     assert expected[0] != expected[1]
 
@@ -48,9 +48,9 @@ def test_each_gpu_goes_on_with_its_own_random_numbers(gpus: list[torch.Generator
 def test_another_number_of_gpus_is_told_and_those_there_are_go_on(
     gpus: list[torch.Generator], caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = rng.capture()
+    state = capture_random_state()
     expected = drawn(gpus)
     del gpus[1]
-    rng.restore([state], rank=0)
+    restore_random_state([state], rank=0)
     assert drawn(gpus) == expected[:1]
     assert "the random state of 2 GPUs for rank 0, here are 1" in caplog.text

@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.checkpoint.format.manifest import LARGEST_STEP
-from smddp.checkpoint.stores import s3_listing
+from smddp.checkpoint.stores import s3_location
 from smddp.checkpoint.stores.s3 import S3Store
-from smddp.checkpoint.stores.s3_errors import store_error
-from smddp.checkpoint.stores.s3_listing import MOST_REQUESTS, Listing, Page, newest_page
-from smddp.checkpoint.stores.s3_location import S3Location
+from smddp.checkpoint.stores.s3_location import MOST_REQUESTS, Listing, Page, S3Location, newest_page, store_error
 from smddp.storage.s3_bucket import S3Bucket
 
 
@@ -122,7 +120,7 @@ def test_more_checkpoints_than_a_page(in_memory: Any, prefix: str) -> None:
 
 @pytest.mark.seaweedfs
 def test_a_real_server_pages_in_the_same_way(s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_listing, "PAGE", 10)
+    monkeypatch.setattr(s3_location, "PAGE", 10)
     location = S3Location.parse(f"s3://{bucket}/runs/7")
     foreign = ["runs/7/step-final/x", "runs/7/step-12/x", "runs/7/step-000000000300", "runs/7/notes", "runs/8/x"]
     for key in [location.manifest_key(step) for step in range(1, 400, 3)] + foreign:
@@ -141,7 +139,7 @@ def test_a_real_server_pages_in_the_same_way(s3: Any, bucket: str, monkeypatch: 
 def test_many_foreign_names_cost_requests_and_nothing_else(
     s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_listing, "PAGE", 5)
+    monkeypatch.setattr(s3_location, "PAGE", 5)
     location = S3Location.parse(f"s3://{bucket}")
     for key in [location.manifest_key(step) for step in (3, 5)] + [f"step-{number}x/y" for number in range(40)]:
         s3.put_object(Bucket=bucket, Key=key, Body=b"")

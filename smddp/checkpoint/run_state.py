@@ -1,0 +1,132 @@
+"""The state of a run that a checkpoint saves: the parts that the script names, and each rank's random numbers.
+
+The random numbers are those of Python's, numpy's global and PyTorch's generators, on the CPU and on every GPU. A
+generator that a script creates is not included: it is a part of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from smddp.checkpoint.format.manifest import is_part_name
+from smddp.distributed.sharding import find_sharded_weight, find_sharding
+
+logger = logging.getLogger(__name__)
+
+RANKS = "ranks"
+"""The name of the per-rank state: a list of dicts, in the order of the ranks."""
+
+RNG = "rng"
+"""The key of the random number generators in each of these dicts. In format 1, a part that is such a list."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that returns its state and loads it: a module, an optimizer, a scheduler, a scaler, a sampler."""
+
+    def state_dict(self) -> Any:
+        """Return the state: dicts, lists and tuples of tensors, arrays, numbers, texts and None."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Load a state that `state_dict` returned."""
+
+
+@runtime_checkable
+class Checking(Stateful, Protocol):
+    """A part that can check a state before loading it."""
+
+    def check_state_dict(self, state: Any, /) -> None:
+        """Raise ValueError if the state does not fit. Change nothing."""
+
+
+@runtime_checkable
+class Sharded(Stateful, Protocol):
+    """A part whose state is sharded among the ranks. `state_dict` needs `gather_state_dict` before it."""
+
+    def gather_state_dict(self, *, keep: bool) -> None:
+        """Gather the state for the next `state_dict`; collective. Set `keep` if this rank calls `state_dict`."""
+
+
+def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
+    """Raise ValueError for an invalid or duplicate name or a sharded part, TypeError for a part not `Stateful`."""
+    for name, part in [*state.items(), *per_rank.items()]:
+        if name in (RNG, RANKS) or not is_part_name(name):
+            raise ValueError(
+                f"{name!r} cannot name a part of the state: 1 to 64 letters, digits, '-' and '_' can, but for "
+                f"{RNG!r} and {RANKS!r}, where the ranks' own states are, and names like 'model-00001-of-00002'"
+            )
+        if not isinstance(part, Stateful):
+            raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
+    for name, part in state.items():
+        if (sharding := _sharding(part)) is not None:
+            raise ValueError(
+                f"{name!r} is sharded among the ranks ({sharding}), and a Checkpointer saves only what every "
+                "rank has in full: save it with torch.distributed.checkpoint, or replicate the model "
+                "(DistributedDataParallel)"
+            )
+    if both := sorted(set(state) & set(per_rank)):
+        raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")
+
+
+def _sharding(part: object) -> str | None:
+    if isinstance(part, torch.nn.Module):
+        return find_sharding(part)
+    if isinstance(part, torch.optim.Optimizer):
+        weights = [weight for group in part.param_groups for weight in group["params"]]
+        return find_sharded_weight((f"parameter {number}", weight) for number, weight in enumerate(weights))
+    return None
+
+
+def capture_random_state() -> dict[str, Any]:
+    """Return the state of this process's generators, without advancing them."""
+    version, words, gauss = random.getstate()
+    return {
+        "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if _uses_gpus() else [],
+    }
+
+
+def restore_random_state(states: Sequence[dict[str, Any]], *, rank: int) -> None:
+    """Restore this rank's generators from the captured state of each rank. Seed a new rank deterministically."""
+    if rank >= len(states):
+        _seed(states[0], rank)
+        logger.info("rank %d has no random state in a checkpoint of %d ranks: seeded anew", rank, len(states))
+        return
+    state = states[rank]
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    devices = torch.cuda.device_count() if state["cuda"] and torch.cuda.is_available() else 0
+    if devices != len(state["cuda"]):
+        logger.warning(
+            "the checkpoint has the random state of %d GPUs for rank %d, here are %d: what is drawn on a GPU differs",
+            len(state["cuda"]),
+            rank,
+            devices,
+        )
+    for device, cuda in enumerate(state["cuda"][:devices]):
+        torch.cuda.set_rng_state(cuda, device)
+
+
+def _uses_gpus() -> bool:
+    """Return whether CUDA is initialized, without initializing it, which is slow. If not, no GPU generator was used."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _seed(state: dict[str, Any], rank: int) -> None:
+    """Seed all generators from rank 0's state and this rank."""
+    text = state["torch"].numpy().tobytes() + str(rank).encode()
+    seed = int.from_bytes(hashlib.shake_256(text).digest(8), "little")
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # seeds every GPU as well

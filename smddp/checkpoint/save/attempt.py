@@ -1,0 +1,117 @@
+"""One attempt to save: the values that go from the training thread to the commit, and the writing of a rank's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import xxhash
+
+from smddp.checkpoint.format.manifest import LARGEST_STEP, FileDigests
+from smddp.checkpoint.save.snapshot import Snapshot
+from smddp.checkpoint.save.staging import StagedFile
+from smddp.checkpoint.stores.store import Store
+from smddp.errors import CheckpointError
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Moment:
+    """A moment of training between two steps, as its checkpoint records it.
+
+    Making one raises ValueError if a number is out of range.
+    """
+
+    step: int
+    """Optimizer steps taken."""
+    epoch: int = 0
+    """The current epoch."""
+    position: int | None = None
+    """Samples of the epoch consumed so far; None if unknown."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        step, epoch, position = self.step, self.epoch, self.position
+        if not 0 <= step <= LARGEST_STEP or epoch < 0 or (position is not None and position < 0):
+            raise ValueError(
+                f"step is {step}, epoch {epoch} and position {position}: steps go from 0 to 10**12 - 1, epochs and "
+                "positions from 0"
+            )
+
+    @property
+    def boundary(self) -> tuple[int, int]:
+        """Step and epoch. Two checkpoints of one run differ in it."""
+        return self.step, self.epoch
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SaveRequest:
+    """The state to save, and its moment. Training does not change it."""
+
+    run: str
+    """The run's id."""
+    number: int
+    """The number of this save in the run, from 1; the same on all ranks."""
+    moment: Moment
+    snapshot: Snapshot | None
+    """This rank's copy of the state; None if it failed."""
+    failure: CheckpointError | None
+    """The reason why this rank could not copy its state, or None."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.moment.step
+
+    @property
+    def directory(self) -> str:
+        """The name of the attempt's directory, beside the manifest."""
+        return f"{self.run}-{self.number:04}"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class SaveReport:
+    """The durations and the size of a save."""
+
+    step: int
+    stall_seconds: float
+    """How long the copy of the state stalled training, on this rank's GPU or CPU."""
+    waited_seconds: float
+    """How long training waited for the previous save before that."""
+    durable_seconds: float
+    """Time from the start of the copy until the checkpoint was durable."""
+    size: int
+    """Bytes of the checkpoint, over all ranks."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class WrittenFile:
+    """The size and the digests of a written file of tensors."""
+
+    size: int
+    """Bytes."""
+    digests: FileDigests
+
+
+def write(store: Store, step: int, directory: str, files: Sequence[StagedFile]) -> dict[str, WrittenFile]:
+    """Write the bytes of files durably to an attempt's directory, and return their digests by file name.
+
+    The memory of the files must not change until this returns.
+    """
+    # Hashing and writing both release the GIL. One thread does both in turn: hashing takes a tenth of the time of
+    # writing, and a second thread would take that time from training when all cores are busy.
+    written: dict[str, WrittenFile] = {}
+    for file in files:
+        digests = _hash(file)
+        store.write(step, directory, file.name, [file.content])
+        written[file.name] = WrittenFile(size=file.layout.size, digests=digests)
+    return written
+
+
+def _hash(file: StagedFile) -> FileDigests:
+    return FileDigests(
+        header=xxhash.xxh3_128_hexdigest(file.layout.header),
+        tensors={
+            entry.name: xxhash.xxh3_128_hexdigest(file.content[entry.start : entry.start + entry.size])
+            for entry in file.layout.entries
+        },
+    )
