@@ -136,11 +136,10 @@ class TrainingJob:
                 frame = job.metrics()
                 losses = frame[frame.metric == "loss"].groupby("epoch").value.mean()
         """
-        from estimators.job_handle import metric_table
-        from estimators.job_handle.metric_reader import MetricReader
+        from estimators.job_handle.metrics import MetricReader, table
 
         with closing(MetricReader.of(self.describe())) as reader:
-            return metric_table.table(value for line in self._log().unread() for value in reader.values(line))
+            return table(value for line in self._log().unread() for value in reader.values(line))
 
     def plot(self, *metrics: str) -> Figure:
         """Draw the job's metrics over its steps, and mark each resume after an interruption or a restart.
@@ -154,11 +153,11 @@ class TrainingJob:
         Raises:
             EstimatorError: The job has no such metric, or none yet; or pandas or matplotlib is not installed.
         """
-        from estimators.job_handle import metric_table
+        from estimators.job_handle.metrics import attempts_begun, plot
 
         transitions = self.describe().get("SecondaryStatusTransitions", [])
-        begun = metric_table.attempts_begun([StatusChange.of(transition) for transition in transitions])
-        return metric_table.plot(self.metrics(), metrics, begun, self.name)
+        begun = attempts_begun([StatusChange.of(transition) for transition in transitions])
+        return plot(self.metrics(), metrics, begun, self.name)
 
     def checkpoints(self, *, deep: bool = False) -> list[CheckpointInfo]:
         """Return the checkpoints under the job's checkpoint prefix, oldest first, each with its problem, if any.

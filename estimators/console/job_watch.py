@@ -20,7 +20,7 @@ from typing import Any
 from estimators.console.place import Place
 from estimators.job_handle.events import ENDED, MetricValue, StatusChange
 from estimators.job_handle.follower import Follower
-from estimators.job_handle.metric_table import attempts_begun
+from estimators.job_handle.metrics import attempts_begun
 from estimators.log_reader import LogLine, LogReader
 from estimators.secret_text import masked_text
 from smddp.process.shown_text import shown_line

@@ -13,6 +13,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from estimators.errors import EstimatorError
+from smddp.container.bundle import unpack
+from smddp.errors import SourceError
+from smddp.storage.parallel import in_parallel
 
 if TYPE_CHECKING:
     from smddp.checkpoint import CheckpointInfo
@@ -42,7 +45,6 @@ def checkpoints_uri(name: str, description: Mapping[str, Any]) -> str:
 def list_checkpoints(uri: str, s3: Any, *, deep: bool) -> list[CheckpointInfo]:
     """Return all checkpoints below a URI, oldest first; an unreadable one does not hide the others."""
     from smddp.checkpoint.restore.listing import inspect_each_alone
-    from smddp.storage.parallel import in_parallel
 
     store = _store(uri, s3)
     looks = [partial(inspect_each_alone, store, step, deep=deep) for step in store.steps()]
@@ -184,9 +186,6 @@ def _in_words(uri: str) -> Iterator[None]:
 
 
 def _archive(s3: Any, bucket: str, key: str, directory: Path) -> None:
-    from smddp.container.bundle import unpack
-    from smddp.errors import SourceError
-
     # Next to the directory: /tmp may have less space than the user's disk.
     with tempfile.TemporaryDirectory(prefix=".smddp-download-", dir=directory.parent) as temporary:
         archive = Path(temporary, "archive.tar.gz")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from estimators import api_retries
 from estimators.job_handle.events import ENDED, JobEvent, StatusChange
-from estimators.job_handle.metric_reader import MetricReader
+from estimators.job_handle.metrics import MetricReader
 
 if TYPE_CHECKING:
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from botocore.exceptions import ClientError, ParamValidationError
+
 from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.service_model import service_model
@@ -88,8 +90,6 @@ def resumed_request(description: Mapping[str, Any], changes: Changes, name: str)
 
 def send(sagemaker: Any, request: Mapping[str, Any]) -> None:
     """Create the job, or raise EstimatorError if the request is refused."""
-    from botocore.exceptions import ClientError, ParamValidationError
-
     try:
         api_retries.create_training_job(sagemaker, request)
     except (ClientError, ParamValidationError) as error:

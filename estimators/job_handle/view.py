@@ -25,6 +25,7 @@ from estimators.job_handle.events import JobEvent, MetricValue, StatusChange
 from estimators.log_reader import LogLine
 from smddp.process.live_text import PROGRESS_VARIABLE, duration, fitting, is_watched, speed
 from smddp.process.shown_text import shown_line, shown_text
+from smddp.process.terminal_line import TerminalLine
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,6 @@ def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[C
         view.show_name(name)
         yield lambda event: _show(view, event)
         return
-    from smddp.process.terminal_line import TerminalLine
 
     progress = ProgressLine(live())
     line = _NotebookLine(progress.text) if _in_notebook() else TerminalLine(progress.text, sys.stdout)
@@ -257,6 +257,4 @@ class _NotebookLine:
 
 def _in_notebook() -> bool:
     """Return whether this is a notebook's kernel, and live lines are not turned off."""
-    from rich.console import Console
-
     return Console().is_jupyter and os.environ.get(PROGRESS_VARIABLE) != "0"

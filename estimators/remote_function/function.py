@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from estimators.errors import EstimatorError
 from estimators.remote_function.remote_job import RemoteJob
+from smddp.errors import RemoteFunctionError
 
 if TYPE_CHECKING:
     import boto3
@@ -188,7 +189,6 @@ class RemoteFunction(Generic[P, R]):
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], reference: str, directory: Path
     ) -> tuple[SentCall, list[Path]]:
         """Write a call's arguments; return the call and its files."""
-        from smddp.errors import RemoteFunctionError
         from smddp.remote_function import travelling_values
         from smddp.remote_function.called_function import CalledFunction
         from smddp.remote_function.program import ARGUMENTS

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from estimators.errors import EstimatorError
+from smddp.errors import RemoteFunctionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +52,6 @@ class RemoteJob(Generic[R]):
             TrainingJobStopped: The job was stopped.
             EstimatorError: The result is missing, is not what the job has written, or belongs to another function.
         """
-        from smddp.errors import RemoteFunctionError
-
         self.training_job.wait(logs=logs)
         description: Any = self.training_job.describe()
         try:
@@ -62,7 +61,6 @@ class RemoteJob(Generic[R]):
         return result
 
     def _read(self, environment: dict[str, str]) -> Any:
-        from smddp.errors import RemoteFunctionError
         from smddp.remote_function import travelling_values
         from smddp.remote_function.called_function import CalledFunction
         from smddp.remote_function.program import RESULT, SIGNATURE

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from estimators.job_handle.metric_reader import MatcherProcess
+from estimators.job_handle.metrics import MatcherProcess
 
 MAX_WAITING_BYTES = 16 << 20
 SETTLE_SECONDS = 10.0

@@ -1,6 +1,6 @@
 import pytest
 
-from estimators.job_handle.metric_reader import MetricReader
+from estimators.job_handle.metrics import MetricReader
 from estimators.log_reader import LogLine
 from estimators.metric_definition import regex_of_line
 
