@@ -139,7 +139,7 @@ def _value(definition: MetricDefinition, piece: str, foreign: dict[MetricDefinit
 #
 # While Python's `re` matches, no other thread and no signal handler runs: one regex of a few characters would hang a
 # notebook, or the whole console. A caller here waits for the answer. The local platform, whose jobs do not wait for
-# metrics, uses the same process in ``local/engine/matching.py``.
+# metrics, uses the same process in ``local/engine/hosted/metrics.py``.
 class _BoundedSearch:
     """A process that searches lines, until `close`. Starting it may raise OSError. For one thread at a time."""
 

@@ -16,10 +16,9 @@ from estimators.errors import EstimatorError
 from estimators.large_hyperparameters import bundle_large_hyperparameters
 from estimators.local.directory_reaper_process import reaped_directory
 from estimators.local.engine.errors import ApiError
-from estimators.local.engine.job_request import ML_ROOT
-from estimators.local.engine.local_files import LocalFiles
-from estimators.local.engine.objects import FileUri
-from estimators.local.engine.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
+from estimators.local.engine.hosted.request import ML_ROOT, LocalFiles
+from estimators.local.engine.training.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
+from estimators.local.engine.transfers.objects import FileUri
 from estimators.local_mode.job import LocalModeJob
 from estimators.local_mode.run import run
 from estimators.local_mode.sdk_arguments import UNUSED_ROLE

@@ -18,10 +18,10 @@ from estimators.errors import EstimatorError
 from estimators.job_handle.view import LogView
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.engine.errors import ApiError
-from estimators.local.engine.job import TrainingRecord
-from estimators.local.engine.platform import Platform
-from estimators.local.engine.request import TrainingRequest
-from estimators.local.engine.training_runner import TrainingRunner
+from estimators.local.engine.hosted.platform import Platform
+from estimators.local.engine.training.record import TrainingRecord
+from estimators.local.engine.training.request import TrainingRequest
+from estimators.local.engine.training.runner import TrainingRunner
 from estimators.local.executors.docker import Docker, DockerExecutor
 from estimators.local_mode.job import LocalModeJob
 from smddp.process.shown_text import shown_text

@@ -22,8 +22,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.httpsession import URLLib3Session
 
 from estimators.local import LocalSageMaker
-from tests.estimators.local.engine.test_request import REQUEST
-from tests.estimators.local.engine.test_supported_fields import SHAPE, drawn
+from tests.estimators.local.engine.training.test_request import REQUEST
+from tests.estimators.local.engine.training.test_supported_fields import SHAPE, drawn
 from tests.estimators.local.submitted_jobs import await_end, await_that, submit
 from tests.torture.outcome import Outcome
 

@@ -38,7 +38,7 @@ from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
 from estimators.local.chaos import Chaos
 from estimators.local.chaos.requests import meet
 from estimators.local.engine import ApiError
-from estimators.local.engine.logs import LOG_GROUPS
+from estimators.local.engine.hosted.logs import LOG_GROUPS
 from estimators.service_model import service_model, violations
 
 if TYPE_CHECKING:

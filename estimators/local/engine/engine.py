@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from estimators.local.chaos import Chaos
-from estimators.local.engine.earlier_logs import EarlierLogs
 from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.experiments import Experiments
-from estimators.local.engine.job import TrainingRecord
-from estimators.local.engine.logs import LOG_GROUPS
-from estimators.local.engine.platform import Platform
+from estimators.local.engine.hosted.logs import LOG_GROUPS, EarlierLogs
+from estimators.local.engine.hosted.platform import Platform
+from estimators.local.engine.listing import search_records
 from estimators.local.engine.processing import ProcessingOperations
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.records import NOTHING_KEPT, Record, RecordStore, Tags
-from estimators.local.engine.search import search_records
 from estimators.local.engine.training import TrainingOperations
+from estimators.local.engine.training.record import TrainingRecord
 from estimators.local.engine.tuning import TuningOperations
 from estimators.local.engine.validation import Handler, check_request
 from estimators.local.executors import Executor

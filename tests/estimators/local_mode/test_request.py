@@ -13,8 +13,8 @@ from sagemaker.session import Session
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
-from estimators.local.engine.objects import FileUri, S3Uri
-from estimators.local.engine.request import TrainingRequest
+from estimators.local.engine.training.request import TrainingRequest
+from estimators.local.engine.transfers.objects import FileUri, S3Uri
 from estimators.local_mode.fit import training_request
 from estimators.local_mode.run import access
 from estimators.sdk import request_values, sessions

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from estimators.local.engine.job_request import HostedRequest
-from estimators.local.engine.job_state import HostedRecord
-from estimators.local.engine.metric_summary import MetricSummary
+from estimators.local.engine.hosted.metric_statistics import MetricSummary
+from estimators.local.engine.hosted.record import HostedRecord
+from estimators.local.engine.hosted.request import HostedRequest
 from estimators.metric_definition import finite
 
 _MOST_MESSAGE = 1024

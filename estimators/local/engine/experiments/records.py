@@ -1,23 +1,64 @@
-"""All experiments, trials and trial components of a platform, and the jobs that the components follow."""
+"""All experiments, trials and trial components of a platform, and the jobs that the components follow.
+
+`EntityRecords` are those of one kind, and `Entities` are all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from estimators.local.engine.experiments.collection import EntityRecords
-from estimators.local.engine.experiments.component import ComponentRecord
-from estimators.local.engine.experiments.entity import COMPONENT, EXPERIMENT, TRIAL, EntityRecord
+from botocore.utils import parse_to_aware_datetime
+
 from estimators.local.engine.experiments.job_component import JobNow
-from estimators.local.engine.job_request import HostedRequest
-from estimators.local.engine.job_state import HostedRecord
-from estimators.local.engine.records import RecordStore
+from estimators.local.engine.experiments.record import (
+    COMPONENT,
+    EXPERIMENT,
+    TRIAL,
+    AnyEntity,
+    ComponentRecord,
+    EntityKind,
+    EntityRecord,
+)
+from estimators.local.engine.hosted.record import HostedRecord
+from estimators.local.engine.hosted.request import HostedRequest
+from estimators.local.engine.listing import cut_page
+from estimators.local.engine.records import Records, RecordStore
 
 FindJob = Callable[[str], "HostedRecord[HostedRequest] | None"]
 """Returns the training or processing job of an ARN, or None."""
 
 
-class Records:
+class EntityRecords(Records[AnyEntity]):
+    """The entities of one kind, also those of earlier platforms in the store."""
+
+    def __init__(self, kind: EntityKind, entity: type[AnyEntity], arn_prefix: str, store: RecordStore) -> None:
+        super().__init__(kind, arn_prefix, store, lambda document: entity.from_json(kind, document))
+        self._entity_kind = kind
+        self._entity = entity
+
+    def make(self, name: str, members: Mapping[str, Any], tags: Mapping[str, str]) -> AnyEntity:
+        """Return a new entity for `add`."""
+        return self._entity(self._entity_kind, name, self.arn(name), members, tags)
+
+    def page(
+        self, described: Iterable[Mapping[str, Any]], request: Mapping[str, Any], shown: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Return one page of the descriptions; raise ApiError for an invalid NextToken.
+
+        ``shown`` maps further members of a summary to members of a description.
+        """
+        word = self._kind.word
+        sort_by = f"{word}Name" if request.get("SortBy") == "Name" else "CreationTime"
+        wanted = [each for each in described if _is_in_time(each, request)]
+        page, token = cut_page(wanted, sort_by, {"SortOrder": "Descending"} | dict(request), name=f"{word}Name")
+        names = {f"{word}Name": f"{word}Name", f"{word}Arn": f"{word}Arn", "DisplayName": "DisplayName", **shown}
+        names |= {"CreationTime": "CreationTime", "LastModifiedTime": "LastModifiedTime"}
+        summaries = [{to: each[name] for to, name in names.items() if name in each} for each in page]
+        return {f"{word}Summaries": summaries, **token}
+
+
+class Entities:
     """All entities; callers hold the lock of `Experiments`. The arguments are that class's."""
 
     def __init__(self, arn_prefix: str, store: RecordStore, find_job: FindJob) -> None:
@@ -88,3 +129,10 @@ def _summary(component: ComponentRecord) -> dict[str, Any]:
         **source,
         "CreationTime": component.created,
     }
+
+
+def _is_in_time(described: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+    after, before = request.get("CreatedAfter"), request.get("CreatedBefore")
+    if after is not None and described["CreationTime"] <= parse_to_aware_datetime(after):
+        return False
+    return before is None or bool(described["CreationTime"] < parse_to_aware_datetime(before))

@@ -7,10 +7,10 @@ from typing import Any
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments import Experiments, JobToTrack
-from estimators.local.engine.hosted_records import HostedRecords
+from estimators.local.engine.hosted.logs import PROCESSING_JOBS
+from estimators.local.engine.hosted.platform import Platform
+from estimators.local.engine.hosted.records import HostedRecords
 from estimators.local.engine.listing import list_records
-from estimators.local.engine.logs import PROCESSING_JOBS
-from estimators.local.engine.platform import Platform
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.processing.request import ProcessingRequest
 from estimators.local.engine.processing.runner import ProcessingRunner

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from estimators.local.engine.job_state import HostedRecord
+from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.processing.request import ProcessingRequest
 from estimators.local.engine.records import RecordKind
 from estimators.request_rules import DEFAULT_MAX_RUNTIME

@@ -9,17 +9,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from estimators.local.engine.errors import invalid
+from estimators.local.engine.hosted.request import ML_ROOT, HostedRequest, parse_uri, read_faults, require_path
+from estimators.local.engine.hosted.supported_fields import Rule, Support
 from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
-from estimators.local.engine.job_request import (
-    ML_ROOT,
-    HostedRequest,
-    InputChannel,
-    SyncedFolder,
-    parse_uri,
-    read_faults,
-    require_path,
-)
 from estimators.local.engine.records import read_tags
+from estimators.local.engine.transfers.channels import InputChannel
+from estimators.local.engine.transfers.folder_sync import SyncedFolder
 from estimators.local.engine.validation import check_request
 from estimators.request_rules import DEFAULT_MAX_RUNTIME
 
@@ -142,3 +137,48 @@ def _refuse_shared_paths(channels: tuple[InputChannel, ...], outputs: tuple[Outp
                 f"The LocalPath {ML_ROOT / path} is given to several inputs, or to an input and an output; give each "
                 "input a directory of its own."
             )
+
+
+_H, _R, _NO = Support.HONOURED, Support.RECORDED, Support.REFUSED
+
+RULES: Mapping[str, Rule] = {
+    "ProcessingJobName": Rule(support=_H),
+    "ProcessingInputs": Rule(support=_H),
+    "ProcessingInputs.AppManaged": Rule(support=_H, note="nothing is copied: the program does it"),
+    "ProcessingInputs.S3Input.LocalPath": Rule(support=_H, note="below `/opt/ml/processing`, and no other input's"),
+    "ProcessingInputs.S3Input.S3InputMode": Rule(support=_H, note="File; refused: Pipe"),
+    "ProcessingInputs.S3Input.S3CompressionType": Rule(support=_H, note="None; refused: Gzip, which needs Pipe"),
+    "ProcessingInputs.DatasetDefinition": Rule(support=_NO),
+    "ProcessingOutputConfig": Rule(support=_H),
+    "ProcessingOutputConfig.Outputs.S3Output.LocalPath": Rule(support=_H, note="below `/opt/ml/processing`"),
+    "ProcessingOutputConfig.Outputs.S3Output.S3UploadMode": Rule(
+        support=_H, note="EndOfJob uploads nothing of a job that fails"
+    ),
+    "ProcessingOutputConfig.Outputs.FeatureStoreOutput": Rule(support=_NO),
+    "ProcessingOutputConfig.Outputs.AppManaged": Rule(support=_H, note="nothing is copied: the program does it"),
+    "ProcessingOutputConfig.KmsKeyId": Rule(support=_R, note="nothing is encrypted"),
+    "ProcessingResources": Rule(support=_H),
+    "ProcessingResources.ClusterConfig.InstanceType": Rule(support=_H, note="as what the program is told"),
+    "ProcessingResources.ClusterConfig.VolumeSizeInGB": Rule(support=_R, said=False, note="the disk is this machine's"),
+    "ProcessingResources.ClusterConfig.VolumeKmsKeyId": Rule(support=_R, note="nothing is encrypted"),
+    "ProcessingResources.ClusterConfig.InstancePreferences": Rule(support=_NO),
+    "ProcessingResources.ClusterConfig.SelectedInstanceType": Rule(support=_R),
+    "ProcessingResources.ClusterConfig.SelectedInstanceCount": Rule(support=_R),
+    "StoppingCondition": Rule(support=_H),
+    "AppSpecification": Rule(support=_H),
+    "AppSpecification.ImageUri": Rule(
+        support=_H, note="with `executor=Docker(…)`; else the program is run with this Python"
+    ),
+    "AppSpecification.ContainerEntrypoint": Rule(support=_H, note="needed without `executor=Docker(…)`"),
+    "Environment": Rule(support=_H),
+    "NetworkConfig": Rule(support=_H),
+    "NetworkConfig.EnableInterContainerTrafficEncryption": Rule(support=_R, note="nothing leaves this machine"),
+    "NetworkConfig.EnableNetworkIsolation": Rule(
+        support=_H, note="with `executor=Docker(…)`; else a line in the log says that it is not done"
+    ),
+    "NetworkConfig.VpcConfig": Rule(support=_R, note="hosts are in no VPC"),
+    "RoleArn": Rule(support=_R, said=False, note="no role is assumed"),
+    "Tags": Rule(support=_H),
+    "ExperimentConfig": Rule(support=_H, note="each job has a trial component"),
+}
+"""What the local platform does with each member of a request; docs/reference/local-platform.md lists it."""

@@ -12,17 +12,16 @@ from typing import Any
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.folder_sync import FolderSync
+from estimators.local.engine.hosted.attempt import resource_config
+from estimators.local.engine.hosted.logs import PROCESSING_JOBS
+from estimators.local.engine.hosted.platform import Platform
+from estimators.local.engine.hosted.request import ML_ROOT
+from estimators.local.engine.hosted.runner import HostedRunner
 from estimators.local.engine.hosts import Host
-from estimators.local.engine.job_request import ML_ROOT
-from estimators.local.engine.job_runner import HostedRunner
-from estimators.local.engine.logs import PROCESSING_JOBS
-from estimators.local.engine.objects import require_place
-from estimators.local.engine.opt_ml import resource_config
-from estimators.local.engine.platform import Platform
 from estimators.local.engine.processing.record import ProcessingRecord
-from estimators.local.engine.processing.request import ProcessingRequest
-from estimators.local.engine.processing.supported_fields import RULES
+from estimators.local.engine.processing.request import RULES, ProcessingRequest
+from estimators.local.engine.transfers.folder_sync import FolderSync
+from estimators.local.engine.transfers.objects import require_place
 from estimators.local.executors import HostCluster, inherited_environment
 from smddp.container.requirements import activated, make_environment
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments import Experiments, JobToTrack
-from estimators.local.engine.hosted_records import HostedRecords
-from estimators.local.engine.job import TrainingRecord
+from estimators.local.engine.hosted.logs import TRAINING_JOBS
+from estimators.local.engine.hosted.platform import Platform
+from estimators.local.engine.hosted.records import HostedRecords
 from estimators.local.engine.listing import list_records
-from estimators.local.engine.logs import TRAINING_JOBS
-from estimators.local.engine.platform import Platform
-from estimators.local.engine.request import TrainingRequest
-from estimators.local.engine.training_runner import TrainingRunner
+from estimators.local.engine.training.record import TrainingRecord
+from estimators.local.engine.training.request import TrainingRequest
+from estimators.local.engine.training.runner import TrainingRunner
 from estimators.local.engine.validation import Handler
 from estimators.local.executors import NoImageError
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.job import TrainingRecord
 from estimators.local.engine.listing import cut_page, list_records
 from estimators.local.engine.records import JobRecords, RecordStore
+from estimators.local.engine.training.record import TrainingRecord
+from estimators.local.engine.tuning.record import TuningRecord
 from estimators.local.engine.tuning.request import TuningRequest
 from estimators.local.engine.tuning.runner import StartJob, TuningRunner
 from estimators.local.engine.tuning.study import Study
-from estimators.local.engine.tuning.tuning_job import TuningRecord
 from estimators.local.engine.validation import Handler
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.records import read_tags
-from estimators.local.engine.request import TrainingRequest
+from estimators.local.engine.training.request import TrainingRequest
 from estimators.local.engine.tuning.ranges import Choice, NumberRange, Range, read_ranges
 from estimators.local.engine.validation import check_request
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from estimators.local.engine.errors import ApiError
-from estimators.local.engine.job import TrainingRecord
+from estimators.local.engine.training.record import TrainingRecord
+from estimators.local.engine.tuning.record import COMPLETED, FAILED, STOPPED, Trial, TuningRecord
 from estimators.local.engine.tuning.study import Proposal, Study
-from estimators.local.engine.tuning.tuning_job import COMPLETED, FAILED, STOPPED, Trial, TuningRecord
 
 logger = logging.getLogger(__name__)
 

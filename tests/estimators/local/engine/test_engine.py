@@ -9,7 +9,7 @@ import pytest
 from botocore.validate import ParamValidator
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.job_runner import HostedRunner
+from estimators.local.engine.hosted.runner import HostedRunner
 from estimators.local.engine.validation import PUT_METRICS
 from estimators.service_model import service_model
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.search import search_records
+from estimators.local.engine.listing import search_records
 
 
 def job(name: str, lr: str, loss: float | None, day: int, team: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import check_request
-from tests.estimators.local.engine.test_request import REQUEST
+from tests.estimators.local.engine.training.test_request import REQUEST
 
 
 def refusal(operation: str, **request: Any) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
-from estimators.local.engine.job_request import InputChannel
-from estimators.local.engine.objects import S3Uri
+from estimators.local.engine.transfers.channels import InputChannel
+from estimators.local.engine.transfers.objects import S3Uri
 
 Lines = Callable[..., list[str]]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from estimators.local.engine.processing.supported_fields import RULES
-from estimators.local.engine.supported_fields import only_recorded, rule_of
+from estimators.local.engine.hosted.supported_fields import only_recorded, rule_of
+from estimators.local.engine.processing.request import RULES
 from estimators.service_model import service_model
 from tests.estimators.local.engine.processing.test_request import REQUEST
-from tests.estimators.local.engine.test_supported_fields import PAGE, paths
+from tests.estimators.local.engine.training.test_supported_fields import PAGE, paths
 
 SHAPE = service_model().operation_model("CreateProcessingJob").input_shape
 

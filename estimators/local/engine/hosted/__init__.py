@@ -1,0 +1,1 @@
+"""Jobs on hosts: what training and processing jobs share."""

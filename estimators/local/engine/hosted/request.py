@@ -1,0 +1,126 @@
+"""The common part of the requests for all jobs on hosts, and how their members are read and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from estimators.local.chaos import TAG, JobFault, LoseHost, NoCapacity, Reclaim, parse, require_job_faults
+from estimators.local.engine.errors import invalid
+from estimators.local.engine.hosts import InstanceGroup, name_hosts
+from estimators.local.engine.transfers.channels import InputChannel
+from estimators.local.engine.transfers.objects import S3Uri
+from estimators.metric_definition import MetricDefinition
+
+ML_ROOT = PurePosixPath("/opt/ml")
+
+_MOST_NAME_BYTES = 255
+"""Linux's limit on a file name."""
+_MOST_PATH_BYTES = 1024
+"""Well below Linux's 4096: the directory is inside another one on this machine, and has files in it."""
+
+Ways = tuple[tuple[InstanceGroup, ...], ...]
+_CHANNELS = "/opt/ml/input/data"
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class LocalFiles:
+    """Files and directories of this machine. Only an executor of containers can mount them."""
+
+    code: Path | None
+    """Copied to each host as /opt/ml/code; None: the code is elsewhere."""
+    channels: Mapping[str, Path]
+    """The file or directory of each channel that is not in S3."""
+    checkpoints: Path | None
+    """The directory of all hosts' checkpoints; None: S3, or no checkpoints."""
+    checkpoint_path: str
+    """The path of that directory on the hosts."""
+
+    @property
+    def mounts(self) -> dict[str, Path]:
+        """Local paths by their paths on the hosts. A channel that is one file becomes a directory with that file."""
+        channels = {
+            f"{_CHANNELS}/{name}" + ("" if path.is_dir() else f"/{path.name}"): path
+            for name, path in self.channels.items()
+        }
+        return channels | ({} if self.checkpoints is None else {self.checkpoint_path: self.checkpoints})
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class HostedRequest:
+    """The part of a request that all kinds of jobs on hosts share."""
+
+    name: str
+    image: str
+    members: Mapping[str, Any]
+    """The request itself, for descriptions."""
+    ways: Ways
+    """Alternative instance groups in order of preference: only one, unless the job has InstancePreferences."""
+    channels: tuple[InputChannel, ...]
+    network_isolation: bool
+    max_runtime: int
+    """Seconds that programs may run, over all attempts."""
+    entrypoint: tuple[str, ...]
+    """The program; empty: the image's own."""
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    tags: Mapping[str, str]
+    faults: tuple[JobFault, ...]
+    """The faults of its tag, for its attempts."""
+    spot: bool = False
+    max_wait: int | None = None
+    """Seconds since the job's creation; None without spot."""
+    max_pending: int | None = None
+    """Seconds that an attempt may wait for its hosts; None: no limit."""
+    max_retries: int = 0
+    """How often the job may begin again after a failure of the platform."""
+    metrics: tuple[MetricDefinition, ...] = ()
+    files: LocalFiles | None = None
+    """The job's files on this machine instead of S3. An API request can't set it."""
+
+    @property
+    def groups(self) -> tuple[InstanceGroup, ...]:
+        """The instance groups of its hosts: the most preferred ones."""
+        return self.ways[0]
+
+
+def read_faults(tags: Mapping[str, str], ways: Ways, *, spot: bool = False) -> tuple[JobFault, ...]:
+    """Return the faults of a job's tag; raise ApiError for a fault that the job's attempts can't meet."""
+    try:
+        faults = require_job_faults(parse(tags.get(TAG, "")))
+    except ValueError as error:
+        raise invalid(f"Tags: {TAG}: {error}") from None
+    hosts = max(([host.name for host in name_hosts(groups)] for groups in ways), key=len)
+    types = {group.instance_type for groups in ways for group in groups}
+    for fault in faults:
+        if isinstance(fault, Reclaim) and not spot:
+            raise invalid(f"Tags: {TAG}: {fault}: only spot jobs are reclaimed. Set EnableManagedSpotTraining.")
+        if isinstance(fault, LoseHost) and fault.host not in hosts:
+            known = " to ".join(dict.fromkeys((hosts[0], hosts[-1])))
+            raise invalid(f"Tags: {TAG}: {fault}: the job has no such host, but {known}.")
+        if isinstance(fault, NoCapacity) and fault.instance_type not in (None, *types):
+            raise invalid(f"Tags: {TAG}: {fault}: the job asks for no such type, but {', '.join(sorted(types))}.")
+    return faults
+
+
+def parse_uri(text: str, member: str) -> S3Uri:
+    """Read a member of the form ``s3://bucket/key``; raise ApiError for any other text."""
+    try:
+        return S3Uri.parse(text)
+    except ValueError as error:
+        raise invalid(f"{member}: {error}.") from None
+
+
+def require_path(path: PurePosixPath, member: str) -> None:
+    """Raise ApiError if a host can't have a directory of this path."""
+    try:
+        sizes = [len(part.encode()) for part in path.parts]
+    except UnicodeEncodeError:
+        raise invalid(f"{member} is {ascii(str(path))[:100]}, which is not UTF-8; give another directory.") from None
+    if max(sizes) > _MOST_NAME_BYTES or sum(sizes) + len(sizes) > _MOST_PATH_BYTES:
+        raise invalid(
+            f"{member} begins with {str(path)[:60]!r}; no name in it may have over {_MOST_NAME_BYTES} bytes, and it "
+            f"may have {_MOST_PATH_BYTES} at most: give a shorter one."
+        )

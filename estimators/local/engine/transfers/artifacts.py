@@ -1,0 +1,135 @@
+"""Uploads the model and the output data of a job's hosts to S3, as archives or as single objects.
+
+A file name that several hosts have is uploaded once, from the first host; a warning names the files left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import stat
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from estimators.hosts.opt_ml_tree import HostTree
+from estimators.local.engine.transfers.objects import FileUri, S3Uri, Transfers, explaining, upload
+from smddp.process.shown_text import shown_name
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+logger = logging.getLogger(__name__)
+
+_FASTEST = 1
+"""gzip level: weights hardly compress, and the job waits for it."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class _File:
+    """A file or a symbolic link on one host."""
+
+    tree: HostTree
+    path: PurePath
+    is_link: bool
+
+
+def model_uri(output: S3Uri | FileUri, *, compressed: bool) -> str:
+    """Return the URI of a job's model: an archive, or a prefix of single objects."""
+    return str(output.below("model.tar.gz")) if compressed else f"{output.below('model')}/"
+
+
+def upload_model(
+    s3: S3Client, trees: Iterable[HostTree], output: S3Uri | FileUri, scratch: Path, *, compressed: bool
+) -> str:
+    """Upload /opt/ml/model of all hosts, even if empty; return the URI for ModelArtifacts."""
+    what = "Model upload failed"
+    files = _merge(trees, PurePath("model"), what, output)
+    if compressed:
+        uri = output.below("model.tar.gz")
+        with explaining(what, uri):
+            _upload_archive(s3, files, uri, scratch / "model.tar.gz")
+    else:
+        _upload_files(s3, files, output.below("model"), what)
+    return model_uri(output, compressed=compressed)
+
+
+def upload_output(
+    s3: S3Client, trees: Iterable[HostTree], output: S3Uri | FileUri, scratch: Path, *, compressed: bool
+) -> None:
+    """Upload /opt/ml/output/data of all hosts, unless all are empty."""
+    what = "Output upload failed"
+    files = _merge(trees, PurePath("output", "data"), what, output)
+    if not files:
+        return
+    if not compressed:
+        _upload_files(s3, files, output.below("data"), what)
+        return
+    uri = output.below("output.tar.gz")
+    with explaining(what, uri):
+        _upload_archive(s3, files, uri, scratch / "output.tar.gz")
+
+
+def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri | FileUri) -> dict[str, _File]:
+    """Return the files and links of all hosts by path in the folder; a folder that a program removed is empty.
+
+    Raise FailedJobError if the path is no directory, or a directory can't be read.
+    """
+    merged: dict[str, _File] = {}
+    for tree in trees:
+        with explaining(what, output):
+            found = list(tree.entries(folder, unread=_fail))
+        for name, status in found:
+            file = _File(tree=tree, path=folder / name, is_link=stat.S_ISLNK(status.st_mode))
+            first = merged.setdefault(name, file)
+            if first is not file:
+                left, kept = (shown_name(str(each.tree.root / each.path)) for each in (file, first))
+                logger.warning("%s is left out: %s has the same name in the archive", left, kept)
+    return merged
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def _upload_files(s3: S3Client, files: dict[str, _File], folder: S3Uri | FileUri, what: str) -> None:
+    transfers = Transfers(what)
+    for name, file in files.items():
+        status = file.tree.status(file.path)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            uri = folder.below(name)
+            transfers.copy(file.tree, file.path, uri, functools.partial(_upload_file, s3, file, uri))
+    transfers.check()
+
+
+def _upload_file(s3: S3Client, file: _File, uri: S3Uri | FileUri) -> None:
+    with file.tree.reading(file.path) as path:
+        upload(s3, path, uri)
+
+
+def _upload_archive(s3: S3Client, files: dict[str, _File], uri: S3Uri | FileUri, archive: Path) -> None:
+    try:
+        with tarfile.open(archive, "w:gz", compresslevel=_FASTEST) as bundle:
+            for name, file in files.items():
+                _add(bundle, name, file)
+        upload(s3, archive, uri)
+    finally:
+        archive.unlink(missing_ok=True)  # it may be what filled the disk
+
+
+def _add(bundle: tarfile.TarFile, name: str, file: _File) -> None:
+    if file.is_link:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = tarfile.SYMTYPE, file.tree.read_link(file.path)
+        bundle.addfile(_owned_by_root(member))
+        return
+    with file.tree.reading(file.path) as path, path.open("rb") as content:
+        bundle.addfile(_owned_by_root(bundle.gettarinfo(arcname=name, fileobj=content)), content)
+
+
+def _owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
