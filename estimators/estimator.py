@@ -17,16 +17,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from estimators import metric_lines, source_code
-from estimators.checks import aws_limits, channels, parameters
+from estimators import source_code
+from estimators.checks import channels, parameters
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
 from estimators.image import Framework
 from estimators.instances import instance_preferences as known_preferences
-from estimators.large_hyperparameters import bundle_large_hyperparameters
-from estimators.plan import FitArguments, Plan, Prices, chooses_image_by_version, make_local_plan, make_plan
+from estimators.plan import FitArguments, Plan, Prices, make_local_plan, make_plan, recipe_plan
 from estimators.problem import Problem, nearest
-from estimators.sent_code import sent_code
+from estimators.request.completed_job import CompletedJob
+from estimators.request.job_request import JobRequest
 from estimators.training_job import TrainingJob
 from smddp.process.script_import import refuse_in_import
 
@@ -224,27 +224,41 @@ class Estimator:
             if not wait:
                 logger.warning("wait=False: a local job runs to its end before fit() returns")
             return self._fit_here(inputs, logs=shows_log, job_name=job_name)
-        from estimators.sdk import sessions
-        from estimators.sdk.adapter import adapter
-
-        session = self._session or sessions.session()
-        carried = bundle_large_hyperparameters(self.arguments)
-        with sessions.credentials_explained():
-            arguments = sessions.with_role_found(self._completed(self._configured(carried.arguments), session), session)
-            name = adapter().send(
-                arguments,
-                inputs,
-                session=session,
-                job_name=job_name,
-                experiment_config=experiment_config,
-                code=lambda: sent_code(arguments, session, more=carried.files),
-            )
-        job = TrainingJob(name, session)
+        request = plan.request or self._recipe(plan, inputs, job_name, experiment_config)
+        job = self._send(plan, request)
         cost = "" if plan.cost is None else f"; cost: {plan.cost}"
         logger.info("started training job %s: %s%s", job.name, plan.topology, cost)
         if wait:
             job.wait(logs=shows_log, on_event=on_event)
         return job
+
+    def _recipe(
+        self, plan: Plan, inputs: Any, job_name: str | None, experiment_config: Mapping[str, str] | None
+    ) -> JobRequest:
+        """Return the request of a training recipe, which the SDK downloads now; raise EstimatorError as `fit` does."""
+        from estimators.sdk import sessions
+
+        call = FitArguments(inputs=inputs, job_name=job_name, experiment_config=experiment_config)
+        assert plan.job is not None
+        with sessions.credentials_explained():
+            recipe = recipe_plan(plan.job, call, self._session or sessions.session())
+        recipe.require()
+        assert recipe.request is not None
+        return recipe.request
+
+    def _send(self, plan: Plan, request: JobRequest) -> TrainingJob:
+        """Upload the code of a job, and send the request that the plan has checked."""
+        from estimators import api_retries
+        from estimators.request.code import upload_code
+        from estimators.sdk import sessions
+
+        job, session = plan.job, request.session
+        assert job is not None
+        _tell_versions(self.arguments, job)
+        with sessions.credentials_explained():
+            sent = request.complete(lambda: upload_code(job, session))
+            api_retries.create_training_job(session.sagemaker_client, sent)
+        return TrainingJob(request.name, session)
 
     def _looked_at_places(self, inputs: Any) -> list[Problem]:
         """Return the problems of the job's inputs and output buckets on S3."""
@@ -286,10 +300,9 @@ class Estimator:
 
         if not adapter().is_local(self._session):
             session = sessions.session_here(self._session)
-            arguments = {**self._metric_definitions(), **self.arguments}
-            framework = Framework.of(self._completed(arguments, session), session.boto_region_name)
-            image = training_images.image_uri(framework)
-            return fit(arguments, image=image, inputs=inputs, session=session, logs=logs, job_name=job_name)
+            local_job = CompletedJob.of(self.arguments, session)
+            image = training_images.image_uri(Framework.of(local_job.arguments, session.boto_region_name))
+            return fit(local_job, image=image, inputs=inputs, session=session, logs=logs, job_name=job_name)
         pytorch = self._trainer()
         pytorch.fit(inputs, wait=False, logs=logs, job_name=job_name)
         return LocalModeJob(pytorch.latest_training_job.name, pytorch.latest_training_job.describe())
@@ -393,21 +406,21 @@ class Estimator:
 
     def _trainer(self) -> Any:
         from estimators.local_mode import sdk_arguments
+        from estimators.request.code import upload_code
         from estimators.sdk import sessions
         from estimators.sdk.adapter import adapter
 
         local_mode = parameters.is_local_mode(self.arguments)
         # The SDK's Local Mode mounts the code itself, writable, and forgets the dependencies: so it gets a copy.
         into = Path(tempfile.gettempdir(), f"smddp-source-{secrets.token_hex(8)}") if local_mode else None
-        carried = bundle_large_hyperparameters(self.arguments)
-        bundle = source_code.stage(source_code.SourceCode.of(self.arguments), into=into, more=carried.files)
+        session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
+        arguments = sdk_arguments.for_sdk(self.arguments) if local_mode else self._configured(self.arguments)
+        job = CompletedJob.of(arguments, session)
+        _tell_versions(arguments, job)
+        bundle = source_code.stage(job.source, into=into, more=job.bundled.files)
         try:
-            session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
-            arguments = sdk_arguments.for_sdk(carried.arguments) if local_mode else self._configured(carried.arguments)
             trainer = adapter().trainer(
-                self._completed({**arguments, **bundle.source.arguments}, session),
-                session,
-                code=lambda: sent_code(self.arguments, session, more=carried.files),
+                {**job.arguments, **bundle.source.arguments}, session, code=lambda: upload_code(job, session)
             )
         except BaseException:
             bundle.remove()
@@ -417,27 +430,10 @@ class Estimator:
         weakref.finalize(trainer, bundle.remove)
         return trainer
 
-    def _completed(self, arguments: Mapping[str, Any], session: Session) -> Mapping[str, Any]:
-        """Return the parameters with the defaults that depend on the code and the SDK."""
-        from estimators.sdk import pipeline_variables, training_images
 
-        if "metric_definitions" not in arguments and not parameters.is_local_mode(arguments):
-            arguments = {**arguments, **self._metric_definitions()}
-        if chooses_image_by_version(arguments):
-            known = pipeline_variables.with_defaults(arguments)
-            framework, _ = training_images.choose_versions(Framework.of(known, session.boto_region_name))
-            arguments = {**arguments, **framework.arguments}
-            if not {"framework_version", "py_version"} <= self.arguments.keys():
-                logger.info("using PyTorch %s on %s, the newest that fits", framework.version, framework.py_version)
-        return arguments
-
-    def _metric_definitions(self) -> dict[str, Any]:
-        """Return the definitions of smddp's metric lines, or an empty dict if the script does not import smddp."""
-        source = source_code.SourceCode.of(self.arguments)
-        if not source.is_local or not source_code.imports_package(source):
-            return {}
-        most = aws_limits.most("metric_definitions")
-        return {"metric_definitions": metric_lines.definitions(source.script, most=most)}
+def _tell_versions(given: Mapping[str, Any], job: CompletedJob) -> None:
+    if job.chosen is not None and not {"framework_version", "py_version"} <= given.keys():
+        logger.info("using PyTorch %s on %s, the newest that fits", job.chosen.version, job.chosen.py_version)
 
 
 def _check_names(names: Mapping[str, Any]) -> None:

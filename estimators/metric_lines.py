@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-from estimators import source_code
 from estimators.metric_definition import regex_of_line
 
 _OF_EVERY_TRAINER = ("loss", "lr", "samples_per_second", "step", "epoch", "grad_norm")
@@ -20,13 +18,12 @@ _OF_TIMING = (
 )
 
 
-def definitions(script: Path, *, most: int) -> list[dict[str, str]]:
-    """Return at most `most` metric definitions for a script that uses smddp.
+def definitions(script: ast.Module, *, most: int) -> list[dict[str, str]]:
+    """Return at most `most` metric definitions for a script that uses smddp, from its syntax tree.
 
     If there are too many, the Trainer's timing metrics are dropped first, then the script's own.
     """
-    tree = source_code.parsed(script)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(script) if isinstance(node, ast.Call)]
     own = dict.fromkeys(name for call in calls for name in _logged(call))
     timed = any(keyword.arg == "timing" for call in calls for keyword in call.keywords)
     names = list(dict.fromkeys([*_OF_EVERY_TRAINER, *own, *(_OF_TIMING if timed else ())]))

@@ -13,7 +13,6 @@ from estimators.checks import channels
 from estimators.checks.channels import local_path
 from estimators.checks.local_jobs import ONLY_SAGEMAKER
 from estimators.errors import EstimatorError
-from estimators.large_hyperparameters import bundle_large_hyperparameters
 from estimators.local.directory_reaper_process import reaped_directory
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.hosted.request import ML_ROOT, LocalFiles
@@ -22,6 +21,8 @@ from estimators.local.engine.transfers.objects import FileUri
 from estimators.local_mode.job import LocalModeJob
 from estimators.local_mode.run import run
 from estimators.local_mode.sdk_arguments import UNUSED_ROLE
+from estimators.request.completed_job import CompletedJob
+from estimators.request.job_request import build, with_code
 from estimators.source_code import SourceCode
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def fit(
-    arguments: Mapping[str, Any],
+    job: CompletedJob,
     *,
     image: str,
     inputs: Any,
@@ -42,26 +43,25 @@ def fit(
 ) -> LocalModeJob:
     """Run a job to its end, and return its handle.
 
-    ``arguments`` are parameters of ``PyTorch`` that a plan has checked. The job uses the S3 of ``session``. Raise
+    A plan has checked the job. It uses the S3 of ``session``. Raise
     EstimatorError if no Docker engine answers, the image can't be had, or the SDK or the platform refuses the job;
     TrainingJobFailed or TrainingJobStopped if the job ends so; KeyboardInterrupt after Ctrl-C, once the hosts have
     saved what they could.
     """
     from estimators.sdk import request_values
 
+    arguments, source = job.arguments, job.source
     with reaped_directory("smddp-local-mode") as (directory, lifeline):
         no_code = [*_RUNS.glob("*/*.tar.gz"), *filter(None, [local_path(arguments.get("checkpoint_s3_uri"))])]
-        source = source_code.SourceCode.of(request_values.cloned(arguments))
-        carried = bundle_large_hyperparameters(arguments)
-        code = source_code.stage(source, into=directory / "code", without=no_code, more=carried.files).source
-        request = training_request(
-            carried.arguments, inputs, image=image, code=code, job_name=job_name, session=session
-        )
+        if source.git is not None:
+            source = SourceCode.of(request_values.cloned(arguments))
+        code = source_code.stage(source, into=directory / "code", without=no_code, more=job.bundled.files).source
+        request = training_request(arguments, inputs, image=image, code=code, job_name=job_name, session=session)
         logger.info("running training job %s in containers, its output goes to %s", request.name, request.output)
         gpus = arguments["instance_type"] == "local_gpu"
-        job = run(request, session=session, gpus=gpus, logs=logs, directory=directory, lifeline=lifeline)
-    job.require_completed(job.describe())
-    return job
+        ended = run(request, session=session, gpus=gpus, logs=logs, directory=directory, lifeline=lifeline)
+    ended.require_completed(ended.describe())
+    return ended
 
 
 _RUNS = Path("runs")
@@ -78,8 +78,6 @@ def training_request(
     ``code`` is staged for the containers, or is on S3; the region and defaults come from ``session``. Raise
     EstimatorError if the SDK or the platform refuses the job.
     """
-    from estimators.sdk import dry_run
-
     data = {name: channels.local_path(channels.uri_of(place)) for name, place in channels.by_name(inputs).items()}
     local = {name: path for name, path in data.items() if path is not None}
     checkpoints = channels.local_path(arguments.get("checkpoint_s3_uri"))
@@ -96,14 +94,12 @@ def training_request(
     sdks["debugger_hook_config"] = False  # the SDK's default sends tensors to S3, which a local job need not have
     in_container = str(code.source_dir) if not code.is_local else str(ML_ROOT / "code")
     remote = {name: place for name, place in channels.by_name(inputs).items() if name not in local}
-    members, refusal = dry_run.build(
-        sdks, remote or None, job_name=job_name, session=session, code=(in_container, str(code.entry_point))
-    )
-    if refusal:
+    built, refusal = build(sdks, remote or None, script=str(code.entry_point), job_name=job_name, session=session)
+    if built is None:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {refusal}")
     isolated = arguments.get("enable_network_isolation") is True
     try:
-        request = TrainingRequest.parse({**members, "EnableNetworkIsolation": isolated})
+        request = TrainingRequest.parse({**with_code(built.members, in_container), "EnableNetworkIsolation": isolated})
     except ApiError as fault:
         raise EstimatorError(f"The local platform refuses the job: {fault.message}") from fault
     if "output_path" not in arguments:

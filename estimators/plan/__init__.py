@@ -2,7 +2,7 @@
 
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import HostPrice, Prices
-from estimators.plan.make import FitArguments, chooses_image_by_version, make_local_plan, make_plan
+from estimators.plan.make import FitArguments, make_local_plan, make_plan, recipe_plan
 from estimators.plan.plan import Plan
 from estimators.plan.policies import Policies
 from estimators.plan.resources import Channel, Resources
@@ -18,7 +18,7 @@ __all__ = [
     "Prices",
     "Resources",
     "Topology",
-    "chooses_image_by_version",
     "make_local_plan",
     "make_plan",
+    "recipe_plan",
 ]

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from estimators import distribution, large_hyperparameters, source_code
+from estimators import distribution, source_code
 from estimators.checks import channels, finished_request, local_jobs, parameters
 from estimators.image import Framework
-from estimators.large_hyperparameters import bundle_large_hyperparameters
 from estimators.plan import cost
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import Prices, price_table
@@ -18,6 +17,9 @@ from estimators.plan.plan import Plan
 from estimators.plan.resources import Resources
 from estimators.plan.topology import Topology
 from estimators.problem import Problem, error
+from estimators.request import large_hyperparameters
+from estimators.request.completed_job import CompletedJob
+from estimators.request.job_request import JobRequest, build, build_recipe
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
@@ -52,13 +54,17 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     in_pipeline = list(pipeline_variables.check(given))
     decided_later = arguments.get("instance_type")
     arguments, call = pipeline_variables.with_defaults(arguments), _with_defaults(call)
-    carried = bundle_large_hyperparameters(arguments)
-    problems = [*in_pipeline, *_problems(carried.arguments, call, session), *large_hyperparameters.check(carried)]
+    job = CompletedJob.of(arguments, session)
+    problems = [
+        *in_pipeline,
+        *_problems(job, arguments, call, session),
+        *large_hyperparameters.check(job.bundled, job.source),
+    ]
     if decided_later is not arguments.get("instance_type") and not any(each.severity == "error" for each in problems):
-        problems += _refused_variable(arguments, decided_later, session)
+        problems += _refused_variable(job, decided_later)
     topology, request = Topology.of(arguments), None
     if not not_known_yet and not any(problem.severity == "error" for problem in problems):
-        request, refused = _finished(carried.arguments, call, session)
+        request, refused = _request(job, call, session)
         problems += refused
     paid = _cost(topology, request, arguments, call, session)
     if call.max_cost is not None:
@@ -66,10 +72,11 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     return Plan(
         topology=topology,
         problems=tuple(problems),
-        global_batch=global_batch(source_code.SourceCode.of(arguments), arguments.get("hyperparameters", {})),
-        resources=None if request is None else _resources(request, arguments, call, session),
+        global_batch=global_batch(job.source, arguments.get("hyperparameters", {})),
+        resources=None if request is None else Resources.of(request, job, is_named=call.job_name is not None),
         cost=paid,
-        carried=carried,
+        job=job,
+        request=request,
     )
 
 
@@ -86,7 +93,7 @@ def _with_defaults(call: FitArguments) -> FitArguments:
 
 def _cost(
     topology: Topology,
-    request: Mapping[str, Any] | None,
+    request: JobRequest | None,
     arguments: Mapping[str, Any],
     call: FitArguments,
     session: Session | None,
@@ -96,22 +103,12 @@ def _cost(
     if call.prices is None:
         return None
     if request is not None:
-        rules: tuple[str, ...] | None = cost.rule_instances(request)
+        rules: tuple[str, ...] | None = cost.rule_instances(request.members)
     else:
         rules = None if _COSTS_OF_THEIR_OWN & arguments.keys() else ()
     hosts = [name for _, name in (*topology.hosts, *topology.instead)]
     types = [name for name in (*hosts, *(rules or ())) if isinstance(name, str)]
     return Cost.of(topology, arguments, price_table(call.prices, types, session), rules=rules)
-
-
-def _resources(
-    request: Mapping[str, Any], arguments: Mapping[str, Any], call: FitArguments, session: Session | None
-) -> Resources:
-    from estimators.sdk import sessions
-
-    region = sessions.region(session)
-    assert region is not None, "a job without a region has an error, and no request"
-    return Resources.of(request, arguments, region=region, is_named=call.job_name is not None)
 
 
 def make_local_plan(arguments: Mapping[str, Any], *, session: Session) -> Plan:
@@ -134,14 +131,16 @@ def _local_problems(
     )
 
 
-def _problems(arguments: Mapping[str, Any], call: FitArguments, session: Session | None) -> Iterator[Problem]:
+def _problems(
+    job: CompletedJob, given: Mapping[str, Any], call: FitArguments, session: Session | None
+) -> Iterator[Problem]:
+    """Yield the problems of each parameter by itself; `given` are those of the user and our defaults."""
     from estimators.sdk import request_values, sessions, training_images
     from estimators.sdk.adapter import adapter
 
-    data = channels.by_name(call.inputs)
+    arguments, code, data = job.arguments, job.source, channels.by_name(call.inputs)
     local_mode = parameters.is_local_mode(arguments)
     by_sdk = local_mode and adapter().is_local(session)
-    code = source_code.SourceCode.of(arguments)
     if code.entry_point is None and "training_recipe" not in arguments:
         yield error("entry_point", "missing", "Give the path of the training script.")
     yield from parameters.check_role(arguments, sessions.configured_role(session))
@@ -155,13 +154,9 @@ def _problems(arguments: Mapping[str, Any], call: FitArguments, session: Session
     yield from parameters.check_groups_without_ranks(arguments)
     yield from parameters.check_data_parallel_library(arguments, training_images.data_parallel_instance_types())
     py_version = arguments.get("py_version")
-    if region := sessions.region(session):
-        if chooses_image_by_version(arguments) and Framework.of(arguments, region).image_instance_type:
-            chosen, refusal = training_images.choose_versions(Framework.of(arguments, region))
-            py_version = chosen.py_version
-            if refusal:
-                yield _refused(arguments, chosen, refusal)
-    elif not local_mode:
+    if job.refusal and job.chosen:
+        yield _refused(given, job.chosen, job.refusal)
+    if sessions.region(session) is None and not local_mode:
         remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
         yield error("sagemaker_session", "no AWS region is configured", remedy)
     isolated = arguments.get("enable_network_isolation") is True and not by_sdk
@@ -192,45 +187,58 @@ def _problems(arguments: Mapping[str, Any], call: FitArguments, session: Session
     yield from parameters.check_limits(requested)
 
 
-def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
-    """Return whether the versions of PyTorch and Python decide the image, because the job names none."""
-    return "image_uri" not in arguments and "training_recipe" not in arguments
-
-
-def _finished(
-    arguments: Mapping[str, Any], call: FitArguments, session: Session | None
-) -> tuple[Mapping[str, Any] | None, list[Problem]]:
+def _request(job: CompletedJob, call: FitArguments, session: Session | None) -> tuple[JobRequest | None, list[Problem]]:
     """Return the request that the SDK makes, or None if it is invalid, and the refusals by the SDK or AWS.
 
-    A problem of a parameter that another check has reported is not repeated. Local jobs and training recipes have no
-    request here.
+    Local jobs and training recipes have no request here.
     """
-    if parameters.is_local_mode(arguments) or "training_recipe" in arguments:  # the SDK downloads recipes
+    if parameters.is_local_mode(job.arguments) or "training_recipe" in job.arguments:  # the SDK downloads recipes
         return None, []
-    from estimators.sdk import dry_run, sessions, training_images
-
-    if chooses_image_by_version(arguments):
-        chosen, _ = training_images.choose_versions(Framework.of(arguments, sessions.region(session) or ""))
-        arguments = {**arguments, **chosen.arguments}
-    request, refusal = dry_run.build(
-        arguments, call.inputs, job_name=call.job_name, experiment_config=call.experiment_config, session=session
+    request, refusal = build(
+        job.arguments,
+        call.inputs,
+        script=job.source.program,
+        job_name=call.job_name,
+        experiment_config=call.experiment_config,
+        session=session,
     )
-    problems = list(finished_request.check_form(request, arguments)) if request else []
-    if refusal and not problems:
-        problems = [error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")]
-    problems = problems or list(finished_request.check_rules(request, arguments))
+    return _checked(request, refusal, job.arguments)
+
+
+def recipe_plan(job: CompletedJob, call: FitArguments, session: Session) -> Plan:
+    """Return the plan of a training recipe, which the SDK downloads, and whose code it uploads."""
+    request, problems = _checked(
+        *build_recipe(
+            job.arguments,
+            call.inputs,
+            job_name=call.job_name,
+            experiment_config=call.experiment_config,
+            session=session,
+        ),
+        job.arguments,
+    )
+    return Plan(topology=Topology.of(job.arguments), problems=tuple(problems), job=job, request=request)
+
+
+def _checked(
+    request: JobRequest | None, refusal: str | None, arguments: Mapping[str, Any]
+) -> tuple[JobRequest | None, list[Problem]]:
+    """Return the request, or None if it is invalid, and the refusals by the SDK, the API's model, or AWS's rules."""
+    if request is None:
+        return None, [error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")]
+    problems = list(finished_request.check_form(request.members, arguments))
+    problems = problems or list(finished_request.check_rules(request.members, arguments))
     return (None if problems else request), problems
 
 
-def _refused_variable(arguments: Mapping[str, Any], instance_type: Any, session: Session | None) -> Iterator[Problem]:
+def _refused_variable(job: CompletedJob, instance_type: Any) -> Iterator[Problem]:
     """Yield that the SDK refuses the distribution because a pipeline variable hides the instance type."""
-    from estimators.sdk import sessions, training_images
+    from estimators.sdk import training_images
 
-    if not chooses_image_by_version(arguments):
+    if job.chosen is None:
         return
-    chosen, _ = training_images.choose_versions(Framework.of(arguments, sessions.region(session) or ""))
     try:
-        training_images.validated_distribution(replace(chosen, instance_type=instance_type))
+        training_images.validated_distribution(replace(job.chosen, instance_type=instance_type))
     except ValueError as fault:
         said = " ".join(str(fault).split()).rstrip(".")
         yield error(
@@ -240,11 +248,11 @@ def _refused_variable(arguments: Mapping[str, Any], instance_type: Any, session:
         )
 
 
-def _refused(arguments: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:
+def _refused(given: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:
     """Return the SDK's refusal as a problem, with the versions that it would accept."""
     from estimators.sdk import training_images
 
-    if "framework_version" in arguments or "py_version" in arguments:
+    if "framework_version" in given or "py_version" in given:
         other, still_refused = training_images.choose_versions(replace(chosen, version=None, py_version=None))
         if not still_refused:
             remedy = f"Use framework_version={other.version!r}, py_version={other.py_version!r}, or leave both out."
@@ -264,7 +272,7 @@ def global_batch(source: source_code.SourceCode, hyperparameters: Mapping[str, A
     """Return the samples of an optimizer step, or None if the script does not state them in this form."""
     if not source.is_local or not source.script.is_file():
         return None
-    tree = source_code.parsed(source.script)
+    tree = source.syntax
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     mains = [functions.get(name) for name in _run_by_smddp(tree)]
     if len(mains) != 1 or (main := mains[0]) is None or not main.args.args:

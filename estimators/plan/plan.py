@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from estimators.errors import EstimatorError
-from estimators.large_hyperparameters import BundledHyperparameters
 from estimators.plan.cost import Cost
 from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources
 from estimators.plan.topology import Topology
 from estimators.problem import Problem
+from estimators.request.completed_job import CompletedJob
+from estimators.request.job_request import JobRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,10 @@ class Plan:
     """Everything else that the job uses. None if there are errors, for a local job, and for a training recipe."""
     cost: Cost | None = None
     """The cost of the hosts, or None without prices."""
-    carried: BundledHyperparameters | None = None
-    """The hyperparameters in the code's bundle; None for `to_sagemaker`'s plan of a local job."""
+    job: CompletedJob | None = field(default=None, repr=False)
+    """The completed parameters and the code; None for `to_sagemaker`'s plan of a local job."""
+    request: JobRequest | None = field(default=None, repr=False)
+    """The CreateTrainingJob that `fit` sends. None if there are errors, for a local job, and for a training recipe."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -77,7 +80,7 @@ class Plan:
             "processes": self.topology.processes,
             "global_batch": self.global_batch,
             "resources": None if self.resources is None else self.resources.to_dict(),
-            "bundled_hyperparameters": [] if self.carried is None else list(self.carried.names),
+            "bundled_hyperparameters": [] if self.job is None else list(self.job.bundled.names),
             "cost": None if self.cost is None else self.cost.to_dict(),
             "problems": [
                 {
@@ -98,8 +101,8 @@ class Plan:
             yield f"  cost: {self.cost}"
         if self.global_batch is not None:
             yield f"  global batch: {self.global_batch}"
-        if self.carried is not None and self.carried.line:
-            yield f"  hyperparameters: {self.carried.line}"
+        if self.job is not None and self.job.bundled.line:
+            yield f"  hyperparameters: {self.job.bundled.line}"
         for name, value in self.resources.lines() if self.resources else ():
             yield f"  {name}: {value}"
         for problem in self.problems:

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from estimators.plan.duration import in_words
-from estimators.sdk.code_place import code_uri, place_below
-from estimators.sdk.placeholders import CODE, NO_ACCOUNT
-from estimators.source_code import SourceCode
+from estimators.request.completed_job import CompletedJob
+from estimators.request.job_request import CODE_URI, NO_ACCOUNT, JobRequest
 
 _TIME = re.compile(r"-\d{4}(?:-\d\d){5}-\d{3}$")
 """The time at the end of a name that the SDK generates."""
@@ -81,18 +80,13 @@ class Resources:
     has_tags: bool
 
     @classmethod
-    def of(cls, request: Mapping[str, Any], arguments: Mapping[str, Any], *, region: str, is_named: bool) -> Resources:
-        """Read the resources from a request.
+    def of(cls, job_request: JobRequest, job: CompletedJob, *, is_named: bool) -> Resources:
+        """Read the resources from a job's request; `is_named` tells whether the user has named the job."""
+        from estimators.request.code import code_uri, place_below
 
-        Args:
-            request: The SDK's request, as `estimators.sdk.dry_run` builds it.
-            arguments: The parameters for ``PyTorch`` that the request was made from.
-            region: The job's region.
-            is_named: Whether the user has named the job.
-        """
+        request, arguments, given = job_request.members, job.arguments, job.source
         name: str = request["TrainingJobName"]
         output: str = request["OutputDataConfig"]["S3OutputPath"]
-        given = SourceCode.of(arguments)
         hosts, vpc = request["ResourceConfig"], request.get("VpcConfig", {})
         name = name if is_named else _TIME.sub(f"-{ANY}", name)
         on_s3 = str(given.source_dir).lower().startswith("s3://") and given.git is None
@@ -102,7 +96,7 @@ class Resources:
         account = role.split(":")[4]
         return cls(
             job_name=name,
-            region=region,
+            region=job_request.session.boto_region_name,
             account=ANY if account == NO_ACCOUNT else account,
             role=role.replace(f":{NO_ACCOUNT}:", f":{ANY}:"),
             image=request["AlgorithmSpecification"].get("TrainingImage"),
@@ -162,7 +156,8 @@ def _channels(request: Mapping[str, Any]) -> Iterator[Channel]:
     for channel in request.get("InputDataConfig", ()):
         source = channel["DataSource"]
         on_s3, system = source.get("S3DataSource"), source.get("FileSystemDataSource", {})
-        if on_s3 and on_s3["S3Uri"] == CODE[0]:  # the channel with the code of an isolated job: `code` already shows it
+        # An isolated job's code is a channel, which `code` shows already.
+        if on_s3 and on_s3["S3Uri"] == CODE_URI:
             continue
         yield Channel(
             name=channel["ChannelName"],

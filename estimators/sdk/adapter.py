@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from estimators.sdk.code_place import UploadCode
 from estimators.sdk.installed import installed
 
 if TYPE_CHECKING:
@@ -29,28 +28,13 @@ class Adapter(Protocol):
         session: Session,
         job_name: str | None,
         experiment_config: Mapping[str, str] | None,
-        code: tuple[str, str],
+        code: tuple[str, str] | None,
     ) -> dict[str, Any]:
-        """Return a job's CreateTrainingJob, without uploading or sending anything.
+        """Return a job's CreateTrainingJob, without sending it.
 
-        `code` is the S3 URI that the containers get, and the script in it. The SDK may change the values in
-        `arguments`. Raise EstimatorError if the SDK refuses the parameters; ValueError, TypeError, RuntimeError,
-        AttributeError or LookupError if it refuses the request.
-        """
-
-    def send(
-        self,
-        arguments: Mapping[str, Any],
-        inputs: Any,
-        *,
-        session: Session,
-        job_name: str | None,
-        experiment_config: Mapping[str, str] | None,
-        code: UploadCode,
-    ) -> str:
-        """Upload a job's code, send its request, and return its name; without `job_name` the SDK generates one.
-
-        `code` is called once the SDK has accepted the parameters. Raise EstimatorError if it refuses them.
+        `code` is the S3 URI that the containers get, and the script in it; None lets the SDK upload a training recipe's
+        code. The SDK may change the values in `arguments`. Raise EstimatorError if the SDK refuses the parameters;
+        ValueError, TypeError, RuntimeError, AttributeError or LookupError if it refuses the request.
         """
 
     def is_local(self, session: Session | None) -> bool:
@@ -62,7 +46,9 @@ class Adapter(Protocol):
     def is_pipeline(self, session: Session | None) -> bool:
         """Return whether a session's jobs become pipeline steps, or raise EstimatorError if `fit` can't make them."""
 
-    def trainer(self, arguments: Mapping[str, Any], session: Session, code: UploadCode) -> Any:
+    def trainer(
+        self, arguments: Mapping[str, Any], session: Session, code: Callable[[], tuple[str, str] | None]
+    ) -> Any:
         """Return the SDK's own object for a job, or raise EstimatorError if the SDK refuses the parameters.
 
         `code` is called once the SDK has accepted them, unless its object uploads the code itself.

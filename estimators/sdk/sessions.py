@@ -73,23 +73,18 @@ def credentials_explained() -> Iterator[None]:
         ) from fault
 
 
-def with_role_found(arguments: Mapping[str, Any], session: Session) -> Mapping[str, Any]:
-    """Return the parameters with the ARN of a role given by name; raise EstimatorError if IAM does not know it.
-
-    The SDK itself asks IAM only after the upload.
-    """
-    role = arguments.get("role") or configured_role(session)
-    if not isinstance(role, str) or "/" in role:
-        return arguments
+def role_arn(name: str, session: Session) -> str:
+    """Return the ARN of a role; raise EstimatorError if IAM does not know it. The SDK itself asks after the upload."""
     if prefix := getattr(session.boto_session, "role_prefix", None):
-        return {**arguments, "role": f"{prefix}{role}"}
+        return f"{prefix}{name}"
     try:
-        return {**arguments, "role": session.expand_role(role)}
+        arn: str = session.expand_role(name)
     except ClientError as fault:
         raise EstimatorError(
-            f"role: IAM does not give the ARN of {role!r}: {fault}. The job was not sent. Correct the name, or give "
+            f"role: IAM does not give the ARN of {name!r}: {fault}. The job was not sent. Correct the name, or give "
             "the ARN."
         ) from fault
+    return arn
 
 
 def session_here(given: Session | None) -> Session:

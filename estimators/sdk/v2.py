@@ -10,11 +10,9 @@ from typing import Any, TypeVar, get_args
 
 import boto3
 
-from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.instances import BEYOND_PYTORCH, complete, for_pytorch
 from estimators.sdk import request_values, training_images
-from estimators.sdk.code_place import UploadCode
 from estimators.sdk.library import Session
 from estimators.sdk.quiet import program_kept, without_maintenance_notice
 from estimators.sdk.sessions import NO_REGION, OPT_OUT, opted_out, region
@@ -101,7 +99,7 @@ def _parameters() -> Iterator[inspect.Parameter]:
 def trainer(
     arguments: Mapping[str, Any],
     session: Session,
-    code: UploadCode | None = None,  # noqa: ARG001 - PyTorch uploads its code itself, as pipelines and tuners want it
+    code: object = None,  # noqa: ARG001 - PyTorch uploads its code itself, as pipelines and tuners want it
 ) -> PyTorch:
     """Return a ``sagemaker.pytorch.PyTorch``, or raise EstimatorError if the SDK refuses or lacks a parameter."""
     if lost := sorted(BEYOND_PYTORCH & arguments.keys()):
@@ -132,14 +130,14 @@ def request(
     session: Session,
     job_name: str | None,
     experiment_config: Mapping[str, str] | None,
-    code: tuple[str, str],
+    code: tuple[str, str] | None,
 ) -> dict[str, Any]:
-    """Return a job's CreateTrainingJob, without uploading or sending anything."""
+    """Return a job's CreateTrainingJob, without sending it. Without `code`, the SDK uploads a training recipe's."""
     requests: list[dict[str, Any]] = []
     recording = copy.copy(_not_overruling(arguments, _unconfigured(session)))
     recording.train = lambda **members: requests.append(recording.get_train_request(**members))
     pytorch = _made(_Staged, arguments, recording)
-    pytorch.staged = UploadedCode(*code)
+    pytorch.staged = UploadedCode(*code) if code else None
     step = pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
     if step is not None:  # in a pipeline's session fit() only records the call
         step.func(*step.func_args, **step.func_kwargs)
@@ -171,41 +169,6 @@ def _not_overruling(arguments: Mapping[str, Any], session: Session) -> Session:
     agreeing.sagemaker_config = copy.deepcopy(session.sagemaker_config)
     agreeing.sagemaker_config["SageMaker"]["TrainingJob"][_ENCRYPTION] = False
     return agreeing
-
-
-def send(
-    arguments: Mapping[str, Any],
-    inputs: Any,
-    *,
-    session: Session,
-    job_name: str | None,
-    experiment_config: Mapping[str, str] | None,
-    code: UploadCode,
-) -> str:
-    """Upload a job's code, send its request, and return its name."""
-    patient = copy.copy(session)
-    if not is_local(session):
-        patient.sagemaker_client = _PatientClient(session.sagemaker_client, arguments)
-    pytorch = _made(_Staged, request_values.without_repository(arguments), patient)
-    if uploaded := code():
-        pytorch.staged = UploadedCode(*uploaded)
-    pytorch.fit(inputs, wait=False, job_name=job_name, experiment_config=experiment_config)
-    name: str = pytorch.latest_training_job.name
-    return name
-
-
-class _PatientClient:
-    """boto3's client, whose CreateTrainingJob adds the missing members and is repeated while AWS throttles it."""
-
-    def __init__(self, client: Any, arguments: Mapping[str, Any]) -> None:
-        self._client = client
-        self._arguments = arguments
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def create_training_job(self, **request: Any) -> None:
-        api_retries.create_training_job(self._client, complete(request, self._arguments))
 
 
 def is_local(session: Session | None) -> bool:

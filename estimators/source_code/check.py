@@ -99,7 +99,7 @@ def _names_at_top(source: SourceCode) -> set[str]:
     with suppress(EstimatorError):  # `_check_left_out` reports it
         for path, name in given:
             if path and not name and Path(path).is_dir():
-                names |= set(Tree.of(Path(path)).files)
+                names |= set(source.tree(Path(path)).files)
     return names
 
 
@@ -108,7 +108,7 @@ def _check_modules_beside(source: SourceCode) -> Iterator[Problem]:
     if source.source_dir is not None or not source.script.is_file():
         return
     bundled = {Path(source.name_in_bundle(path)).stem for path in source.dependencies}
-    imported = imports_at_top(source.script) - bundled - {PACKAGE}
+    imported = imports_at_top(source) - bundled - {PACKAGE}
     here = source.script.parent
     if beside := sorted(name for name in imported if (here / f"{name}.py").is_file() or _is_module(here / name)):
         yield warning(
@@ -130,7 +130,7 @@ def _check_left_out(source: SourceCode) -> Iterator[Problem]:
     for directory in source.directories:
         parameter = "source_dir" if str(directory) == str(Path(source.source_dir or "")) else "dependencies"
         try:
-            tree = Tree.of(directory)
+            tree = source.tree(directory)
         except EstimatorError as fault:
             yield error(parameter, str(fault), "Correct that, or name another directory.")
             continue

@@ -48,7 +48,7 @@ class Contents:
 
         Raise EstimatorError if a file can't be read, or two files need the same name.
         """
-        trees = {path: Tree.of(path, without) for path in source.directories}
+        trees = {path: Tree.of(path, without) if without else source.tree(path) for path in source.directories}
         stays = [f"{tree.root / path}" for tree in trees.values() for path in tree.left_out]
         files: dict[str, Path | bytes] = {}
         if source.source_dir is not None:

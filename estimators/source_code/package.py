@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterable
 from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +11,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from estimators.errors import EstimatorError
-from estimators.source_code.source import SourceCode, parsed
-from estimators.source_code.tree import Tree
+from estimators.source_code.source import SourceCode, imported_by
 
 PACKAGE = "smddp"
 REQUIREMENTS = "requirements.txt"
@@ -34,14 +31,13 @@ def _brings_package(source: SourceCode) -> bool:
     if any(Path(path).name == PACKAGE and Path(path).is_dir() for path in source.dependencies):
         return True
     return source.source_dir is not None and any(
-        path.startswith(f"{PACKAGE}/") for path in Tree.of(Path(source.source_dir)).files
+        path.startswith(f"{PACKAGE}/") for path in source.tree(Path(source.source_dir)).files
     )
 
 
 def imports_package(source: SourceCode, package: str = PACKAGE) -> bool:
     """Return whether any of the bundled code imports a package, by default smddp."""
-    roots = [Path(source.source_dir) if source.source_dir else source.script, *map(Path, source.dependencies)]
-    return any(_imports_package(path, package) for root in roots for path in _scripts(root))
+    return source.imports(package)
 
 
 def package_directory(package: str = PACKAGE) -> Path:
@@ -84,47 +80,17 @@ def _named_in(line: str) -> str | None:
         return None
 
 
-def _scripts(root: Path) -> Iterator[Path]:
-    """Yield the bundled Python files at or below a path."""
-    if root.is_file():
-        yield root
-    elif root.is_dir():
-        with suppress(EstimatorError):  # the checks report it
-            yield from (root / path for path in Tree.of(root).files if path.endswith(".py"))
-
-
 def calls_package(source: SourceCode, functions: Collection[str]) -> bool:
     """Return whether the script imports smddp, and calls one of `functions`, such as ``smddp.run``."""
-    return _imports_package(source.script, PACKAGE) and any(
-        isinstance(node, ast.Call) and ast.unparse(node.func) in functions for node in ast.walk(parsed(source.script))
+    nodes = list(ast.walk(source.syntax)) if source.script.suffix == ".py" else []
+    return any(name.partition(".")[0] == PACKAGE for node in nodes for name in imported_by(node)) and any(
+        isinstance(node, ast.Call) and ast.unparse(node.func) in functions for node in nodes
     )
 
 
-def imports_at_top(script: Path) -> frozenset[str]:
-    """Return the top-level names of the modules that a script imports unconditionally at its start."""
+def imports_at_top(source: SourceCode) -> frozenset[str]:
+    """Return the top-level names of the modules that the script imports unconditionally at its start."""
     names: set[str] = set()
-    for node in parsed(script).body:
-        names |= _imported(node)
+    for node in source.syntax.body:
+        names |= imported_by(node)
     return frozenset(name.partition(".")[0] for name in names)
-
-
-def _imports_package(path: Path, package: str) -> bool:
-    try:
-        text = path.read_bytes()
-        if path.suffix != ".py" or package.encode() not in text:
-            return False
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):  # not the entry point, or its own check reports it
-        return False
-    return any(_is_import_of_package(node, package) for node in ast.walk(tree))
-
-
-def _is_import_of_package(node: ast.AST, package: str) -> bool:
-    return any(name.partition(".")[0] == package for name in _imported(node))
-
-
-def _imported(node: ast.AST) -> set[str]:
-    """Return the full names of the modules that a statement imports."""
-    if isinstance(node, ast.Import):
-        return {alias.name for alias in node.names}
-    return {node.module or ""} if isinstance(node, ast.ImportFrom) and node.level == 0 else set()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from estimators.errors import EstimatorError
+from estimators.source_code.tree import Tree
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class SourceCode:
-    """The location of a job's code."""
+    """The location of a job's code. Each directory is scanned, and the script is parsed, at most once."""
 
     entry_point: str | None
     """The script, in `source_dir` unless that is None. None for a training recipe."""
@@ -22,6 +27,8 @@ class SourceCode:
     """Files and directories to bundle next to the script."""
     git: Mapping[str, str] | None = None
     """The repository that the SDK clones, to which the paths above are relative, or None."""
+    _trees: dict[Path, Tree] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _imports: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> SourceCode:
@@ -64,6 +71,33 @@ class SourceCode:
         given = [self.source_dir, *self.dependencies]
         return tuple(path for path in map(Path, filter(None, given)) if path.is_dir())
 
+    def tree(self, directory: Path) -> Tree:
+        """Return the scan of one of the directories; raise EstimatorError as `Tree.of` does."""
+        if directory not in self._trees:
+            self._trees[directory] = Tree.of(directory)
+        return self._trees[directory]
+
+    @cached_property
+    def syntax(self) -> ast.Module:
+        """The script's syntax tree, empty if the script can't be read."""
+        return parsed(self.script)
+
+    def imports(self, package: str) -> bool:
+        """Return whether any of the bundled code imports a package."""
+        if package not in self._imports:
+            roots = [Path(self.source_dir) if self.source_dir else self.script, *map(Path, self.dependencies)]
+            scripts = (path for root in roots for path in self._scripts(root))
+            self._imports[package] = any(file_imports(path, package) for path in scripts)
+        return self._imports[package]
+
+    def _scripts(self, root: Path) -> Iterator[Path]:
+        """Yield the bundled Python files at or below a path."""
+        if root.is_file():
+            yield root
+        elif root.is_dir():
+            with suppress(EstimatorError):  # the checks report it
+                yield from (root / path for path in self.tree(root).files if path.endswith(".py"))
+
     @property
     def arguments(self) -> dict[str, Any]:
         """The source as parameters of ``PyTorch``."""
@@ -77,6 +111,25 @@ def parsed(script: Path) -> ast.Module:
         return ast.parse(script.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return ast.Module(body=[], type_ignores=[])
+
+
+def file_imports(path: Path, package: str) -> bool:
+    """Return whether a Python file imports a package; False for any other file."""
+    try:
+        text = path.read_bytes()
+        if path.suffix != ".py" or package.encode() not in text:
+            return False
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):  # not the entry point, or its own check reports it
+        return False
+    return any(name.partition(".")[0] == package for node in ast.walk(tree) for name in imported_by(node))
+
+
+def imported_by(node: ast.AST) -> set[str]:
+    """Return the full names of the modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    return {node.module or ""} if isinstance(node, ast.ImportFrom) and node.level == 0 else set()
 
 
 def _is_local(source_dir: object, *, absent: bool = False) -> bool:

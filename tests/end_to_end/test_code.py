@@ -29,7 +29,7 @@ def test_unchanged_code_trains_again_without_an_upload(
     for _ in range(2):
         job = estimator("train.py", source_dir=str(tmp_path)).fit()
         assert ("algo-1", f"layers of {tmp_path.name} 3") in list(job.logs())
-    code = [record.getMessage() for record in caplog.records if record.name == "estimators.sdk.code_upload"]
+    code = [record.getMessage() for record in caplog.records if record.name == "estimators.request.code"]
     assert [message.partition(",")[0] for message in code] == ["uploaded the code", "code unchanged"]
     assert code[0].split()[-1] == code[1].split()[-1]
 

@@ -313,7 +313,7 @@ def test_missing_credentials_are_said(build: Any, sagemaker_session: Any, monkey
     def fail(*_: object, **__: object) -> None:
         raise NoCredentialsError
 
-    monkeypatch.setattr(sagemaker_session, "train", fail)
+    monkeypatch.setattr(sagemaker_session.sagemaker_client, "create_training_job", fail)
     with pytest.raises(EstimatorError, match=r"Unable to locate credentials\. Sign in .* LocalSageMaker\(\)"):
         build().fit()
 

@@ -14,8 +14,10 @@ import pytest
 
 from estimators import Estimator
 from estimators.instances import BEYOND_PYTORCH
+from estimators.request.code import upload_code
+from estimators.request.completed_job import CompletedJob
+from estimators.request.job_request import build
 from estimators.sdk.adapter import adapter
-from estimators.sent_code import sent_code
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "estimator.md").read_text()
 PARAMETERS, FIT = PAGE.split("## All parameters\n")[1].split("### What `fit` takes\n")
@@ -225,9 +227,13 @@ def test_a_parameter_changes_the_fields_of_its_row(name: str, session: Any, requ
     }
     for given in (common, {**common, name: value}):
         call = {key: given.get(key) for key in OF_CALL}
-        arguments = Estimator(**{key: each for key, each in given.items() if key not in OF_CALL}).arguments
-        code = partial(sent_code, arguments, session, more={})
-        adapter().send(arguments, call.pop("inputs"), session=session, code=code, **call)
+        job = CompletedJob.of(
+            Estimator(**{key: each for key, each in given.items() if key not in OF_CALL}).arguments, session
+        )
+        request, _ = build(job.arguments, call.pop("inputs"), script=job.source.program, session=session, **call)
+        assert request is not None
+        sent = request.complete(partial(upload_code, job, session))
+        session.sagemaker_client.create_training_job(**sent)
     without, with_it = (dict(members(request)) for request in requests[-2:])
     changed = {path for path in without.keys() | with_it.keys() if without.get(path) != with_it.get(path)}
     documented = fields_of(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,7 @@ from sagemaker.core.local.local_session import LocalSession
 from sagemaker.core.s3 import S3Uploader, s3_path_join
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 
-from estimators import api_retries
 from estimators.errors import EstimatorError
-from estimators.sdk.code_place import UploadCode
 from estimators.sdk.v3.request import ResolvedJob
 
 if TYPE_CHECKING:
@@ -27,32 +25,17 @@ def request(
     session: Session,
     job_name: str | None,
     experiment_config: Mapping[str, str] | None,
-    code: tuple[str, str],
+    code: tuple[str, str] | None,
 ) -> dict[str, Any]:
-    """Return a job's CreateTrainingJob, without uploading or sending anything."""
-    job = _job(arguments, session, job_name)
-    return job.request(inputs, code=code, experiment_config=experiment_config, upload=lambda path, _rule: path)
-
-
-def send(
-    arguments: Mapping[str, Any],
-    inputs: Any,
-    *,
-    session: Session,
-    job_name: str | None,
-    experiment_config: Mapping[str, str] | None,
-    code: UploadCode,
-) -> str:
-    """Upload a job's code, send its request, and return its name."""
-    job = _accepted(arguments, session, job_name)
-    members = job.request(
+    """Return a job's CreateTrainingJob, without sending it."""
+    job = ResolvedJob.of(arguments, session, job_name)
+    assert code is not None, "only a training recipe has none, which Parameters.of refuses"
+    return job.request(
         inputs,
-        code=_uploaded(code),
+        code=code,
         experiment_config=experiment_config,
         upload=lambda path, rule: _upload_rule(path, rule, session),
     )
-    api_retries.create_training_job(session.sagemaker_client, members)
-    return job.name
 
 
 def is_local(session: Session | None) -> bool:
@@ -86,16 +69,15 @@ def local_session(given: Session | None = None) -> Session:  # noqa: ARG001 - pa
     )
 
 
-def trainer(arguments: Mapping[str, Any], session: Session, code: UploadCode) -> Any:
+def trainer(arguments: Mapping[str, Any], session: Session, code: Callable[[], tuple[str, str] | None]) -> Any:
     """Return a job as a ModelTrainer with uploaded code, or raise EstimatorError if ModelTrainer can't hold it."""
     from estimators.sdk.v3.model_trainer import model_trainer
 
-    job = _accepted(arguments, session, None)
     with _refusals_told():
-        return model_trainer(job, lambda: _uploaded(code))
+        return model_trainer(ResolvedJob.of(arguments, session, None), lambda: _uploaded(code))
 
 
-def _uploaded(code: UploadCode) -> tuple[str, str]:
+def _uploaded(code: Callable[[], tuple[str, str] | None]) -> tuple[str, str]:
     uploaded = code()
     assert uploaded is not None, "only a training recipe has none, which Parameters.of refuses"
     return uploaded
@@ -108,12 +90,6 @@ def _upload_rule(path: str, rule: str, session: Session) -> str:
     return uploaded
 
 
-def _accepted(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> ResolvedJob:
-    """Return a job whose parameters the SDK has accepted."""
-    with _refusals_told():
-        return _job(arguments, session, job_name)
-
-
 @contextmanager
 def _refusals_told() -> Iterator[None]:
     """Turn errors about a job's parameters, from the SDK or from our request builder, into an EstimatorError."""
@@ -123,7 +99,3 @@ def _refusals_told() -> Iterator[None]:
         raise
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
-
-
-def _job(arguments: Mapping[str, Any], session: Session, job_name: str | None) -> ResolvedJob:
-    return ResolvedJob.of(arguments, session, job_name)

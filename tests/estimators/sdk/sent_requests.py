@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
@@ -25,7 +25,9 @@ import jsonschema.validators
 from botocore.awsrequest import AWSResponse
 
 from estimators import Estimator, source_code
+from estimators.checks import finished_request
 from estimators.errors import EstimatorError
+from estimators.problem import Problem
 from estimators.sdk import sessions
 from estimators.sdk.installed import installed
 from tests.estimators.sdk.job_sets import REGIONS, REPOSITORY, built
@@ -35,6 +37,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     "GetCallerIdentity": {"Account": "123456789012"},
     "ListBuckets": {"Buckets": []},
     "DescribeTrainingJob": {"TrainingJobName": "any"},
+    "GetRole": {"Role": {"Arn": "arn:aws:iam::123456789012:role/Team"}},
 }
 """What AWS says, where the SDK looks at it."""
 
@@ -61,10 +64,14 @@ def lay_out_code() -> None:
 
 
 def sent_for(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each job what was sent, by V3's ModelTrainer too; or that it was refused, by which checks and why."""
+    """Return for each job what was checked and sent, by V3's ModelTrainer too; or which checks refused it, and why."""
     package = "sagemaker" if installed() == "V2" else "sagemaker.core"
     answers = []
-    with _repetition_spared("sagemaker.utils" if installed() == "V2" else "sagemaker.core.common_utils"):
+    checked: list[str] = []
+    with (
+        _repetition_spared("sagemaker.utils" if installed() == "V2" else "sagemaker.core.common_utils"),
+        _checks_recorded(checked),
+    ):
         sent: Sent = []
         made = {
             (region, bucket): _session(region, bucket, sent) for region in set(REGIONS) for bucket in ("jobs", None)
@@ -76,9 +83,10 @@ def sent_for(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if asked["configured"] is not None:
                 session.sagemaker_config = {"SchemaVersion": "1.0", "SageMaker": asked["configured"]}
             sent.clear()
+            checked.clear()
             arguments, calls = built(job["arguments"], package), built(job["calls"], package)
             refused = _refused(arguments, calls, session)
-            answers.append({**refused, "sent": list(sent)})
+            answers.append({**refused, "sent": list(sent), "checked": list(checked)})
             if package == "sagemaker.core" and not refused and job["number"] % 3 == 0:
                 answers[-1]["trainer"] = _by_trainer(arguments, sent[-1][1].get("InputDataConfig", []), session, sent)
     return answers
@@ -94,6 +102,19 @@ def _repetition_spared(module: str) -> Iterator[None]:
         patch.object(boto3, "client", lru_cache(boto3.client)),
         patch.object(source_code, "package_wheels", lambda *_: {}),  # pip would ask its index for them
     ):
+        yield
+
+
+@contextmanager
+def _checks_recorded(checked: list[str]) -> Iterator[None]:
+    """Append each request that is checked to `checked`, as JSON."""
+    check = finished_request.check_form
+
+    def recording(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
+        checked.append(json.dumps(request))
+        return check(request, arguments)
+
+    with patch.object(finished_request, "check_form", recording):
         yield
 
 

@@ -14,7 +14,7 @@ import pytest
 from estimators import Estimator
 from estimators.instances import BEYOND_PYTORCH
 from estimators.local import LocalSageMaker
-from estimators.sdk import dry_run
+from estimators.request.job_request import build
 from estimators.service_model import service_model
 from tests.sdk_v3 import python_with_sdk_v3
 
@@ -283,7 +283,7 @@ from sagemaker.core.helper.session_helper import Session
 from sagemaker.core.shapes import InstancePreference, MlflowConfig
 from estimators import Estimator
 from estimators.instances import BEYOND_PYTORCH
-from estimators.sdk import dry_run
+from estimators.request.job_request import build
 
 given = json.loads(os.environ["GIVEN"])
 alike = {
@@ -294,9 +294,9 @@ alike = {
 session = Session(boto3.Session(region_name="us-east-1"))
 for arguments in (given, alike):
     assert not Estimator("train.py", **arguments).plan().problems
-    request, refusal = dry_run.build(Estimator("train.py", **arguments).arguments, None, job_name="a", session=session)
-    assert refusal is None
-    print(json.dumps(request))
+    parameters = Estimator("train.py", **arguments).arguments
+    request, _ = build(parameters, None, script="train.py", job_name="a", session=session)
+    print(json.dumps(request.members))
 """
 
 
@@ -316,8 +316,9 @@ def test_preferences_are_sent_as_with_v2(python: str, tmp_path: Path, sagemaker_
     assert done.returncode == 0, done.stderr
     of_v3, by_objects = map(json.loads, done.stdout.splitlines())
     given = Estimator(str(tmp_path / "train.py"), **arguments).arguments
-    of_v2, refusal = dry_run.build(given, None, job_name="a", session=sagemaker_session)
-    assert refusal is None
+    request, _ = build(given, None, script="train.py", job_name="a", session=sagemaker_session)
+    assert request is not None
+    of_v2 = request.members
     assert of_v3 == by_objects
     for member in ("ResourceConfig", "MlflowConfig", "HyperParameters"):
         assert of_v3[member] == of_v2[member]

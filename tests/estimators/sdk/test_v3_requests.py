@@ -123,7 +123,10 @@ REACHED = {
 def comparable(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return answers without the times in names, and without the words of a refusal, which are each SDK's own."""
     timeless = json.loads(_TIME.sub("-TIME", json.dumps(answers)))
-    return [{name: value for name, value in answer.items() if name not in ("why", "trainer")} for answer in timeless]
+    return [
+        {name: value for name, value in answer.items() if name not in ("why", "trainer", "checked")}
+        for answer in timeless
+    ]
 
 
 def check_model_trainers(jobs: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from botocore.stub import Stubber
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
-from estimators.sdk import code_upload
+from estimators.request import code as request_code
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 ARCHIVE, DIGEST = b"the code", "0f" * 32
@@ -120,9 +120,9 @@ def test_s3_vouches_for_what_is_there(found: Any, uploads_it: bool, sagemaker_se
         if uploads_it:
             s3.add_client_error("put_object", "AccessDenied")
             with pytest.raises(EstimatorError, match=r"its code can't be uploaded to s3://jobs/source/.*AccessDenied"):
-                code_upload.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)
+                request_code.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)
         else:
-            uri = code_upload.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)
+            uri = request_code.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)
             assert uri == f"s3://{name['Bucket']}/{name['Key']}"
         s3.assert_no_pending_responses()
 
@@ -143,6 +143,6 @@ def test_code_under_another_key_is_another_object(code: Path, sagemaker_session:
 def test_code_that_s3_does_not_take_is_refused_before_it_is_sent(
     sagemaker_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_upload, "LARGEST", 3)
+    monkeypatch.setattr(request_code, "LARGEST", 3)
     with pytest.raises(EstimatorError, match=r"the code has 8 bytes, packed; S3 takes 3. Name what the job does not"):
-        code_upload.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)
+        request_code.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)

@@ -12,7 +12,8 @@ import pytest
 from estimators import Estimator
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import Changes, resumed_request
-from estimators.large_hyperparameters import bundle_large_hyperparameters
+from estimators.request.large_hyperparameters import bundle_large_hyperparameters
+from estimators.source_code import SourceCode
 from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"
@@ -50,7 +51,7 @@ def build(tmp_path: Path, sagemaker_session: Any) -> Any:
 def test_what_the_request_cannot_hold_travels(build: Any, given: dict[str, Any], carried: set[str]) -> None:
     job = build(hyperparameters=given)
     assert job.plan().errors == ()
-    found = bundle_large_hyperparameters(job.arguments)
+    found = bundle_large_hyperparameters(job.arguments, SourceCode.of(job.arguments))
     assert set(found.names) == carried
     assert given.keys() - carried == found.arguments["hyperparameters"].keys() - {POINTER}
     if carried:

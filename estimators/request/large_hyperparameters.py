@@ -52,12 +52,11 @@ class BundledHyperparameters:
         return f"{shown} in the code's bundle ({size:,} bytes){only}"
 
 
-def bundle_large_hyperparameters(arguments: Mapping[str, Any]) -> BundledHyperparameters:
+def bundle_large_hyperparameters(arguments: Mapping[str, Any], source: SourceCode) -> BundledHyperparameters:
     """Return a job's hyperparameters, divided between the request and the bundle."""
     from estimators.sdk.request_values import hyperparameter_text
 
     given = arguments.get("hyperparameters") or {}
-    source = SourceCode.of(arguments)
     if not given or not source.is_local or not (calls_package(source, _READERS) or "image_uri" in arguments):
         return BundledHyperparameters(arguments=arguments)
     try:
@@ -80,12 +79,12 @@ def bundle_large_hyperparameters(arguments: Mapping[str, Any]) -> BundledHyperpa
     )
 
 
-def check(carried: BundledHyperparameters) -> Iterator[Problem]:
+def check(bundled: BundledHyperparameters, source: SourceCode) -> Iterator[Problem]:
     """Yield the problems of a script or image that may not read the hyperparameters in the bundle."""
-    if not carried.names or calls_package(SourceCode.of(carried.arguments), _READERS):
+    if not bundled.names or calls_package(source, _READERS):
         return
-    if carried.can_be_variables:
-        found = f"too large for the request, so they travel in the bundle: {', '.join(carried.names[:3])}"
+    if bundled.can_be_variables:
+        found = f"too large for the request, so they travel in the bundle: {', '.join(bundled.names[:3])}"
         remedy = "The image must start the script by smddp's own train: AWS's toolkit does not hand them on."
         yield warning("hyperparameters", found, remedy)
     else:
