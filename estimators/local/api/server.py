@@ -1,53 +1,136 @@
-"""The HTTP server: the guard, behind it the training-job API, and behind that moto for every other AWS service.
+"""The HTTP server of the API, and what each request passes in it, in order: `Api`.
 
-Only this file imports moto, and it uses only the WSGI application of moto's server. IAM's GetRole finds a role of any
-name, as a job takes any RoleArn: the SDK asks it for the role's ARN. No role's permissions are checked.
+A request comes from the bounded server as WSGI has it, becomes an `ApiRequest` behind the guard, and is answered by the
+engine or by moto.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
-import os
 import socket
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import closing
+from email.message import Message
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "1"  # moto reads it when it is imported
-
-from moto.moto_server.werkzeug_app import (
-    DomainDispatcherApplication,
-    MotoRequestHandler,
-    create_backend_app,
-)
 from werkzeug.serving import ThreadedWSGIServer
 
+from estimators.local.api.answer import Answer, refusal
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
-from estimators.local.api.front import DOCUMENT, OPERATION, AwsErrors, OfferedOperations, RequiredMembers, ask
-from estimators.local.api.guard import RAW_HEADERS, Guard
-from estimators.local.api.log_filter import LogFilter
+from estimators.local.api.guard import Guard, RequestBody
+from estimators.local.api.logs import LogFilter, restore_streams
+from estimators.local.api.moto_backend import MotoBackend, MotoRequestHandler, RolesByName, moto_application
 from estimators.local.api.offered import S3
-from estimators.local.api.operation import ApiOperation
-from estimators.local.api.signature import KeyPair
+from estimators.local.api.request import ApiRequest
+from estimators.local.api.signature import KeyPair, Request, claimed_service
 from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
 from estimators.local.chaos import Chaos
 from estimators.local.chaos.requests import meet
 from estimators.local.engine import ApiError
-from estimators.local.engine.hosted.logs import LOG_GROUPS
-from estimators.service_model import service_model, violations
+from estimators.local.engine.validation import check_request
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-
 logger = logging.getLogger(__name__)
 
+HEAD = "smddp.head"
+"""Environment key of the `Request` as it came over the wire; WSGI itself folds the names of headers."""
 _REST_BYTES = 64 << 10
+
+
+class HttpServer:
+    """An HTTP server on a socket that is already bound, in its own threads, until it is closed."""
+
+    def __init__(
+        self, listener: socket.socket, *, engine: TrainingJobs, keys: KeyPair, body_directory: Path, chaos: Chaos
+    ) -> None:
+        """Prepare a server; large bodies stay in ``body_directory`` until their signature is checked."""
+        host, port = listener.getsockname()
+        guard = Guard(keys=keys, address=(host, port))
+        api = Api(guard, engine=engine, moto=moto_application(), chaos=chaos, body_directory=body_directory)
+        self._server = _Server(host, port, api, _RequestHandler, fd=listener.fileno())
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="http-server", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start answering."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering; abandon requests in progress."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class Api:
+    """The WSGI application of the API: all that a request passes, in order. Each step may refuse it by an ApiError."""
+
+    def __init__(
+        self, guard: Guard, *, engine: TrainingJobs, moto: WSGIApplication, chaos: Chaos, body_directory: Path
+    ) -> None:
+        self._guard = guard
+        self._engine = engine
+        self._chaos = chaos
+        self._body_directory = body_directory
+        self._jobs = TrainingJobApi(engine, chaos)
+        self._moto = MotoBackend(moto)
+        self._log_filter = LogFilter(self._moto)
+        self._roles = RolesByName(self._moto)
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request, in AWS's form whatever happens."""
+        head: Request = environ[HEAD]
+        service = claimed_service(head)
+        try:
+            with closing(RequestBody(environ, service=service, directory=self._body_directory)) as body:
+                region = self._guard.admit(head, environ["PATH_INFO"], body)
+                answer = self._answer(ApiRequest.read(_with_body(environ, body), service=service, region=region))
+        except ApiError as error:
+            answer = refusal(error, environ, service)
+        except Exception as error:
+            logger.exception("%s %s failed", head.method, environ["PATH_INFO"])
+            failure = ApiError("InternalFailure", f"{type(error).__name__}: {error}", 500)
+            answer = refusal(failure, environ, service)
+        start_response(answer.status, answer.headers)
+        return [answer.content]
+
+    def _answer(self, request: ApiRequest) -> Answer:
+        """Answer a request by the first that can: the engine, the log filter, the roles, and moto for all others."""
+        self._meet_faults(request)
+        if self._jobs.answers(request):
+            return self._jobs(request)
+        if request.is_sagemakers:
+            check_request(request.operation, request.document)
+        restore_streams(self._engine, request)
+        if self._log_filter.answers(request):
+            return self._log_filter(request)
+        if self._roles.answers(request):
+            return self._roles(request)
+        return self._moto(request)
+
+    def _meet_faults(self, request: ApiRequest) -> None:
+        """Delay or refuse a request as the faults that are set say; the platform's own operations meet none."""
+        if request.is_own:
+            return
+        name = request.environ["REQUEST_METHOD"] if request.service == S3 else request.operation
+        error = meet(self._chaos, request.service, name, request.environ.get("HTTP_USER_AGENT", ""))
+        if error is not None:
+            raise ApiError(error.code, error.message, error.status)
+
+
+def _with_body(environ: WSGIEnvironment, body: RequestBody) -> WSGIEnvironment:
+    """Return a request with its body as a file of a known length, however it came."""
+    whole = {**environ, "wsgi.input": body.read(), "CONTENT_LENGTH": str(body.size)}
+    whole.pop("HTTP_TRANSFER_ENCODING", None)
+    return whole
 
 
 class _Server(BoundedServer, ThreadedWSGIServer):
@@ -55,7 +138,7 @@ class _Server(BoundedServer, ThreadedWSGIServer):
 
 
 class _RequestHandler(BoundedHandler, MotoRequestHandler):  # type: ignore[misc]
-    """Keeps the raw headers for the signature, and logs requests at debug level only."""
+    """Keeps the head of a request for its signature, and logs requests at debug level only."""
 
     def parse_request(self) -> bool:
         """Read the headers; refuse a target that is no URL, because werkzeug could not parse it later."""
@@ -70,7 +153,7 @@ class _RequestHandler(BoundedHandler, MotoRequestHandler):  # type: ignore[misc]
 
     def make_environ(self) -> WSGIEnvironment:
         environ: WSGIEnvironment = super().make_environ()
-        environ[RAW_HEADERS] = self.headers
+        environ[HEAD] = _head(self.command, self.path, self.headers)
         self.rfile = _Rest(self.rfile)  # werkzeug reads it when the request is answered
         return environ
 
@@ -97,132 +180,11 @@ class _Rest(io.BufferedIOBase):
         self._stream.close()
 
 
-class HttpServer:
-    """An HTTP server on a socket that is already bound, in its own threads, until it is closed."""
-
-    def __init__(
-        self, listener: socket.socket, *, engine: TrainingJobs, keys: KeyPair, body_directory: Path, chaos: Chaos
-    ) -> None:
-        """Prepare a server; large bodies stay in ``body_directory`` until their signature is checked."""
-        host, port = listener.getsockname()
-        moto: Any = DomainDispatcherApplication(create_backend_app)
-        jobs = TrainingJobApi(
-            engine, otherwise=_LogRecall(engine, LogFilter(_RolesByName(RequiredMembers(AwsErrors(moto))))), chaos=chaos
-        )
-        application = OfferedOperations(_FaultyRequests(jobs, chaos))
-        guard = Guard(application, keys=keys, address=(host, port), body_directory=body_directory)
-        self._server = _Server(host, port, guard, _RequestHandler, fd=listener.fileno())
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name="http-server", daemon=True
-        )
-
-    def start(self) -> None:
-        """Start answering."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop answering; abandon requests in progress."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-class _FaultyRequests:
-    """A WSGI application behind an `OfferedOperations`, which turns the errors raised here into refusals."""
-
-    def __init__(self, inner: WSGIApplication, chaos: Chaos) -> None:
-        self._inner = inner
-        self._chaos = chaos
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request; the platform's own operations meet no fault."""
-        operation: ApiOperation = environ[OPERATION]
-        if not operation.is_own:
-            name = environ["REQUEST_METHOD"] if operation.service == S3 else operation.name
-            refusal = meet(self._chaos, operation.service, name, environ.get("HTTP_USER_AGENT", ""))
-            if refusal is not None:
-                raise ApiError(refusal.code, refusal.message, refusal.status)
-        return self._inner(environ, start_response)
-
-
-_ABOUT_STREAMS = frozenset({"DescribeLogStreams", "GetLogEvents", "FilterLogEvents", "DeleteLogStream"})
-
-
-class _LogRecall:
-    """A WSGI application that restores the log streams of a request, then passes it on to ``inner``."""
-
-    def __init__(self, engine: TrainingJobs, inner: WSGIApplication) -> None:
-        self._engine = engine
-        self._inner = inner
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request that `OfferedOperations` let through."""
-        operation, document = environ[OPERATION], environ.get(DOCUMENT, {})
-        group = document.get("logGroupName")
-        if operation.service == "logs" and group in LOG_GROUPS:
-            if operation.name in _ABOUT_STREAMS:
-                for streams in _streams(document):
-                    self._engine.bring_logs(group, streams)
-            if operation.name == "DeleteLogStream":
-                self._engine.forget_logs(group, _text(document.get("logStreamName")))
-            elif operation.name == "DeleteLogGroup":
-                self._engine.forget_logs(group, None)
-        return self._inner(environ, start_response)
-
-
-def _streams(document: Mapping[str, Any]) -> Iterable[str]:
-    """Return the name prefixes of the streams that a request is about; ``""`` if it may be about any."""
-    names = document.get("logStreamNames") or [document.get("logStreamName") or document.get("logStreamNamePrefix")]
-    return [name if isinstance(name, str) else "" for name in names] if isinstance(names, list) else [""]
-
-
-def _text(name: object) -> str:
-    """Return a stream's name; an empty text, the name of no stream, for an invalid one."""
-    return name if isinstance(name, str) and name.isprintable() else ""
-
-
-_TRUST = {
-    "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}],
-}
-
-
-class _RolesByName:
-    """A WSGI application that creates a role in `inner` at its first GetRole, unless it has been deleted."""
-
-    def __init__(self, inner: WSGIApplication) -> None:
-        self._inner = inner
-        self._deleted: set[str] = set()
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request that `OfferedOperations` let through."""
-        operation: ApiOperation = environ[OPERATION]
-        if operation.service != "iam" or operation.name not in ("GetRole", "DeleteRole"):
-            return self._inner(environ, start_response)
-        form = environ["wsgi.input"].read()
-        name = parse_qs(form.decode("latin-1")).get("RoleName", [""])[0]
-        status, headers, content = self._ask(environ, form)
-        if operation.name == "DeleteRole":
-            self._deleted.add(name)
-        elif status.startswith("404") and name not in self._deleted and _is_name(name):
-            asked = {
-                "Action": "CreateRole",
-                "RoleName": name,
-                "AssumeRolePolicyDocument": json.dumps(_TRUST),
-                "Version": "2010-05-08",
-            }
-            if self._ask(environ, urlencode(asked).encode())[0].startswith("200"):
-                logger.info("made the IAM role %s, which a job is to have", name)
-            status, headers, content = self._ask(environ, form)
-        start_response(status, headers)
-        return [content]
-
-    def _ask(self, environ: WSGIEnvironment, form: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
-        return ask(self._inner, {**environ, "CONTENT_LENGTH": str(len(form)), "wsgi.input": io.BytesIO(form)})
-
-
-def _is_name(text: str) -> bool:
-    """Return whether IAM allows this name of a role."""
-    shape = service_model("iam").operation_model("CreateRole").input_shape
-    assert shape is not None
-    return not any(violations(shape.members["RoleName"], text))
+def _head(method: str, target: str, message: Message) -> Request:
+    """Return a request without its body."""
+    headers: dict[str, str] = {}
+    for name, value in message.items():
+        key = name.lower()
+        headers[key] = f"{headers[key]},{value}" if key in headers else value
+    path, _, query = target.partition("?")
+    return Request(method=method, path=path, query=query, headers=headers, body_sha256=str)

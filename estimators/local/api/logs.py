@@ -1,81 +1,100 @@
-"""FilterLogEvents by a pattern or by a prefix of stream names, neither of which moto implements well enough.
+"""CloudWatch Logs where moto is not enough: streams of earlier platforms, and FilterLogEvents.
 
-For most patterns, and for any prefix, moto would return every event. Here a prefix is replaced by the names of the
-matching streams, which moto supports, and the pattern is matched here.
+For most patterns, and for any prefix of stream names, moto would return every event. Here a prefix is replaced by the
+names of the matching streams, which moto supports, and the pattern is matched here.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from estimators.local.api.front import DOCUMENT, OPERATION, ask
-from estimators.local.api.refusal import refuse
+from estimators.local.api.answer import Answer, document_answer
+from estimators.local.api.request import ApiRequest
 from estimators.local.engine import ApiError
+from estimators.local.engine.hosted.logs import LOG_GROUPS
 
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
-
-
-_TARGET = "Logs_20140328."
+_ABOUT_STREAMS = frozenset({"DescribeLogStreams", "GetLogEvents", "FilterLogEvents", "DeleteLogStream"})
 _PREFIX = "logStreamNamePrefix"
 _PATTERN = "filterPattern"
 _MOST_EVENTS = 10_000
 """Limit of events in one answer, as on AWS."""
 
 
-class _RefusedError(Exception):
-    """The refusal that `inner` answered."""
+class EarlierLogs(Protocol):
+    """The log streams of earlier platforms, which return when a client asks for them."""
 
-    def __init__(self, status: str, headers: list[tuple[str, str]], content: bytes) -> None:
-        super().__init__(status)
-        self.status = status
-        self.headers = headers
-        self.content = content
+    def bring_logs(self, group: str, streams: str) -> None:
+        """Return once the earlier streams of a log group with this name prefix are restored."""
+
+    def forget_logs(self, group: str, stream: str | None) -> None:
+        """Forget an earlier stream of a log group, or all of them if ``stream`` is None."""
+
+
+def restore_streams(earlier: EarlierLogs, request: ApiRequest) -> None:
+    """Restore the earlier log streams that a request reads, and forget those that it deletes."""
+    document, group = request.document, request.document.get("logGroupName")
+    if request.service != "logs" or group not in LOG_GROUPS:
+        return
+    if request.operation in _ABOUT_STREAMS:
+        for streams in _streams(document):
+            earlier.bring_logs(group, streams)
+    if request.operation == "DeleteLogStream":
+        earlier.forget_logs(group, _text(document.get("logStreamName")))
+    elif request.operation == "DeleteLogGroup":
+        earlier.forget_logs(group, None)
+
+
+def _streams(document: Mapping[str, Any]) -> Iterable[str]:
+    """Return the name prefixes of the streams that a request is about; ``""`` if it may be about any."""
+    names = document.get("logStreamNames") or [document.get("logStreamName") or document.get("logStreamNamePrefix")]
+    return [name if isinstance(name, str) else "" for name in names] if isinstance(names, list) else [""]
+
+
+def _text(name: object) -> str:
+    """Return a stream's name; an empty text, the name of no stream, for an invalid one."""
+    return name if isinstance(name, str) and name.isprintable() else ""
 
 
 class LogFilter:
-    """A WSGI application that answers FilterLogEvents with a prefix or a pattern, from the answers of `inner`."""
+    """Answers FilterLogEvents with a prefix or a pattern, from the answers of `moto`."""
 
-    def __init__(self, inner: WSGIApplication) -> None:
-        self._inner = inner
+    def __init__(self, moto: Callable[[ApiRequest], Answer]) -> None:
+        self._moto = moto
 
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one request that `OfferedOperations` let through."""
-        document = {name: value for name, value in environ.get(DOCUMENT, {}).items() if value is not None}
-        if environ[OPERATION].name != "FilterLogEvents" or {_PREFIX, _PATTERN}.isdisjoint(document):
-            return self._inner(environ, start_response)
+    def answers(self, request: ApiRequest) -> bool:
+        """Return whether moto's own answer would have other events than those that a request asks for."""
+        document = request.document
+        return request.operation == "FilterLogEvents" and any(
+            document.get(name) is not None for name in (_PREFIX, _PATTERN)
+        )
+
+    def __call__(self, request: ApiRequest) -> Answer:
+        """Answer a request that the filter `answers`."""
         try:
-            answer = self._filter(environ, document)
-        except ApiError as error:
-            return refuse(error, environ, start_response)
+            return document_answer(self._filter(request))
         except _RefusedError as error:
-            start_response(error.status, error.headers)
-            return [error.content]
-        content = json.dumps(answer).encode()
-        headers = [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(content)))]
-        start_response("200 OK", headers)
-        return [content]
+            return error.answer
 
-    def _filter(self, environ: WSGIEnvironment, document: dict[str, Any]) -> dict[str, Any]:
+    def _filter(self, request: ApiRequest) -> dict[str, Any]:
+        document = {name: value for name, value in request.document.items() if value is not None}
         pattern = _LogPattern.parse(document.get(_PATTERN, ""))
         asked = {name: value for name, value in document.items() if name not in (_PREFIX, _PATTERN)}
         if _PREFIX in document:
-            asked["logStreamNames"] = self._stream_names(environ, document)
+            asked["logStreamNames"] = self._stream_names(request, document)
             if not asked["logStreamNames"]:  # an empty list would mean every stream
                 return {"events": [], "searchedLogStreams": []}
         most = asked.get("limit", _MOST_EVENTS)
         if type(most) is not int or not 1 <= most <= _MOST_EVENTS:
             raise ApiError("InvalidParameterException", f"limit={most!r} must be a number from 1 to {_MOST_EVENTS:,}.")
         events: list[dict[str, Any]] = []
-        # The limit of `inner` counts all events, not the matching ones: ask for full pages, and cut here.
+        # moto's limit counts all events, not the matching ones: ask for full pages, and cut here.
         asked["limit"] = _MOST_EVENTS
         while True:
-            answer = self._ask(environ, "FilterLogEvents", asked)
+            answer = self._ask(request, "FilterLogEvents", asked)
             events += [event for event in answer["events"] if pattern.matches(event["message"])]
             if len(events) > most:
                 last = events[most - 1]
@@ -85,33 +104,33 @@ class LogFilter:
             if not asked["nextToken"]:
                 return {**answer, "events": events}
 
-    def _stream_names(self, environ: WSGIEnvironment, document: dict[str, Any]) -> list[str]:
+    def _stream_names(self, request: ApiRequest, document: Mapping[str, Any]) -> list[str]:
         prefix = document[_PREFIX]
         if not isinstance(prefix, str) or "logStreamNames" in document:
             raise ApiError("InvalidParameterException", f"Give either {_PREFIX}, a text, or logStreamNames.")
         names: list[str] = []
         page: dict[str, Any] = {"logGroupName": document.get("logGroupName"), _PREFIX: prefix}
         while True:
-            answer = self._ask(environ, "DescribeLogStreams", page)
+            answer = self._ask(request, "DescribeLogStreams", page)
             names += [stream["logStreamName"] for stream in answer["logStreams"]]
             if not answer.get("nextToken"):
                 return names
             page["nextToken"] = answer["nextToken"]
 
-    def _ask(self, environ: WSGIEnvironment, operation: str, document: dict[str, Any]) -> dict[str, Any]:
-        """Send `inner` another request of the same client, and return its answer."""
-        content = json.dumps(document).encode()
-        asked = {
-            **environ,
-            "HTTP_X_AMZ_TARGET": _TARGET + operation,
-            "CONTENT_LENGTH": str(len(content)),
-            "wsgi.input": io.BytesIO(content),
-        }
-        status, headers, body = ask(self._inner, asked)
-        if not status.startswith("200"):
-            raise _RefusedError(status, headers, body)
-        answer: dict[str, Any] = json.loads(body)
-        return answer
+    def _ask(self, request: ApiRequest, operation: str, document: dict[str, Any]) -> dict[str, Any]:
+        answer = self._moto(request.asking(operation, document=document))
+        if answer.code != 200:
+            raise _RefusedError(answer)
+        content: dict[str, Any] = json.loads(answer.content)
+        return content
+
+
+class _RefusedError(Exception):
+    """moto refused one of the requests that make an answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
 
 
 # CloudWatch Logs' filter patterns of plain terms: words and quoted phrases that must occur, or must not.

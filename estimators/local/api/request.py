@@ -1,14 +1,16 @@
-"""Find the operation and the JSON document of a request, in each of AWS's protocols."""
+"""What is known of a request that the guard let through: its operation and document, in each of AWS's protocols."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
-from estimators.local.api.offered import S3
+from estimators.local.api.offered import S3, require_offered
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import PUT_METRICS
 from estimators.service_model import service_model
@@ -35,16 +37,56 @@ _REST_PATHS = (
     (re.compile(r"/FeatureGroup.*"), "FeatureStore"),
 )
 """Operations of SageMaker's companion services, which speak REST."""
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class ApiOperation:
-    """The operation that a request asks for."""
+class ApiRequest:
+    """A well-formed request for an operation that the platform answers, signed with its keys."""
 
     service: str
     """AWS's signing name of the operation's service, or `OWN_SERVICE`."""
-    name: str
+    region: str
+    """The region that the request is signed for."""
+    operation: str
     """AWS's name of the operation; the request's method and path if it names none, as for S3."""
+    document: Mapping[str, Any]
+    """The JSON document in its body; empty if the request has none."""
+    environ: WSGIEnvironment
+    """The request as moto's WSGI application takes it. ``wsgi.input``, the body, is seekable."""
+
+    @classmethod
+    def read(cls, environ: WSGIEnvironment, *, service: str, region: str) -> ApiRequest:
+        """Return a request signed for a service; raise ApiError if it is malformed, or not offered."""
+        path = environ["PATH_INFO"]
+        if not path.startswith("/"):
+            raise ApiError("InvalidURI", f"{path[:80]!r} is no path: it does not begin with a slash.")
+        if service == S3:
+            environ = _plain_s3(environ)
+        body = environ["wsgi.input"]
+        try:
+            owner, operation = _requested_operation(environ, service)
+        except ValueError:
+            raise ApiError("MalformedInput", "The form in the request's body can't be read.") from None
+        body.seek(0)
+        if owner != OWN_SERVICE:
+            require_offered(service, operation)
+        document = {}
+        if environ.get("HTTP_X_AMZ_TARGET") or operation == PUT_METRICS:
+            document = _read_document(body.read())
+            body.seek(0)
+        return cls(service=owner, region=region, operation=operation, document=document, environ=environ)
+
+    def asking(
+        self, operation: str, *, document: Mapping[str, Any] | None = None, form: Mapping[str, str] | None = None
+    ) -> ApiRequest:
+        """Return another request of the same client to the same service, with a JSON document or a form."""
+        content = urlencode(form).encode() if form is not None else json.dumps(document).encode()
+        environ = {**self.environ, "CONTENT_LENGTH": str(len(content)), "wsgi.input": io.BytesIO(content)}
+        if document is not None:
+            prefix = self.environ["HTTP_X_AMZ_TARGET"].partition(".")[0]
+            environ["HTTP_X_AMZ_TARGET"] = f"{prefix}.{operation}"
+        return replace(self, operation=operation, document=document or {}, environ=environ)
 
     @property
     def is_own(self) -> bool:
@@ -56,20 +98,37 @@ class ApiOperation:
         """Whether botocore's model of SageMaker or its metrics has the operation, whatever the request's protocol."""
         if self.service != "sagemaker":
             return False
-        return self.name == PUT_METRICS or self.name in service_model().operation_names
+        return self.operation == PUT_METRICS or self.operation in service_model().operation_names
 
 
-def requested_operation(environ: WSGIEnvironment, service: str) -> ApiOperation:
-    """Return the operation of a request signed for a service; raise ApiError if it is another service's."""
+def _plain_s3(environ: WSGIEnvironment) -> WSGIEnvironment:
+    """Return a request to S3 that moto takes for one; raise ApiError if moto can't."""
+    path = environ["PATH_INFO"]
+    if "_" in path.split("/")[1]:  # in a presigned request, moto takes such a path for another service's
+        raise ApiError("InvalidBucketName", "A bucket's name has no underscore.")
+    if path.startswith("/v20180820/"):
+        require_offered("s3-control", "An operation")
+    if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() in _FORMS:
+        # curl and urllib send these types with any body. moto's server would parse it as a form, and store an empty
+        # object.
+        return {**environ, "CONTENT_TYPE": "binary/octet-stream"}
+    return environ
+
+
+def _requested_operation(environ: WSGIEnvironment, service: str) -> tuple[str, str]:
+    """Return the service and name of the operation that a request asks for; raise ApiError if it is another service's.
+
+    Raise ValueError if the request is a form that can't be read.
+    """
     target: str = environ.get("HTTP_X_AMZ_TARGET", "")
     if not target:
-        return ApiOperation(service=service, name=_name_without_target(environ, service))
+        return service, _name_without_target(environ, service)
     prefix, _, name = target.partition(".")
     if prefix not in _TARGETS.get(service, (prefix,)) or (prefix == OWN_SERVICE and service != "sagemaker"):
         raise ApiError("UnknownOperationException", f"{target[:80]!r} is not an operation of {service}.")
     if prefix == "SageMaker" and name not in service_model().operation_names:
         raise ApiError("UnknownOperationException", f"SageMaker has no operation {name[:80]!r}.")
-    return ApiOperation(service=OWN_SERVICE if prefix == OWN_SERVICE else service, name=name)
+    return OWN_SERVICE if prefix == OWN_SERVICE else service, name
 
 
 def _name_without_target(environ: WSGIEnvironment, service: str) -> str:
@@ -93,12 +152,11 @@ def _method_and_path(environ: WSGIEnvironment) -> str:
     return f"{environ['REQUEST_METHOD']} {environ['PATH_INFO'][:80]}"
 
 
-def read_document(environ: WSGIEnvironment) -> dict[str, Any]:
-    """Return the JSON object in a request's body, empty without a body.
+def _read_document(content: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body, empty without a body.
 
-    Raise ApiError (SerializationException) if the body is no JSON object, or too deep.
+    Raise ApiError (SerializationException) if the body is not a JSON object, or is too deep.
     """
-    content = environ["wsgi.input"].read()
     try:
         document = json.loads(content or b"{}", parse_constant=_refuse_constant)
         json.dumps(document, ensure_ascii=False).encode()  # an unpaired surrogate is no text

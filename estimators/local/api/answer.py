@@ -1,30 +1,65 @@
-"""A refusal in AWS's form of an error, in the caller's protocol."""
+"""An answer to a request: a JSON document, or a refusal in AWS's form of an error, in the caller's protocol."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from estimators.local.engine import ApiError
 
 if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIEnvironment
-
-SERVICE = "smddp.service"
-"""Environment key under which the guard puts AWS's signing name of the service that a request claims."""
+    from wsgiref.types import WSGIEnvironment
 
 _XML_SERVICES = frozenset({"", "s3", "cloudfront", "route53"})
 """REST services that speak XML. A request signed for no service gets S3's form."""
 
 
-def refuse(error: ApiError, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer a request with an error, as a WSGI application does."""
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Answer:
+    """An answer, whole."""
+
+    status: str
+    """The code and its phrase, such as ``200 OK``."""
+    headers: list[tuple[str, str]]
+    content: bytes
+
+    @property
+    def code(self) -> int:
+        """The status code."""
+        return int(self.status.split()[0])
+
+
+def document_answer(document: Mapping[str, Any]) -> Answer:
+    """Return a document in AWS's JSON protocol."""
+    content = json.dumps(document, default=_epoch_seconds).encode()
+    headers = [
+        ("Content-Type", "application/x-amz-json-1.1"),
+        ("Content-Length", str(len(content))),
+        ("x-amzn-RequestId", str(uuid.uuid4())),
+    ]
+    return Answer(status="200 OK", headers=headers, content=content)
+
+
+def _epoch_seconds(value: object) -> float:
+    """Return a time in the JSON protocol's form: seconds since 1970, rounded to the millisecond."""
+    if isinstance(value, datetime):
+        return round(value.timestamp(), 3)
+    raise TypeError(f"{type(value).__name__} has no form in the JSON protocol")
+
+
+def refusal(error: ApiError, environ: WSGIEnvironment, service: str) -> Answer:
+    """Return an error in the form of a request's protocol.
+
+    ``service`` is AWS's signing name of the service that the request claims; "" if it claims none.
+    """
     identifier = str(uuid.uuid4())
-    kind, content = _document(error, environ, identifier)
+    kind, content = _error_document(error, environ, service, identifier)
     try:
         phrase = HTTPStatus(error.status).phrase
     except ValueError:
@@ -37,13 +72,12 @@ def refuse(error: ApiError, environ: WSGIEnvironment, start_response: StartRespo
     ]
     if kind == "application/cbor":
         headers.append(("smithy-protocol", "rpc-v2-cbor"))
-    start_response(f"{error.status} {phrase}", headers)
-    return [] if environ["REQUEST_METHOD"] == "HEAD" else [content]
+    status = f"{error.status} {phrase}"
+    return Answer(status=status, headers=headers, content=b"" if environ["REQUEST_METHOD"] == "HEAD" else content)
 
 
-def _document(error: ApiError, environ: WSGIEnvironment, identifier: str) -> tuple[str, bytes]:
+def _error_document(error: ApiError, environ: WSGIEnvironment, service: str, identifier: str) -> tuple[str, bytes]:
     fields = {"__type": error.code, "message": error.message}
-    service = environ.get(SERVICE, "")
     if "HTTP_SMITHY_PROTOCOL" in environ:
         return "application/cbor", _cbor(fields)
     if "HTTP_X_AMZ_TARGET" in environ:
