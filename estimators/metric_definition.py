@@ -1,17 +1,28 @@
 """A metric definition of a job: the regex that finds a metric's values in the lines of its log.
 
-The local engine and the job's handle use the same code, so both find the values that AWS would show.
+The local engine and the job's handle use the same code, so both find the values that AWS would show. smddp's own lines,
+such as ``step=120 epoch=3 loss=0.1234``, need no configuration: the names of the Trainer's metrics are known, and a
+script's are the keyword names in calls such as ``trainer.log(accuracy=...)``. Names that the script computes at
+runtime are not found.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MAX_LINE = 1000
 """Characters searched in a line, or in each state of a progress bar."""
 _NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
+
+_OF_EVERY_TRAINER = ("loss", "lr", "samples_per_second", "step", "epoch", "grad_norm")
+_OF_TIMING = (
+    *("time_data", "time_forward", "time_backward", "time_optimizer", "time_checkpoint", "time_other"),
+    *("peak_memory_gib", "tflops", "mfu"),
+)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -60,3 +71,21 @@ def finite(text: str | None) -> float | None:
 def regex_of_line(name: str) -> str:
     """Return the regex for a metric's value in smddp's lines: ``step=120 epoch=3 loss=0.1234``."""
     return rf"(?:^|\s){name}={_NUMBER}"
+
+
+def definitions(script: ast.Module, *, most: int) -> list[dict[str, str]]:
+    """Return at most `most` metric definitions for a script that uses smddp, given as its syntax tree.
+
+    If there are too many, the Trainer's timing metrics are dropped first, then the script's own.
+    """
+    calls = [node for node in ast.walk(script) if isinstance(node, ast.Call)]
+    own = dict.fromkeys(name for call in calls for name in _logged(call))
+    timed = any(keyword.arg == "timing" for call in calls for keyword in call.keywords)
+    names = list(dict.fromkeys([*_OF_EVERY_TRAINER, *own, *(_OF_TIMING if timed else ())]))
+    return [{"Name": name, "Regex": regex_of_line(name)} for name in names[:most]]
+
+
+def _logged(call: ast.Call) -> Iterator[str]:
+    """Yield the keyword names of a ``….log(name=...)`` call."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "log":
+        yield from (keyword.arg for keyword in call.keywords if keyword.arg and keyword.arg != "reduce")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from estimators import metric_lines, source_code
+from estimators import metric_definition, source_code
 from estimators.checks import aws_limits
 from estimators.checks.parameters import is_local_mode
 from estimators.image import Framework
@@ -68,4 +68,4 @@ def _metric_definitions(source: SourceCode) -> dict[str, Any]:
     if not source.is_local or not source_code.imports_package(source):
         return {}
     most = aws_limits.most("metric_definitions")
-    return {"metric_definitions": metric_lines.definitions(source.syntax, most=most)}
+    return {"metric_definitions": metric_definition.definitions(source.syntax, most=most)}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,7 @@ import pytest
 
 from estimators import Estimator
 from estimators.checks import aws_limits
-from estimators.metric_definition import finite
-from estimators.metric_lines import definitions
-from estimators.source_code import parsed
+from estimators.metric_definition import definitions, finite
 from smddp.metrics.lines import metrics_line
 from tests.estimators.conftest import ROLE
 
@@ -36,31 +35,27 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     return to
 
 
-def definitions_of(script: Path, *, most: int) -> list[dict[str, str]]:
-    return definitions(parsed(script), most=most)
-
-
 def names(found: list[dict[str, str]]) -> list[str]:
     return [definition["Name"] for definition in found]
 
 
-def test_the_names_are_the_trainers_and_those_that_the_script_logs(write: Callable[[str], Path]) -> None:
-    assert names(definitions_of(write(SCRIPT), most=40)) == [*OF_EVERY_TRAINER, "accuracy", "val_loss"]
+def test_the_names_are_the_trainers_and_those_that_the_script_logs() -> None:
+    assert names(definitions(ast.parse(SCRIPT), most=40)) == [*OF_EVERY_TRAINER, "accuracy", "val_loss"]
 
 
-def test_timing_has_its_own(write: Callable[[str], Path]) -> None:
-    found = names(definitions_of(write(SCRIPT.replace("optimizer)", "optimizer, timing=True)")), most=40))
+def test_timing_has_its_own() -> None:
+    found = names(definitions(ast.parse(SCRIPT.replace("optimizer)", "optimizer, timing=True)")), most=40))
     assert {"time_data", "time_other", "mfu", "peak_memory_gib"} <= set(found)
 
 
 @pytest.mark.parametrize("value", [0.1234, -3.5, 1e-7, 3.2e38, 12345.6, 7])
-def test_each_finds_its_number_in_a_line_and_no_other(value: float, write: Callable[[str], Path]) -> None:
+def test_each_finds_its_number_in_a_line_and_no_other(value: float) -> None:
     line = "2026-01-01 [rank 0] INFO smddp.metrics.lines: " + metrics_line(
         12, 3, {"val_loss": -1, "loss": value, "accuracy": 9.5}
     )
     found = {
         each["Name"]: [float(number) for number in re.findall(each["Regex"], line)]
-        for each in definitions_of(write(SCRIPT), most=40)
+        for each in definitions(ast.parse(SCRIPT), most=40)
     }
     assert {name: numbers for name, numbers in found.items() if numbers} == {
         "step": [12],
@@ -71,9 +66,9 @@ def test_each_finds_its_number_in_a_line_and_no_other(value: float, write: Calla
     }
 
 
-def test_they_are_within_the_limits_of_aws(write: Callable[[str], Path]) -> None:
+def test_they_are_within_the_limits_of_aws() -> None:
     many = ", ".join(f"{'m' * 200}{number}=1" for number in range(60))
-    found = definitions_of(write(f"import smddp\ntrainer.log({many})"), most=aws_limits.most("metric_definitions"))
+    found = definitions(ast.parse(f"import smddp\ntrainer.log({many})"), most=aws_limits.most("metric_definitions"))
     assert len(found) == 40
     assert list(aws_limits.check("metric_definitions", found)) == []
 
