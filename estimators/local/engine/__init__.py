@@ -1,4 +1,26 @@
-"""SageMaker's training jobs as a library: a CreateTrainingJob dict in, a DescribeTrainingJob dict out; no HTTP."""
+"""SageMaker's jobs as a library: a CreateTrainingJob dict in, a DescribeTrainingJob dict out; no HTTP.
+
+A request goes one way. What a runner and its hosts report comes back to the record alone, which decides what follows.
+
+=============  ======================================================================================================
+`Engine`       takes every request, and passes it to the operations of one kind
+operations     `TrainingOperations`, `ProcessingOperations`, `TuningOperations`, `Experiments`: read the request into a
+               frozen value (`TrainingRequest`, …), and answer it from the records; `Tags` and Search serve all kinds
+records        `Records` of a kind by name; `JobRecords` start and end the runners; `RecordStore` is the file of all
+record         one job, experiment, trial or component, its state under one lock: `Record` ← `JobRecord` ←
+               `HostedRecord` ← `TrainingRecord`, `ProcessingRecord`; `JobRecord` ← `TuningRecord`; `Record` ←
+               `EntityRecord` ← `ComponentRecord`
+runner         the thread of one job, from its start to its end: `HostedRunner` ← `TrainingRunner`,
+               `ProcessingRunner`; `TuningRunner`, which starts training jobs
+attempt        the hosts of one attempt, by an executor: `AttemptHosts`, with `HostLog`, `Metrics` and `JobFaults`;
+               ``transfers/`` brings their input and their output
+=============  ======================================================================================================
+
+``records/`` knows no kind of record. ``hosted/`` is what training and processing jobs share: jobs on hosts. Each kind
+has a room with the same files: ``request``, ``record``, ``runner``, ``operations``.
+
+Locks are taken in this order: that of `Experiments`, of the records of a kind, of a record, of the store.
+"""
 
 from __future__ import annotations
 

@@ -39,6 +39,8 @@ AnyJob = TypeVar("AnyJob", bound="HostedRecord[Any]")
 class HostedRecord(JobRecord[Request_co]):
     """The record of a job on hosts from its creation on."""
 
+    log_group: ClassVar[str]
+    """The log group of its hosts' streams."""
     default_command: ClassVar[tuple[str, ...]]
     """Arguments of the image's own program, before the request's."""
     working_directory: ClassVar[str]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.hosted.request import HostedRequest
 from estimators.local.engine.hosted.runner import HostedRunner
-from estimators.local.engine.records import JobRecords, RecordKind, RecordStore
+from estimators.local.engine.records import JobRecords, RecordStore
 from smddp.job.failure_report import within_limit
 
 Job = TypeVar("Job", bound="HostedRecord[HostedRequest]")
@@ -22,16 +22,12 @@ class HostedRecords(JobRecords[Job, HostedRunner[HostedRequest]]):
 
     def __init__(
         self,
-        kind: RecordKind,
+        record: type[Job],
         arn_prefix: str,
         store: RecordStore,
-        restore: Callable[[Mapping[str, Any]], Job],
-        *,
-        log_group: str,
         make_runner: Callable[[Job], HostedRunner[HostedRequest]],  # raises ApiError if the job can't run here
     ) -> None:
-        super().__init__(kind, arn_prefix, store, restore)
-        self._log_group = log_group
+        super().__init__(record.kind, arn_prefix, store, record.from_json)
         self._make_runner = make_runner
         self._broken_off = [job for job in self.all() if not job.ended]
 
@@ -45,7 +41,7 @@ class HostedRecords(JobRecords[Job, HostedRunner[HostedRequest]]):
     def go_on(self) -> None:
         """Resume the jobs of a killed platform that may begin again, by spot or RetryStrategy, and end the others."""
         for job in self._broken_off:
-            last = self._store.last_line_time(self._log_group, job.name)
+            last = self._store.last_line_time(job.log_group, job.name)
             said = datetime.fromtimestamp((last or 0) / 1000, timezone.utc)
             if not job.outlive(max(said, job.describe()["LastModifiedTime"])):
                 continue

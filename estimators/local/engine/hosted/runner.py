@@ -48,7 +48,6 @@ Sync = TypeVar("Sync", bound=FolderSync)
 class HostedRunner(abc.ABC, Generic[Request_co]):
     """Runs a job from its creation to its end; ``image`` is the executor's name of the image."""
 
-    _log_group: ClassVar[str]
     _rules: ClassVar[Mapping[str, Rule]]
     """The rules for the members of this kind's request."""
     _failure: ClassVar[PurePath]
@@ -290,7 +289,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
             self._platform.logs,
             self._job.name,
             host.name,
-            group=self._log_group,
+            group=self._job.log_group,
             seen=self._read,
             store=self._platform.store,
         )

@@ -7,7 +7,6 @@ from typing import Any
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments import Experiments, JobToTrack
-from estimators.local.engine.hosted.logs import PROCESSING_JOBS
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.records import HostedRecords
 from estimators.local.engine.listing import list_records
@@ -37,14 +36,7 @@ class ProcessingOperations:
     def __init__(self, platform: Platform, arn_prefix: str, experiments: Experiments) -> None:
         self._platform = platform
         self._experiments = experiments
-        self.jobs = HostedRecords(
-            ProcessingRecord.kind,
-            arn_prefix,
-            platform.store,
-            ProcessingRecord.from_json,
-            log_group=PROCESSING_JOBS,
-            make_runner=self._make_runner,
-        )
+        self.jobs = HostedRecords(ProcessingRecord, arn_prefix, platform.store, self._make_runner)
         self.operations: Mapping[str, Handler] = {
             "CreateProcessingJob": self._create,
             "DescribeProcessingJob": lambda request: self._job(request).describe(),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from estimators.local.engine.hosted.logs import PROCESSING_JOBS
 from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.processing.request import ProcessingRequest
 from estimators.local.engine.records import RecordKind
@@ -19,6 +20,7 @@ class ProcessingRecord(HostedRecord[ProcessingRequest]):
     """The record of a processing job from its creation on."""
 
     kind = RecordKind(word="processing job", resource="processing-job", key="processing-job")
+    log_group = PROCESSING_JOBS
     default_command = ()
     working_directory = "processing"
 

@@ -13,7 +13,6 @@ from typing import Any
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosted.attempt import resource_config
-from estimators.local.engine.hosted.logs import PROCESSING_JOBS
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.request import ML_ROOT
 from estimators.local.engine.hosted.runner import HostedRunner
@@ -58,7 +57,6 @@ def _cut(content: bytes, *, whole: bool) -> str:
 class ProcessingRunner(HostedRunner[ProcessingRequest]):
     """Runs a processing job; the arguments are `HostedRunner`'s."""
 
-    _log_group = PROCESSING_JOBS
     _rules = RULES
     _failure = _MESSAGE
 

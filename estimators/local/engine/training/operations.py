@@ -7,7 +7,6 @@ from typing import Any
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments import Experiments, JobToTrack
-from estimators.local.engine.hosted.logs import TRAINING_JOBS
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.records import HostedRecords
 from estimators.local.engine.listing import list_records
@@ -36,14 +35,7 @@ class TrainingOperations:
     def __init__(self, platform: Platform, arn_prefix: str, experiments: Experiments) -> None:
         self._platform = platform
         self._experiments = experiments
-        self.jobs = HostedRecords(
-            TrainingRecord.kind,
-            arn_prefix,
-            platform.store,
-            TrainingRecord.from_json,
-            log_group=TRAINING_JOBS,
-            make_runner=self._make_runner,
-        )
+        self.jobs = HostedRecords(TrainingRecord, arn_prefix, platform.store, self._make_runner)
         self.operations: Mapping[str, Handler] = {
             "CreateTrainingJob": lambda request: {"TrainingJobArn": self.start(request).arn},
             "DescribeTrainingJob": lambda request: self._job(request).describe(),

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from estimators.local.engine.hosted.logs import TRAINING_JOBS
 from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.hosted.states import JobProgress
 from estimators.local.engine.hosts import InstanceGroup
@@ -20,6 +21,7 @@ class TrainingRecord(HostedRecord[TrainingRequest]):
     """The record of a training job from its creation on."""
 
     kind = RecordKind(word="training job", resource="training-job", key="training-job")
+    log_group = TRAINING_JOBS
     default_command = ("train",)
     working_directory = "code"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.hosted.attempt import known_names, resource_config
-from estimators.local.engine.hosted.logs import TRAINING_JOBS
 from estimators.local.engine.hosted.metric_statistics import MetricPublisher
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.record import HostedRecord
@@ -27,7 +26,6 @@ from estimators.local.executors import HostCluster
 class TrainingRunner(HostedRunner[TrainingRequest]):
     """Runs a training job; the arguments are `HostedRunner`'s."""
 
-    _log_group = TRAINING_JOBS
     _rules = RULES
     _failure = PurePath("output", "failure")
 
