@@ -137,7 +137,7 @@ class Checkpointer:
         rank_saver = self._begin()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
         with same_error(ranks):
-            ranks.on_main(lambda: committer.take_place(run, make=False))
+            ranks.on_main(lambda: committer.lock_location(run, make=False))
             manifest = restore_newest(
                 self._store,
                 ranks,
@@ -171,7 +171,7 @@ class Checkpointer:
         with same_error(ranks):
             return ranks.on_main(lambda: not list(self._store.steps()))
 
-    def take_place(self) -> None:
+    def lock_location(self) -> None:
         """Lock the location for this run; collective. `load` does so, too: call this in a run that loads nothing.
 
         Raises:
@@ -180,7 +180,7 @@ class Checkpointer:
         rank_saver = self._begin()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
         with same_error(ranks):
-            ranks.on_main(lambda: committer.take_place(run, make=True))
+            ranks.on_main(lambda: committer.lock_location(run, make=True))
 
     def save(
         self,
@@ -363,7 +363,7 @@ class Checkpointer:
         try:
             self.wait()
         finally:
-            self._leave_place()
+            self._unlock_location()
             self._rank_saver = None
             self._is_closed = True
             if not self._has_arrived(_ARRIVAL_SECONDS):
@@ -383,7 +383,7 @@ class Checkpointer:
             logger.warning("%s was given up", name)
         else:
             self._log_failure()
-            self._leave_place()
+            self._unlock_location()
         self._stop_following()
 
     def _has_arrived(self, seconds: float) -> bool:
@@ -393,10 +393,10 @@ class Checkpointer:
         if self._listener is not None:
             self._listener.close()  # it logs late checkpoints; none matters once the newest has arrived
 
-    def _leave_place(self) -> None:
+    def _unlock_location(self) -> None:
         """Unlock the location, unless the background thread still writes there."""
         if self._rank_saver is not None and not self.busy:
-            self._rank_saver.committer.release_place()
+            self._rank_saver.committer.unlock_location()
 
     def _log_failure(self) -> None:
         """Log the error of the last save, so that the current exception is the one raised."""

@@ -192,11 +192,11 @@ def _look_for(location: str, *, single: bool = True) -> tuple[Store, Iterator[in
     ``single`` allows the location of one checkpoint.
     """
     from smddp.checkpoint.stores import open_store
-    from smddp.checkpoint.stores.opening import no_checkpoint_in, place_and_step
+    from smddp.checkpoint.stores.opening import location_and_step, no_checkpoint_in
 
-    place, step = place_and_step(location)
-    store = open_store(place)
-    if Path(place).is_file():
+    root, step = location_and_step(location)
+    store = open_store(root)
+    if Path(root).is_file():
         raise no_checkpoint_in(store)
     if step is None:
         steps = store.newest_first()
@@ -205,7 +205,7 @@ def _look_for(location: str, *, single: bool = True) -> tuple[Store, Iterator[in
             raise no_checkpoint_in(store)
         return store, _before(first, steps)
     if not single:
-        raise CheckpointError(f"{location} is one checkpoint: give the place that it lies in, {place}")
+        raise CheckpointError(f"{location} is one checkpoint: give the location that it lies in, {root}")
     if not store.attempts(step) and store.read_manifest(step) is None:
         raise CheckpointError(f"there is no checkpoint {store.path(step)}")
     return store, iter([step])

@@ -23,9 +23,8 @@ from smddp.metrics.memory import peak_memory
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.process.live_text import is_watched
 from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
-from smddp.training.active_runs import active_runs
+from smddp.training.active_runs import OpenRun, Progress, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.open_run import OpenRun, Progress
 
 
 class RunView:

@@ -33,9 +33,8 @@ from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.process.slurm_grace import seconds_left
-from smddp.training.active_runs import active_runs
+from smddp.training.active_runs import OpenRun, Progress, active_runs
 from smddp.training.checkpoint_policy import AutoInterval, CheckpointPolicy
-from smddp.training.open_run import OpenRun, Progress
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +145,7 @@ class SaveSchedule:
         ``resume``.
         """
         run = self._open(state, per_rank, order)
-        run.checkpointer.take_place()
+        run.checkpointer.lock_location()
         if not run.checkpointer.is_empty():
             raise ValueError(
                 f"{run.location} holds checkpoints, and this loop began without them: call trainer.resume() before its "

@@ -10,8 +10,8 @@ from smddp.data.loaders import Loaders
 from smddp.metrics import StepTimer
 from smddp.metrics.lines import StepRate
 from smddp.metrics.memory import peak_memory
+from smddp.training.active_runs import Progress
 from smddp.training.model_step import ModelStep
-from smddp.training.open_run import Progress
 from smddp.training.run_view import RunView
 
 

@@ -58,6 +58,7 @@ from smddp.metrics.profile import StepProfiler
 from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
 from smddp.metrics.step_flops import StepFlops
 from smddp.metrics.tracking import Tracker
+from smddp.training.active_runs import OpenRun
 from smddp.training.argument_checks import (
     check_bounds,
     check_counts,
@@ -80,7 +81,6 @@ from smddp.training.model_checks import (
 )
 from smddp.training.model_step import ModelStep
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
-from smddp.training.open_run import OpenRun
 from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
 from smddp.training.precision import Precision, PrecisionName, without_precision
 from smddp.training.run_view import RunView

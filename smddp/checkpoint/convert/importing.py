@@ -71,10 +71,11 @@ def import_checkpoint(
     found = find_source(source)
     if found.kind == "checkpoint":
         raise _nothing_foreign(found)
-    place, inside = split(destination)
+    location, inside = split(destination)
     if inside is not None:
         raise CheckpointError(
-            f"{destination} is the name of one checkpoint: give the place that it lies in, {place}, and its step apart"
+            f"{destination} is the name of one checkpoint: give the location that it lies in, {location}, and its step "
+            "apart"
         )
     parts, rest = found.read_foreign()
     rest += [name for name in parts if not is_part_name(name) or name in (RANKS, RNG)]

@@ -17,7 +17,7 @@ from smddp.checkpoint.convert.dcp import METADATA_NAME, read_dcp
 from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES, read_weights_file
 from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
 from smddp.checkpoint.stores import open_store
-from smddp.checkpoint.stores.opening import no_checkpoint_in, place_and_step
+from smddp.checkpoint.stores.opening import location_and_step, no_checkpoint_in
 from smddp.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -96,13 +96,13 @@ def find_source(location: str | os.PathLike[str]) -> StateSource:
     text = os.fspath(location)
     if text.startswith("s3://") and text.endswith(_FILE_SUFFIXES):
         return StateSource(kind="object", location=text)
-    place, step = place_and_step(text)
+    location, step = location_and_step(text)
     if step is None and text.startswith("s3://") and next(open_store(text).newest_first(), None) is None:
         for name in WEIGHTS_NAMES:
             if _is_object(uri := f"{text.rstrip('/')}/{name}"):
                 return StateSource(kind="object", location=uri)
     if step is not None or text.startswith("s3://"):
-        return StateSource(kind="checkpoint", location=place, step=step)
+        return StateSource(kind="checkpoint", location=location, step=step)
     path = Path(text)
     if not path.exists():
         raise CheckpointError(f"there is nothing at {text}")
@@ -146,8 +146,8 @@ def _place(uri: str) -> tuple[S3Bucket, str]:
     from smddp.checkpoint.stores.s3_location import ADVICE, S3Location, store_error
     from smddp.storage.s3_bucket import S3Bucket  # needs boto3, which is slow to import
 
-    place = S3Location.parse(uri)
-    return S3Bucket(place.bucket, advice=ADVICE, failure=store_error), place.prefix
+    location = S3Location.parse(uri)
+    return S3Bucket(location.bucket, advice=ADVICE, failure=store_error), location.prefix
 
 
 _ALIASES = {

@@ -9,7 +9,7 @@ Notes on the protocol, in `RankSaver`:
 `save_group` bounds each wait for another rank. A rank that loses contact raises an error, even if rank 0 has committed.
 
 Notes on the order of the commit, in `Committer`:
-  1. The location is locked first, until `release_place`.
+  1. The location is locked first, until `unlock_location`.
   2. Files that belong to all ranks are written, and every file is found again with its size. Then the manifest may
      name them.
   3. The lock is checked just before the commit: a process that was suspended may have lost it.
@@ -116,7 +116,7 @@ class RankSaver:
             result = RankResult()
             try:
                 if request.failure is None:
-                    self.committer.take_place(request.run, make=True)
+                    self.committer.lock_location(request.run, make=True)
                 existing_manifest = self.committer.existing_manifest(request)
                 result = self._write(request)
             except Exception as error:  # not swallowed: rank 0 collects all reports first, so that no rank still writes
@@ -181,8 +181,8 @@ class Committer:
         self._commit_unconfirmed: str | None = None
         self._hold: Hold | None = None
 
-    def take_place(self, run: str, *, make: bool) -> None:
-        """Lock the location until `release_place`. Raise PlaceTakenError if another run owns it.
+    def lock_location(self, run: str, *, make: bool) -> None:
+        """Lock the location until `unlock_location`. Raise LocationTakenError if another run owns it.
 
         Without `make`, a location that does not exist or that this user may not write stays unlocked.
         """
@@ -195,7 +195,7 @@ class Committer:
                 raise
             logger.debug("%s; a save would fail", error)
 
-    def release_place(self) -> None:
+    def unlock_location(self) -> None:
         """Unlock the location."""
         if self._hold is not None:
             self._hold.release()
@@ -222,7 +222,7 @@ class Committer:
             if found.valid:
                 raise CheckpointError(
                     f"will not replace the checkpoint {path}, which another run saved at {manifest.saved_at:%F %T %Z}, "
-                    "and which this run did not load: two runs share the place; give each its own"
+                    "and which this run did not load: two runs share the location; give each its own"
                 )
             logger.warning("replacing the checkpoint %s: %s", path, found.reason)
         return content

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from smddp.checkpoint.stores import owner as owners
 from smddp.checkpoint.stores.filesystem import FileSystem
-from smddp.checkpoint.stores.owner import LARGEST_OWNER, OWNER_NAME, Owner, PlaceTakenError
+from smddp.checkpoint.stores.owner import LARGEST_OWNER, OWNER_NAME, LocationTakenError, Owner
 
 _PAUSE = 0.1  # seconds between two tries; `PATIENCE_SECONDS` bounds all of them
 
@@ -48,7 +48,7 @@ class DirectoryHold:
     """The ownership of a directory, until `release` or garbage collection."""
 
     def __init__(self, files: FileSystem, root: Path, owner: Owner) -> None:
-        """Lock the directory. Raise PlaceTakenError if another process still owns it after `PATIENCE_SECONDS`."""
+        """Lock the directory. Raise LocationTakenError if another process still owns it after `PATIENCE_SECONDS`."""
         self._files = files
         self._path = root / OWNER_NAME
         self._owner = owner
@@ -56,7 +56,7 @@ class DirectoryHold:
         self._take(patience=owners.PATIENCE_SECONDS)
 
     def check(self) -> None:
-        """Verify the lock, and lock again if the file was removed. Raise PlaceTakenError if another process owns it."""
+        """Verify the lock, and lock again if the file was removed. Raise LocationTakenError if another run owns it."""
         if _key(self._path) != self._key:
             self.release()
             self._take(patience=0)
@@ -65,7 +65,7 @@ class DirectoryHold:
             # Locking again restores it, and changes nothing otherwise. In a fork `_locks` is empty.
             lock = _locks.get(self._key)
             if lock is not None and not self._files.try_lock(lock.descriptor):
-                raise PlaceTakenError(str(self._path.parent), None)
+                raise LocationTakenError(str(self._path.parent), None)
 
     def release(self) -> None:
         """Unlock the directory, if this is its last user in the process."""
@@ -75,7 +75,7 @@ class DirectoryHold:
         deadline = time.monotonic() + patience
         while (key := self._try()) is None:
             if time.monotonic() >= deadline:
-                raise PlaceTakenError(str(self._path.parent), self._found)
+                raise LocationTakenError(str(self._path.parent), self._found)
             time.sleep(_PAUSE)
         self._key = key
         self._finalizer = weakref.finalize(self, _release, key, os.getpid())

@@ -23,30 +23,30 @@ def open_store(location: str | os.PathLike[str]) -> Store:
         return S3Store(text)
     if text.startswith("s3:/") or "://" in text or not text:
         raise ValueError(
-            f"{text!r} is no place for checkpoints: give a directory or, as a str and not as a Path, s3://bucket/prefix"
+            f"{text!r} is no location for checkpoints: give a directory or, as a str and not as a Path, s3://bucket/prefix"
         )
     return DirectoryStore(text)
 
 
-def place_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
+def location_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
     """Split the location of a checkpoint into store and step; the step is None for the location of a store.
 
     Raise CheckpointError if a local checkpoint is absent.
     """
-    place, step = split(location)
+    store, step = split(location)
     text = os.fspath(location)
     if step is not None and not text.startswith("s3://") and not Path(text).exists():
         raise CheckpointError(f"there is nothing at {text}")
-    return place, step
+    return store, step
 
 
 def split(location: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """Split like `place_and_step`, by the name only: the checkpoint need not exist."""
+    """Split like `location_and_step`, by the name only: the checkpoint need not exist."""
     text = os.fspath(location)
     if text.startswith("s3://"):
-        place, _, name = text.rstrip("/").rpartition("/")
+        store, _, name = text.rstrip("/").rpartition("/")
         step = step_of(name)
-        return (text, None) if step is None else (place, step)
+        return (text, None) if step is None else (store, step)
     absolute = os.path.abspath(text)  # noqa: PTH100 - Path.resolve would follow links
     step = step_of(os.path.basename(absolute))  # noqa: PTH119
     return (text, None) if step is None or not text else (os.path.dirname(absolute), step)  # noqa: PTH120

@@ -29,15 +29,16 @@ PATIENCE_SECONDS = 10.0
 """How long a new run waits for a live owner, which may be stopping."""
 
 
-class PlaceTakenError(CheckpointError):
+class LocationTakenError(CheckpointError):
     """Another run owns the checkpoint store."""
 
-    def __init__(self, place: str, owner: Owner | None) -> None:
+    def __init__(self, location: str, owner: Owner | None) -> None:
         """Name the store and its owner; None if the owner is unknown."""
         who = "another run" if owner is None else f"the run {owner}"
         super().__init__(
-            f"{who} saves its checkpoints in {place}, and two runs in one place would remove each other's; stop that "
-            "one, or give this one a place of its own (to read beside a run, take load_weights, export or find_best)"
+            f"{who} saves its checkpoints in {location}, and two runs in one location would remove each other's; stop "
+            "that one, or give this one a location of its own (to read beside a run, take load_weights, export or "
+            "find_best)"
         )
 
 

@@ -32,7 +32,7 @@ from typing import Any
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
 from smddp.checkpoint.stores import owner as owners
-from smddp.checkpoint.stores.owner import LARGEST_OWNER, OWNER_NAME, Owner, PlaceTakenError
+from smddp.checkpoint.stores.owner import LARGEST_OWNER, OWNER_NAME, LocationTakenError, Owner
 from smddp.checkpoint.stores.s3_location import S3Location, read_small
 from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError
 from smddp.storage.s3_bucket import S3Bucket
@@ -133,7 +133,7 @@ class S3Hold:
     """The ownership of a prefix, until `release` or garbage collection."""
 
     def __init__(self, bucket: S3Bucket, commits: Commits, location: S3Location, owner: Owner) -> None:
-        """Take ownership. Raise PlaceTakenError if another run is still alive after `PATIENCE_SECONDS`.
+        """Take ownership. Raise LocationTakenError if another run is still alive after `PATIENCE_SECONDS`.
 
         The wait ends after `STALE_SECONDS` at most, if nothing else shows whether the owner is alive.
         """
@@ -149,7 +149,7 @@ class S3Hold:
         self._finalizer.atexit = False  # a save may still run at exit
 
     def check(self) -> None:
-        """Verify the ownership by a rewrite. Raise PlaceTakenError if another process is the owner."""
+        """Verify the ownership by a rewrite. Raise LocationTakenError if another process is the owner."""
         self._object.renew()
 
     def release(self) -> None:
@@ -173,7 +173,7 @@ class _Object:
         return self._bucket.uri(self._key)
 
     def acquire(self) -> None:
-        """Write the object if it is absent or its owner is gone; raise PlaceTakenError if its owner is alive."""
+        """Write the object if it is absent or its owner is gone; raise LocationTakenError if its owner is alive."""
         begun = time.monotonic()
         first_seen, age, told = None, 0.0, False
         while True:
@@ -191,7 +191,7 @@ class _Object:
                     logger.warning("took %s over from the run %s, which has ended without leaving it", self, owner)
                 return
             if state == "alive" and watched >= owners.PATIENCE_SECONDS:
-                raise PlaceTakenError(str(self._location), owner)
+                raise LocationTakenError(str(self._location), owner)
             if state == "unknown" and not told:
                 told = True
                 seconds = STALE_SECONDS - age
@@ -199,14 +199,14 @@ class _Object:
             time.sleep(_PAUSE)
 
     def renew(self) -> None:
-        """Rewrite the object; raise PlaceTakenError if it names another process.
+        """Rewrite the object; raise LocationTakenError if it names another process.
 
         `check` and the heartbeat thread may do so at the same moment: the ETag lets one succeed, and the other retries.
         """
         for _ in range(_TRIES):
             owner, etag = self._read()
             if etag is not None and not self._is_own(owner):
-                raise PlaceTakenError(str(self._location), owner)
+                raise LocationTakenError(str(self._location), owner)
             if self._put(etag):
                 return
         raise StoreError(f"could not write {self}: another request for it is always under way", transient=True)
@@ -262,7 +262,7 @@ def _renewed(owned: _Object) -> bool:
     """Rewrite the object once; return False if another process took it."""
     try:
         owned.renew()
-    except PlaceTakenError as error:
+    except LocationTakenError as error:
         logger.error("%s", error)  # the next save raises it
         return False
     except Exception as error:  # the next save runs `check`, and raises it if it lasts

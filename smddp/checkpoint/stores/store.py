@@ -39,14 +39,14 @@ class Hold(Protocol):
     """The ownership of a store: no other run saves or removes checkpoints there."""
 
     def check(self) -> None:
-        """Verify the ownership before a commit or a removal. Raise PlaceTakenError if another run owns the store."""
+        """Verify the ownership before a commit or a removal. Raise LocationTakenError if another run owns the store."""
 
     def release(self) -> None:
         """Give up the ownership. Call it once; it does nothing in a fork."""
 
 
 class Store(Protocol):
-    """A place for the checkpoints of one run.
+    """The location of the checkpoints of one run.
 
     A checkpoint is the manifest of a step and the files of one attempt to save it, in the attempt's own directory
     (``""`` in format 1: beside the manifest). Committed files never change. Files with other names are foreign: a store
@@ -73,7 +73,7 @@ class Store(Protocol):
         """Take ownership for `owner`, this process, until the hold is released or the process ends in any way.
 
         Several holds in one process share the ownership; readers need none. If the store's directory is absent, create
-        it with `make`, else return None. Raise PlaceTakenError if another run does not end within `PATIENCE_SECONDS`.
+        it with `make`, else return None. Raise LocationTakenError if another run does not end in `PATIENCE_SECONDS`.
         """
 
     def steps(self) -> list[int]:

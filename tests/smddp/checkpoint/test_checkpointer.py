@@ -24,7 +24,7 @@ from smddp.checkpoint.stores import owner as owners
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.directory_hold import DirectoryHold
 from smddp.checkpoint.stores.filesystem import FileSystem
-from smddp.checkpoint.stores.owner import OWNER_NAME, PlaceTakenError
+from smddp.checkpoint.stores.owner import OWNER_NAME, LocationTakenError
 from smddp.data import ElasticSampler
 from smddp.errors import CheckpointError
 
@@ -300,7 +300,7 @@ def test_one_that_another_run_saved_meanwhile_is_never_replaced(new_run: NewRun)
     assert first.load() == second.load() is None
     path = second.save(4)
     before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
-    with pytest.raises(CheckpointError, match=r"which another run saved at .*two runs share the place"):
+    with pytest.raises(CheckpointError, match=r"which another run saved at .*two runs share the location"):
         first.save(4)
     assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
 
@@ -619,7 +619,7 @@ def test_a_run_whose_place_was_taken_commits_and_removes_nothing(
     run.save(10)
 
     def taken(_: object) -> None:
-        raise PlaceTakenError(str(run.directory), None)
+        raise LocationTakenError(str(run.directory), None)
 
     monkeypatch.setattr(DirectoryHold, "check", taken)
     with pytest.raises(CheckpointError, match="another run saves its checkpoints in"):
@@ -635,7 +635,7 @@ def test_a_place_that_is_lost_after_a_commit_is_not_pruned(new_run: NewRun, monk
     def taken(hold: object) -> None:
         checks.append(hold)
         if len(checks) == 2:
-            raise PlaceTakenError(str(run.directory), None)
+            raise LocationTakenError(str(run.directory), None)
 
     monkeypatch.setattr(DirectoryHold, "check", taken)
     run.save(20)

@@ -62,7 +62,11 @@ def test_env_shows_where_in_s3_the_checkpoints_go(tmp_path: Path) -> None:
         (["run", "no-such-script.py"], {}, "no-such-script.py"),
         (["run", "--processes-per-node", "0", "train.py"], {}, "0 processes per node"),
         (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "Node rank 5 is not one of 0 to 1"),
-        (["run", "--checkpoint-s3-uri", "bucket", "train.py"], {}, "SMDDP_CHECKPOINT_S3_URI=bucket is no place in S3"),
+        (
+            ["run", "--checkpoint-s3-uri", "bucket", "train.py"],
+            {},
+            "SMDDP_CHECKPOINT_S3_URI=bucket is no place in S3",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from torch import nn
 
-import smddp.training.open_run
+import smddp.training.active_runs
 from smddp import CheckpointPolicy
 from smddp.checkpoint import list_checkpoints
 from smddp.checkpoint.stores import StoreError
@@ -54,7 +54,7 @@ agents: list[Agent] = []
 
 @pytest.fixture(autouse=True)
 def _double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(smddp.training.open_run, "UploadMonitor", Agent)
+    monkeypatch.setattr(smddp.training.active_runs, "UploadMonitor", Agent)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     agents.clear()
     yield

@@ -16,7 +16,7 @@ import pytest
 from smddp.checkpoint.stores import owner as owners
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.directory_hold import DirectoryHold
-from smddp.checkpoint.stores.owner import OWNER_NAME, Owner, PlaceTakenError
+from smddp.checkpoint.stores.owner import OWNER_NAME, LocationTakenError, Owner
 from smddp.checkpoint.stores.store import Hold
 
 RUN, OTHER = "0123456789ab", "ba9876543210"
@@ -63,7 +63,7 @@ def is_refused(root: Path) -> bool:
         try:
             take(root, OTHER)
             os._exit(0)
-        except PlaceTakenError:
+        except LocationTakenError:
             os._exit(7)
         finally:
             os._exit(1)
@@ -71,7 +71,7 @@ def is_refused(root: Path) -> bool:
 
 
 def test_a_second_process_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
-    with child(lambda: take(tmp_path)) as process, pytest.raises(PlaceTakenError) as error:
+    with child(lambda: take(tmp_path)) as process, pytest.raises(LocationTakenError) as error:
         take(tmp_path, OTHER)
     assert f"the run {RUN} (process {process} on {socket.gethostname()}, since 20" in str(error.value)
     assert f"saves its checkpoints in {tmp_path}" in str(error.value)
@@ -161,7 +161,7 @@ def test_a_lock_file_that_was_removed_is_made_again(tmp_path: Path) -> None:
 def test_who_lost_it_is_told(tmp_path: Path) -> None:
     kept = take(tmp_path)
     (tmp_path / OWNER_NAME).unlink()
-    with child(lambda: take(tmp_path, OTHER)), pytest.raises(PlaceTakenError, match=OTHER):
+    with child(lambda: take(tmp_path, OTHER)), pytest.raises(LocationTakenError, match=OTHER):
         kept.check()
 
 

@@ -20,7 +20,7 @@ from moto.s3.responses import S3Response
 
 from smddp.checkpoint.stores import owner as owners
 from smddp.checkpoint.stores import s3_conditional
-from smddp.checkpoint.stores.owner import OWNER_NAME, Owner, PlaceTakenError
+from smddp.checkpoint.stores.owner import OWNER_NAME, LocationTakenError, Owner
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.s3_conditional import S3Hold
 
@@ -96,7 +96,7 @@ def test_as_long_as_it_is_renewed_another_is_refused_and_told_who_has_it(
     # a busy machine may keep the one from renewing for a while
     monkeypatch.setattr(s3_conditional, "STALE_SECONDS", 20.0)
     first = take(ELSEWHERE)
-    with pytest.raises(PlaceTakenError) as error:
+    with pytest.raises(LocationTakenError) as error:
         take(HERE)
     assert f"the run {OTHER} (process 1 on elsewhere, since {ELSEWHERE.since}) saves its" in str(error.value)
     first.check()
@@ -153,7 +153,7 @@ def test_after_a_kill_the_next_on_the_same_machine_waits_for_nothing(
         time.sleep(60)
         os._exit(0)
     leave(s3, replace(HERE, run=OTHER, pid=process, start=owners.started(process) or 0))
-    with pytest.raises(PlaceTakenError, match=f"process {process} on "):
+    with pytest.raises(LocationTakenError, match=f"process {process} on "):
         take(HERE)
     os.kill(process, signal.SIGKILL)
     os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
@@ -192,7 +192,7 @@ def test_a_hold_that_nothing_refers_to_is_given_up(s3: Any, take: Callable[[Owne
 def test_who_lost_it_is_told(s3: Any, take: Callable[[Owner], S3Hold]) -> None:
     hold = take(HERE)
     leave(s3, ELSEWHERE)
-    with pytest.raises(PlaceTakenError, match="elsewhere"):
+    with pytest.raises(LocationTakenError, match="elsewhere"):
         hold.check()
     hold.release()
     assert keys(s3) == [KEY], "it is the other's"
@@ -222,7 +222,7 @@ def test_of_several_at_the_same_moment_one_has_it(
     def work(number: int) -> None:
         try:
             outcomes.append(take(replace(ELSEWHERE, run=f"{number:012}", machine=f"machine {number}")))
-        except PlaceTakenError as error:
+        except LocationTakenError as error:
             outcomes.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -230,7 +230,7 @@ def test_of_several_at_the_same_moment_one_has_it(
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(type(each).__name__ for each in outcomes) == ["PlaceTakenError"] * 3 + ["S3Hold"]
+    assert sorted(type(each).__name__ for each in outcomes) == ["LocationTakenError"] * 3 + ["S3Hold"]
     next(each for each in outcomes if isinstance(each, S3Hold)).release()
 
 
