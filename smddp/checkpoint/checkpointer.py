@@ -219,10 +219,8 @@ class Checkpointer:
         except CheckpointError as error:  # raised below: the other ranks may wait for this rank's result
             failure = error
         waited = time.perf_counter() - started
-        started = time.perf_counter()
-        request = rank_saver.request(self._saves, moment)
-        stalled = time.perf_counter() - started
-        save = partial(self._save, rank_saver, request, started=started, stalled=stalled, waited=waited)
+        request = rank_saver.request(self._saves, moment, waited=waited)
+        save = partial(self._save, rank_saver, request)
         self._background_task.submit(save, name=f"the checkpoint of step {moment.step}")
         if failure := failure or request.failure:
             raise failure
@@ -437,26 +435,10 @@ class Checkpointer:
             logger.warning("waited %.1f s for %s: the interval is shorter than a save takes", waited, name)
         self.check()
 
-    def _save(
-        self,
-        rank_saver: RankSaver,
-        request: SaveRequest,
-        cancelled: threading.Event,
-        *,
-        started: float,
-        stalled: float,
-        waited: float,
-    ) -> SaveReport | None:
+    def _save(self, rank_saver: RankSaver, request: SaveRequest, cancelled: threading.Event) -> SaveReport | None:
         """Save, report and prune, in the background thread."""
         try:
-            size = rank_saver.save(request, cancelled)
-            report = SaveReport(
-                step=request.step,
-                stall_seconds=stalled + rank_saver.gpu_stall_seconds,
-                waited_seconds=waited,
-                durable_seconds=time.perf_counter() - started,
-                size=size,
-            )
+            report = rank_saver.save(request, cancelled)
             self.last_report, self._durable = report, request.number
         except SaveFailedError:
             if request.failure is not None:
@@ -466,9 +448,9 @@ class Checkpointer:
             logger.info(
                 "saved %s: %.1f MB in %.2f s, for which training stood still %.3f s",
                 self._store.path(report.step),
-                size / 1e6,
+                report.size / 1e6,
                 report.durable_seconds,
-                report.stall_seconds + waited,
+                report.stall_seconds + report.waited_seconds,
             )
         rank_saver.prune(request)
         return report

@@ -39,8 +39,7 @@ from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_import import refuse_in_import
 from smddp.training.active_runs import active_runs
 from smddp.training.main_arguments import ConfigReader, main_arguments, read_dataclass
-from smddp.training.save_schedule import LEAST_SECONDS, STOP_SECONDS
-from smddp.training.stop_deadline import StopDeadline, main_thread_traceback
+from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline, main_thread_traceback
 
 logger = logging.getLogger(__name__)
 

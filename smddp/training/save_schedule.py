@@ -16,7 +16,6 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import os
 import time
 import uuid
 import zlib
@@ -32,30 +31,20 @@ from smddp.distributed import Agreement, Membership, PeerFailedError, Ranks
 from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.process.slurm_grace import seconds_left
 from smddp.training.active_runs import OpenRun, Progress, active_runs
 from smddp.training.checkpoint_policy import AutoInterval, CheckpointPolicy
+from smddp.training.stop_deadline import seconds_to_save
 
 logger = logging.getLogger(__name__)
 
-STOP_SECONDS = 90.0
-"""Bound in seconds, from SIGTERM until the last checkpoint is durable. SageMaker sends SIGKILL after 120 s, and the
-report of a checkpoint that is not durable takes time, too."""
-
 _LONG_EVALUATION_SECONDS = 30.0
 """If an evaluation took longer, the next one begins with a checkpoint: a stop may come in it, and has only 90 s."""
-
-_PART_OF_GRACE = STOP_SECONDS / 120
-"""The same fraction, for another grace period."""
 
 _THE_STOP = "the stop"
 
 _ELSEWHERE = "a checkpoint failed on another rank"
 
 _NEWS_SECONDS = 10.0  # bound on the wait for the error of another rank's failed save
-
-LEAST_SECONDS = 10.0
-"""Seconds that the last checkpoint gets in any case, even if the step during which SIGTERM came took most of them."""
 
 
 class SaveSchedule:
@@ -215,7 +204,7 @@ class SaveSchedule:
         if decision.held and (decision.stop or decision.save):
             self._tell_of_weights(_THE_STOP if decision.stop else "a checkpoint that is due")
         elif decision.stop:
-            self._stop(run, self._seconds_to_save(decision.stop_age))
+            self._stop(run, seconds_to_save(decision.stop_age, knows_slurm=self._is_main))
         if decision.metrics_differ and self._is_main and not self._told_of_metrics:
             self._told_of_metrics = True
             logger.warning(
@@ -237,17 +226,6 @@ class SaveSchedule:
                 waiting,
                 self.progress.steps,
             )
-
-    def _seconds_to_save(self, stop_age: float) -> float:
-        """Return how long the last checkpoint may take: ten seconds or more.
-
-        On rank 0, which knows Slurm's deadline, it is at most three quarters of the time left.
-        """
-        seconds = STOP_SECONDS - stop_age
-        if self._is_main and (left := seconds_left(os.environ, since=stop_age)) is not None:
-            logger.info("Slurm ends this job in %.0f s", left)
-            seconds = min(seconds, _PART_OF_GRACE * left)
-        return max(seconds, LEAST_SECONDS)
 
     def save(self, *, again: bool = False) -> None:
         """Save a checkpoint of this moment, unless one exists.

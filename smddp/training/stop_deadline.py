@@ -1,10 +1,12 @@
-"""End a process that was told to stop and does not, because it evaluates, or waits for a rank that hangs.
+"""How long a stop may take, and the end of a process that takes longer: it evaluates, or waits for a rank that hangs.
 
 A stop takes effect between two steps. If none is reached in time, SIGKILL would end the process without a reason.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import sys
 import threading
@@ -12,8 +14,33 @@ from collections.abc import Callable
 from types import TracebackType
 
 from smddp.process.preemption import StopSignal
+from smddp.process.slurm_grace import seconds_left
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 90.0
+"""Bound in seconds, from SIGTERM until the last checkpoint is durable. SageMaker sends SIGKILL after 120 s, and the
+report of a checkpoint that is not durable takes time, too."""
+
+_PART_OF_GRACE = STOP_SECONDS / 120
+"""The same fraction, for another grace period."""
+
+LEAST_SECONDS = 10.0
+"""Seconds that the last checkpoint gets in any case, even if the step during which SIGTERM came took most of them."""
 
 _POLL_SECONDS = 0.5
+
+
+def seconds_to_save(stop_age: float, *, knows_slurm: bool) -> float:
+    """Return how long the last checkpoint may take, so many seconds after SIGTERM: ten seconds or more.
+
+    On rank 0, which knows Slurm's deadline, it is at most three quarters of the time left.
+    """
+    seconds = STOP_SECONDS - stop_age
+    if knows_slurm and (left := seconds_left(os.environ, since=stop_age)) is not None:
+        logger.info("Slurm ends this job in %.0f s", left)
+        seconds = min(seconds, _PART_OF_GRACE * left)
+    return max(seconds, LEAST_SECONDS)
 
 
 class StopDeadline:

@@ -56,6 +56,12 @@ class SaveRequest:
     """This rank's copy of the state; None if it failed."""
     failure: CheckpointError | None
     """The reason why this rank could not copy its state, or None."""
+    started: float
+    """When the copy began, by `time.perf_counter`."""
+    stall_seconds: float
+    """How long the copy took."""
+    waited_seconds: float
+    """How long training waited for the previous save before that."""
 
     @property
     def step(self) -> int:

@@ -23,9 +23,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ from smddp.checkpoint.format.tensors import Layout, header_size, tensor_at
 from smddp.checkpoint.restore.listing import check_sizes, inspect
 from smddp.checkpoint.retention import Pruner, Retention
 from smddp.checkpoint.run_state import RANKS
-from smddp.checkpoint.save.attempt import Moment, SaveRequest, write
+from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest, write
 from smddp.checkpoint.save.save_group import Failure, RankResult, SaveGroup, SaveResult
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.save.staging import Staging
@@ -76,23 +76,40 @@ class RankSaver:
         self._store = store
         self._rank = group.ranks.rank
         self.snapshotter = snapshotter
-        self.gpu_stall_seconds = 0.0
-        """How long the copies of the last save stalled training on a GPU, beyond the time of the snapshot."""
+        self._gpu_stall_seconds = 0.0  # of the last save's copies, beyond the time of the snapshot
 
-    def request(self, number: int, moment: Moment) -> SaveRequest:
+    def request(self, number: int, moment: Moment, *, waited: float = 0.0) -> SaveRequest:
         """Copy the state, in the training thread. Keep the error of a failure: the other ranks need the report."""
-        request = partial(SaveRequest, run=self.group.run, number=number, moment=moment)
+        started = time.perf_counter()
+        snapshot, failure = None, None
         try:
-            return request(snapshot=self.snapshotter.take(), failure=None)
+            snapshot = self.snapshotter.take()
         except CheckpointError as error:
-            return request(snapshot=None, failure=error)
+            failure = error
+        return SaveRequest(
+            run=self.group.run,
+            number=number,
+            moment=moment,
+            snapshot=snapshot,
+            failure=failure,
+            started=started,
+            stall_seconds=time.perf_counter() - started,
+            waited_seconds=waited,
+        )
 
-    def save(self, request: SaveRequest, cancelled: threading.Event) -> int:
-        """Do this rank's part, and return the checkpoint's size in bytes once it is durable.
+    def save(self, request: SaveRequest, cancelled: threading.Event) -> SaveReport:
+        """Do this rank's part, and report it once the checkpoint is durable.
 
         Raise SaveFailedError on every rank if one rank fails, and CheckpointError if the ranks lose contact.
         """
-        return self._lead(request, cancelled) if self._rank == 0 else self._follow(request, cancelled)
+        size = self._lead(request, cancelled) if self._rank == 0 else self._follow(request, cancelled)
+        return SaveReport(
+            step=request.step,
+            stall_seconds=request.stall_seconds + self._gpu_stall_seconds,
+            waited_seconds=request.waited_seconds,
+            durable_seconds=time.perf_counter() - request.started,
+            size=size,
+        )
 
     def prune(self, request: SaveRequest) -> None:
         """Remove superseded checkpoints, on rank 0, after the commit."""
@@ -138,7 +155,7 @@ class RankSaver:
         if request.failure is not None:
             raise request.failure
         assert request.snapshot is not None
-        self.gpu_stall_seconds = self.snapshotter.await_copies()
+        self._gpu_stall_seconds = self.snapshotter.await_copies()
         return RankResult(
             files=write(self._store, request.step, request.directory, request.snapshot.files),
             fingerprint=_fingerprint(request.snapshot.sizes),

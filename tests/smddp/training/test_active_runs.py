@@ -261,8 +261,8 @@ def test_a_stop_whose_checkpoint_takes_too_long_is_no_resumable_end(start: Start
     hanging = SLOW.replace("time.sleep(0.1)", "time.sleep(600)")
     body = """
 from smddp.checkpoint.save import background_task
-from smddp.training import save_schedule
-save_schedule.STOP_SECONDS, save_schedule.LEAST_SECONDS, background_task.GRACE_SECONDS = 3, 1, 1
+from smddp.training import stop_deadline
+stop_deadline.STOP_SECONDS, stop_deadline.LEAST_SECONDS, background_task.GRACE_SECONDS = 3, 1, 1
 def main(job: smddp.Job):
     for _ in train(job, steps=500, every=10): pass
 """

@@ -17,7 +17,7 @@ from smddp.distributed import Membership, join, leave
 from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.training import save_schedule
+from smddp.training import stop_deadline
 from smddp.training.save_schedule import SaveSchedule
 
 
@@ -201,7 +201,7 @@ def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_s
 
 
 def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(save_schedule, "STOP_SECONDS", 0.0)
+    monkeypatch.setattr(stop_deadline, "STOP_SECONDS", 0.0)
     guarded = guard(job)
     step(guarded)
     with pytest.raises(Stopped):

@@ -79,7 +79,7 @@ class Job:
                 return None
             request = self.ranks[rank].request(self.saves, Moment(step=step))
             try:
-                size = self.ranks[rank].save(request, self.cancelled[rank])
+                size = self.ranks[rank].save(request, self.cancelled[rank]).size
             except Exception as error:
                 return error
             self.ranks[rank].prune(request)
