@@ -76,7 +76,7 @@ _KINDS = {StatusChange: "status", LogLine: "line", MetricValue: "metric"}
 OnEvent: TypeAlias = Callable[[JobEvent], object] | str
 
 
-def as_json(event: JobEvent, job_name: str) -> str:
+def _as_json(event: JobEvent, job_name: str) -> str:
     """Return an event as a JSON object, with the job's name and the kind of event: status, line or metric."""
     fields = {"job": job_name, "event": _KINDS[type(event)], **dataclasses.asdict(event)}
     return json.dumps(fields, default=lambda time: time.isoformat())
@@ -126,7 +126,7 @@ class Listener:
         """Pass an event on."""
         if isinstance(self._on_event, str):
             if isinstance(event, StatusChange):
-                self._run(self._on_event, as_json(event, self._job_name))
+                self._run(self._on_event, _as_json(event, self._job_name))
             return
         try:
             self._on_event(event)
@@ -136,7 +136,7 @@ class Listener:
 
     def _run(self, command: str, text: str) -> None:
         try:
-            code, said = _ended(command, f"{text}\n")
+            code, said = _run_in_shell(command, f"{text}\n")
         except subprocess.TimeoutExpired:
             said = f"on_event was ended after {COMMAND_SECONDS:g} seconds, and the waiting goes on: {command}"
             self._warn("slow", said)
@@ -154,15 +154,15 @@ class Listener:
             logger.warning("%s", text)
 
 
-def _ended(command: str, given: str) -> tuple[int, str]:
-    """Run a command with `given` as its input; return its exit code and the end of its output.
+def _run_in_shell(command: str, text: str) -> tuple[int, str]:
+    """Run a command with `text` as its input; return its exit code and the end of its output.
 
     1. Input and output are files, not pipes: a background process of the command may keep them open, and nobody waits.
     2. On a timeout the whole process group is killed before TimeoutExpired is raised.
     3. OSError and ValueError (a NUL in the command) mean that it was not started.
     """
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
-        stdin.write(given.encode(errors="replace"))
+        stdin.write(text.encode(errors="replace"))
         stdin.seek(0)
         arguments = ["/bin/sh", "-c", command]
         child = subprocess.Popen(arguments, stdin=stdin, stdout=output, stderr=output, start_new_session=True)
