@@ -36,7 +36,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.models import resnet50
 
 import smddp
-from smddp.metrics.step_flops import peak_flops
+from smddp.metrics.device_use import peak_flops
 
 WARM_UP = 10
 PROFILED_STEPS = 10

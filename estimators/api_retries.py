@@ -44,7 +44,7 @@ def ask(call: Callable[[], T], cancelled: Callable[[], bool] = lambda: False) ->
     boto3's own retries come first. Raise Cancelled in a pause, or botocore's last error: a refusal, throttling or an
     outage of more than ten minutes, or a local platform that has ended.
     """
-    from smddp.storage.s3_retries import Retries
+    from smddp.storage.s3_errors import Retries
 
     return Retries(_explain, seconds=_PATIENCE_SECONDS, cancelled=cancelled).ask(call)
 
@@ -69,8 +69,7 @@ def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from smddp.storage.s3_errors import code_of
-    from smddp.storage.s3_retries import Retries
+    from smddp.storage.s3_errors import Retries, code_of
 
     began, unanswered = datetime.now(timezone.utc), False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from smddp.process.shown_text import shown_text
+from smddp.process.terminal_text import shown_text
 
 if TYPE_CHECKING:
     from estimators.problem import Problem

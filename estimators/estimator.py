@@ -28,7 +28,7 @@ from estimators.problem import Problem, nearest
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest
 from estimators.training_job import TrainingJob
-from smddp.process.script_import import refuse_in_import
+from smddp.process.script_multiprocessing import refuse_in_import
 
 if TYPE_CHECKING:
     from estimators.job_handle.events import OnEvent

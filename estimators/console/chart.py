@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from estimators.console.job_watch import MetricPoint
-from smddp.process.live_text import duration
+from smddp.process.terminal_text import duration
 
 WIDTH, HEIGHT = 360.0, 170.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 16.0, 10.0, 22.0

@@ -23,7 +23,7 @@ from estimators.job_handle.follower import Follower
 from estimators.job_handle.metrics import attempts_begun
 from estimators.log_reader import LogLine, LogReader
 from estimators.secret_text import masked_text
-from smddp.process.shown_text import shown_line
+from smddp.process.terminal_text import shown_line
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class JobWatch:
         return description
 
     def _follow(self) -> None:
-        from smddp.storage.s3_retries import Cancelled
+        from smddp.storage.s3_errors import Cancelled
 
         def open_log(cancelled: Callable[[], bool]) -> LogReader:
             return LogReader(self._place.logs, self.name, cancelled)

@@ -27,8 +27,7 @@ from estimators.job_handle.resumed_request import sent_request
 from estimators.secret_text import masked, masked_text
 from estimators.service_model import service_model, violations
 from smddp.errors import SmddpError
-from smddp.process.live_text import duration
-from smddp.process.shown_text import shown_line
+from smddp.process.terminal_text import duration, shown_line
 
 MOST_COMPARED = 8
 MOST_LINES = 400

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from estimators.secret_text import masked_text
-from smddp.process.shown_text import shown_line
+from smddp.process.terminal_text import shown_line
 
 _KINDS: Mapping[str, str] = {
     "Training": "training",

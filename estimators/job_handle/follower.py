@@ -71,7 +71,7 @@ class Follower:
     def looks(self, cancelled: Callable[[], bool]) -> Generator[JobEvent | float, None, None]:
         """Yield the events of each poll, then the seconds to sleep before the next one.
 
-        `cancelled` ends the retries of a failing request: then `smddp.storage.s3_retries.Cancelled` is raised.
+        `cancelled` ends the retries of a failing request: then `smddp.storage.s3_errors.Cancelled` is raised.
         """
         reader = self._open_log(cancelled) if self._open_log is not None else None
         metrics: MetricReader | None = None

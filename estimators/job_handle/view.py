@@ -23,9 +23,8 @@ from rich.text import Text
 
 from estimators.job_handle.events import JobEvent, MetricValue, StatusChange
 from estimators.log_reader import LogLine
-from smddp.process.live_text import PROGRESS_VARIABLE, duration, fitting, is_watched, speed
-from smddp.process.shown_text import shown_line, shown_text
 from smddp.process.terminal_line import TerminalLine
+from smddp.process.terminal_text import PROGRESS_VARIABLE, duration, fitting, is_watched, shown_line, shown_text, speed
 
 logger = logging.getLogger(__name__)
 

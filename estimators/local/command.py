@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from smddp.process.interruptible import wait_for
+from smddp.process.program import wait_for
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -22,7 +22,7 @@ from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
 from estimators.local.signed_request import ask
-from smddp.process.script_import import refuse_in_import
+from smddp.process.script_multiprocessing import refuse_in_import
 
 if TYPE_CHECKING:
     import boto3

@@ -191,8 +191,7 @@ class RemoteFunction(Generic[P, R]):
     ) -> tuple[SentCall, list[Path]]:
         """Write a call's arguments; return the call and its files."""
         from smddp.remote_function import travelling_values
-        from smddp.remote_function.called_function import CalledFunction
-        from smddp.remote_function.program import ARGUMENTS
+        from smddp.remote_function.program import ARGUMENTS, CalledFunction
         from smddp.remote_function.sent_call import SentCall
 
         try:

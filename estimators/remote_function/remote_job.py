@@ -62,8 +62,7 @@ class RemoteJob(Generic[R]):
 
     def _read(self, environment: dict[str, str]) -> Any:
         from smddp.remote_function import travelling_values
-        from smddp.remote_function.called_function import CalledFunction
-        from smddp.remote_function.program import RESULT, SIGNATURE
+        from smddp.remote_function.program import RESULT, SIGNATURE, CalledFunction
         from smddp.remote_function.sent_call import SentCall
 
         call = SentCall.read(environment)

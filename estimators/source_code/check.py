@@ -16,8 +16,8 @@ from estimators.source_code.ignore_rules import IGNORE_FILE
 from estimators.source_code.package import PACKAGE, imports_at_top, needs_package, package_requirements
 from estimators.source_code.source import SourceCode
 from estimators.source_code.tree import Tree
-from smddp.container.entry_point import fault_of_name, fault_under_torchrun, is_package
-from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
+from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
+from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 
 _OTHER_ARCHIVES = tuple(
     suffix for name, suffixes, _ in shutil.get_unpack_formats() if name != "gztar" for suffix in suffixes

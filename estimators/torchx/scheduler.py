@@ -32,7 +32,7 @@ from estimators.local.errors import LocalPlatformError
 from estimators.log_reader import LogLine, LogReader
 from estimators.secret_text import masked
 from estimators.training_job import TrainingJob
-from smddp.process.shown_text import shown_text
+from smddp.process.terminal_text import shown_text
 
 if TYPE_CHECKING:
     from estimators.local.access import Access

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from smddp.checkpoint.format.manifest import is_part_name
-from smddp.distributed.sharding import find_sharded_weight, find_sharding
+from smddp.distributed.replica import find_sharded_weight, find_sharding
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from smddp.process.shown_text import shown_name
+from smddp.process.terminal_text import shown_name
 
 if TYPE_CHECKING:
     from smddp.checkpoint import CheckpointInfo

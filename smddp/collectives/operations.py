@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smddp.collectives.operation import Call, Operation, Setting
+from smddp.collectives.measure import Call, Operation, Setting
 
 
 def _reduction(name: str | None) -> Any:

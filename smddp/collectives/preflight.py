@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smddp.collectives.operation import group_of_all
+from smddp.collectives.measure import group_of_all
 from smddp.distributed import Membership
 from smddp.errors import DistributedError
 

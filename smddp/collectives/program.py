@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from smddp.collectives.measure import Measurement, measure
-from smddp.collectives.operation import Setting, group_of_all
+from smddp.collectives.measure import Measurement, Setting, group_of_all, measure
 from smddp.collectives.operations import OPERATIONS
 from smddp.distributed import Membership, join, leave
 
@@ -82,7 +81,7 @@ def settings(membership: Membership) -> list[Setting]:
 
 
 def _report(measurements: list[Measurement], options: Options) -> None:
-    from rich.console import Console
+    from rich.console import Console  # rank 0 alone needs it
 
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     _print_table(measurements, console)
@@ -144,7 +143,7 @@ def _write_json(measurements: Sequence[Measurement], path: Path) -> None:
 
 def _write_plot(measurements: Sequence[Measurement], path: Path) -> None:
     """Plot bus bandwidth and latency over size, with a line for each operation; of reductions only SUM."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # optional: --plot needs it
 
     figure = Figure(figsize=(12, 5), layout="constrained")
     bandwidth, latency = figure.subplots(1, 2)

@@ -1,28 +1,38 @@
-"""``python -m smddp.container``: an image's ``train`` program, from the platform's files to the exit code."""
+"""``python -m smddp.container``: an image's ``train`` program, from the platform's files to the exit code.
+
+It ends with the job's outcome for the platform: ``output/failure`` with the reason, or ``output/success``. A failure
+that a rank wrote itself is the root cause and stays. ``smddp.job.failure_report`` composes all reasons.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
+import socket
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from smddp.cluster.gpus import count_gpus, count_visible
 from smddp.container.command import choose_command
 from smddp.container.contract import base_directory, read_contract, with_bundled_hyperparameters
 from smddp.container.environment import passable, process_environment
-from smddp.container.hosts import await_names
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
-from smddp.container.outcome import forget_outcome, is_full_disk, report_failure, report_success
 from smddp.container.requirements import activated, install_requirements
 from smddp.container.source import check_entry_point, fetch_source
-from smddp.errors import JobError, SmddpError
+from smddp.errors import ClusterError, JobError, SmddpError
+from smddp.job import failure_report
 from smddp.job.failure_report import describe_exit
 from smddp.process.exit_codes import RESUMABLE
 
 logger = logging.getLogger("smddp.container")
+
+_WAIT_SECONDS = 300.0
+RETRY_SECONDS = 0.5
 
 
 def train(environ: Mapping[str, str]) -> int:
@@ -31,7 +41,7 @@ def train(environ: Mapping[str, str]) -> int:
     Raise SmddpError if the job can't be started, StoppedBeforeStart if a stop comes first.
     """
     contract = read_contract(environ)
-    forget_outcome(contract.output_dir)
+    _forget_outcome(contract.output_dir)
     _set_level(contract.platform.get("sagemaker_container_log_level", logging.INFO))
     region = environ.get("AWS_REGION") or contract.platform.get("sagemaker_region")
     fetch_source(contract.submit_directory, contract.code_dir, region=region, environ=environ)
@@ -81,6 +91,79 @@ def _report(output_dir: Path, result: Result, reason: str) -> None:
         report_failure(output_dir, reason)
 
 
+def _forget_outcome(output_dir: Path) -> None:
+    """Remove the outcome of an earlier attempt in the same directory."""
+    for name in ("failure", "success"):
+        (output_dir / name).unlink(missing_ok=True)
+
+
+def report_success(output_dir: Path) -> None:
+    """Write an empty ``success``, and remove a failure that a restart overcame."""
+    path = output_dir / "success"
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        (output_dir / "failure").unlink(missing_ok=True)
+        path.touch()
+    except OSError as error:  # the exit code shows the success, too
+        logger.warning("The job succeeded, but %s can't be written: %s.", path, _cause(error))
+
+
+def report_failure(output_dir: Path, reason: str) -> None:
+    """Write ``failure``, unless a rank has written its own, more precise reason."""
+    path = output_dir / "failure"
+    if path.exists():
+        logger.error("The job failed; its own reason is in %s.", path)
+        return
+    reason = failure_report.within_limit(reason)
+    logger.error("The job failed: %s", reason)
+    try:
+        failure_report.record(output_dir, reason)
+    except OSError as error:
+        # The platform then shows the end of the log instead, so log the error itself last, without its traceback.
+        logger.error("%s can't be written: %s. The job failed: %s", path, _cause(error), reason.partition("\n")[0])
+
+
+def _is_full_disk(error: BaseException) -> bool:
+    """Return whether an error means a full disk, or an exhausted quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _cause(error: OSError) -> str:
+    """Return a file system error's meaning for the reader of a log."""
+    return f"the disk is full ({error})" if _is_full_disk(error) else str(error)
+
+
+def await_names(hosts: Sequence[str], *, seconds: float = _WAIT_SECONDS) -> None:
+    """Wait until every host's name resolves; raise ClusterError after ``seconds``."""
+    missing = list(hosts)
+    resolved = threading.Event()
+
+    def resolve() -> None:
+        while missing:
+            missing[:] = [host for host in missing if not _resolves(host)]
+            if missing:
+                time.sleep(RETRY_SECONDS)
+        resolved.set()
+
+    # One lookup can block in C for half a minute. It runs in a thread, so that a stop can interrupt the main thread.
+    threading.Thread(target=resolve, daemon=True).start()
+    if not resolved.wait(RETRY_SECONDS):
+        logger.info("Waiting for the names of %s.", ", ".join(missing))
+        if not resolved.wait(seconds):
+            raise ClusterError(
+                f"The names of {', '.join(missing)} did not resolve within {seconds:.0f} s: these hosts did not start, "
+                "or no name service or /etc/hosts knows them. SM_STUDIO_LOCAL_MODE=true skips this check."
+            )
+
+
+def _resolves(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
 def main() -> int:
     """Run the program; return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -94,7 +177,7 @@ def main() -> int:
     except SmddpError as error:
         _report_own(str(error))
     except Exception as error:
-        if is_full_disk(error):
+        if _is_full_disk(error):
             _report_own(f"The disk is full: {error}")
         else:
             logger.exception("This is a defect of smddp.container, not of the job:")

@@ -18,8 +18,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from smddp.errors import SourceError
-from smddp.storage.tar_gz import BadArchiveError, reading_tar_gz
-from smddp.storage.tar_header import DIRECTORY, HARD_LINK, SYMBOLIC_LINK, BadHeaderError, Header
+from smddp.storage.untrusted_tar import (
+    DIRECTORY,
+    HARD_LINK,
+    SYMBOLIC_LINK,
+    BadArchiveError,
+    BadHeaderError,
+    Header,
+    reading_tar_gz,
+)
 
 MAX_MEMBERS = 100_000
 MAX_BYTES = 10 * 2**30

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from smddp.container.contract import Contract
-from smddp.container.entry_point import fault_under_torchrun, is_package
 from smddp.container.environment import MASTER_PORT, user_arguments
 from smddp.container.job_process import SHELL
-from smddp.container.source import top_files
+from smddp.container.source import fault_under_torchrun, is_package, top_files
 from smddp.errors import JobError
 
 logger = logging.getLogger(__name__)

@@ -85,6 +85,7 @@ def already_installed(lines: Iterable[str]) -> bool:
 
     Other requirements, such as a URL, extras, hashes or another file, are left to pip: the answer is False.
     """
+    # Slow to import, and only jobs with requirements need them.
     from importlib.metadata import PackageNotFoundError, version
 
     from packaging.requirements import InvalidRequirement, Requirement
@@ -116,7 +117,7 @@ def make_environment(directory: Path) -> Path:
 
     The environment has no pip.
     """
-    import venv
+    import venv  # only jobs with new requirements need it
 
     venv.EnvBuilder(symlinks=True, clear=True).create(directory)
     python = directory / "bin" / "python"

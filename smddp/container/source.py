@@ -1,19 +1,24 @@
-"""Fetches the training code from the job's URI into the code directory.
+"""Fetches the training code from the job's URI into the code directory, and checks its entry point.
 
-``smddp.container.bundle`` unpacks it, and ``smddp.container.command`` chooses how it runs.
+``smddp.container.bundle`` unpacks it, and ``smddp.container.command`` chooses how it runs. A plan applies the rules for
+entry points before a job is sent. The rule for names is the toolkit's (sagemaker-training 5.1.4,
+``process.validate_entry_point``).
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from smddp.container.bundle import unpack
-from smddp.container.entry_point import fault_of_name, is_package
 from smddp.errors import SourceError
+
+_NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*")
+_SETUP = "setup.py"
 
 
 def fetch_source(uri: str, code_dir: Path, *, region: str | None, environ: Mapping[str, str]) -> None:
@@ -66,6 +71,36 @@ def check_entry_point(entry_point: str | None, code_dir: Path) -> str:
 def top_files(code_dir: Path) -> set[str]:
     """Return the names of the files at the top of the code directory."""
     return {path.name for path in code_dir.glob("*") if path.is_file()}
+
+
+def fault_of_name(entry_point: str) -> str | None:
+    """Return what is wrong with an entry point's path in the source bundle, and what is allowed; None if valid."""
+    segments = entry_point.split("/")
+    if _NAME.fullmatch(entry_point) and "." not in segments and ".." not in segments:
+        return None
+    return (
+        f"The entry point {entry_point!r} must be a path inside the source directory, such as train.py or "
+        "bin/train.sh: letters, digits and . _ + - / only, not absolute, no leading dash, no . or .. in it."
+    )
+
+
+def is_package(entry_point: str, files: Container[str]) -> bool:
+    """Return whether the code is a Python package, which is installed, and runs as a module.
+
+    ``files`` are the names at the top of the bundle. A package's entry point may be a module's name, without ``.py``.
+    """
+    return _SETUP in files and not entry_point.endswith(".sh")
+
+
+def fault_under_torchrun(entry_point: str, *, package: bool) -> str | None:
+    """Return why torchrun can't start an entry point in its ranks; None if it can.
+
+    The other launchers start any entry point, in AWS's toolkit and in this container.
+    """
+    if not package and entry_point.endswith(".py"):
+        return None
+    kind = f"part of a Python package (there is a {_SETUP})" if package else "no Python file"
+    return f"torchrun starts one Python file in every rank, but {entry_point} is {kind}."
 
 
 def _download(bucket: str, key: str, target: Path, region: str | None, endpoint: str | None) -> None:

@@ -1,21 +1,122 @@
 """The DataLoaders of one rank: training data whose position a checkpoint keeps, and evaluation data, each sample once.
 
-The samplers choose the samples of a batch; ``torch.utils.data.DataLoader`` fetches them.
+The samplers choose the samples of a batch; ``torch.utils.data.DataLoader`` fetches them. Random augmentation does not
+depend on workers: seed, epoch and sample alone decide what is drawn for a sample. The generators of a DataLoader's
+worker start anew with every epoch and every resume, so what they draw depends on the number of workers, the number of
+ranks, and the place where training was interrupted. Here they are seeded for each sample. (Without workers the rank's
+own process fetches the sample, and the checkpoint keeps its generators.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import hashlib
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    get_worker_info,
+)
 
-from smddp.data.augmentation import InEpoch, Seeded
 from smddp.data.build_order import AnyDataset, OrderOptions, make_evaluation, make_rank_data
+from smddp.data.formats.record import RawRecord
 from smddp.data.order import DataOrder
 from smddp.data.worker_signals import OutliveStop
 from smddp.distributed import Membership
+
+_Key = tuple[int, list[Any]]
+"""An epoch, and the samples of a batch as the order names them."""
+
+_REMEDY = (
+    "give trainer.loader() the dataset itself, or a loader that keeps its place: torchdata's StatefulDataLoader, or "
+    "smddp.ShardedDataset"
+)
+_PASSED_ON = (
+    "num_workers",
+    "collate_fn",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
+
+class InEpoch(Sampler[Any]):
+    """An order whose batches carry their epoch, which a worker process cannot know."""
+
+    def __init__(self, order: DataOrder) -> None:
+        self.order = order
+
+    def __len__(self) -> int:
+        """Return the number of batches left in the epoch."""
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[_Key]:
+        """Yield the batches left in the epoch, each with the epoch's number."""
+        epoch = self.order.epoch
+        return ((epoch, samples) for samples in self.order)
+
+
+class Seeded(Dataset[Any]):
+    """A dataset that seeds the random generators for each sample it fetches in a loader's worker.
+
+    It seeds torch's CPU generator, ``random`` and, if imported, NumPy. A dataset that fetches a batch at a time
+    (``__getitems__``) is seeded once a batch, by the batch's first sample.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        """Wrap a dataset. Hosts whose indices name different samples need different seeds."""
+        self.dataset = dataset
+        self.seed = seed
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitems__(self, key: _Key) -> Any:
+        """Fetch the samples of a batch."""
+        epoch, samples = key
+        in_worker = get_worker_info() is not None
+        if _fetches_batches(self.dataset):
+            if in_worker and samples:
+                self._seed(epoch, samples[0])
+            return self.dataset.__getitems__(samples)  # type: ignore[attr-defined]
+        fetched = []
+        for sample in samples:
+            if in_worker:
+                self._seed(epoch, sample)
+            fetched.append(self.dataset[sample])
+        return fetched
+
+    def _seed(self, epoch: int, sample: object) -> None:
+        name = sample.key if isinstance(sample, RawRecord) else sample
+        text = f"{self.seed}, {epoch}, {name}"
+        digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest()
+        number = int.from_bytes(digest, "little")
+        torch.default_generator.manual_seed(number)  # torch.manual_seed would also seed accelerators, which is slow
+        random.seed(number)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(number % 2**32)
+
+
+def _fetches_batches(dataset: Dataset[Any]) -> bool:
+    """Return whether a dataset has its own `__getitems__`; a `Subset` only forwards to its dataset's."""
+    while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 class Loaders:
@@ -58,3 +159,56 @@ class Loaders:
         if options.get("num_workers"):
             options = {**options, "worker_init_fn": OutliveStop(options.get("worker_init_fn"))}
         return {**self._defaults, **options}
+
+
+@runtime_checkable
+class StatefulLoader(Protocol):
+    """A loader that keeps its own position, as torchdata's StatefulDataLoader does."""
+
+    def state_dict(self) -> Any:
+        """Return the position."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restore the position. The next iteration starts from it."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class DataLoaderOptions:
+    """The options of a plain DataLoader."""
+
+    dataset: Dataset[Any]
+    micro_batch_size: int
+    """The DataLoader's batch size: the samples that one rank computes at a time."""
+    shuffle: bool
+    drop_last: bool
+    options: dict[str, Any]
+    """Further arguments of DataLoader."""
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> DataLoaderOptions:
+        """Read the options of a DataLoader. Raise ValueError if it is iterable-style or has a custom sampler."""
+        if isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                f"the DataLoader reads {type(loader.dataset).__name__} in sequence, and keeps no place in it: {_REMEDY}"
+            )
+        batch_sampler = loader.batch_sampler
+        if type(batch_sampler) is not BatchSampler:
+            raise ValueError(f"the DataLoader's batches come from {type(batch_sampler).__name__}: {_REMEDY}")
+        sampler: object = batch_sampler.sampler
+        size = len(loader.dataset)  # type: ignore[arg-type]
+        if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == size:
+            shuffle = True
+        elif type(sampler) is SequentialSampler:
+            shuffle = False
+        elif type(sampler) is DistributedSampler:
+            shuffle = sampler.shuffle
+        else:
+            raise ValueError(f"the DataLoader's order is that of {type(sampler).__name__}: {_REMEDY}")
+        return cls(
+            dataset=loader.dataset,
+            micro_batch_size=batch_sampler.batch_size,
+            shuffle=shuffle,
+            drop_last=batch_sampler.drop_last,
+            options={name: getattr(loader, name) for name in _PASSED_ON}
+            | ({"pin_memory": True} if loader.pin_memory else {}),  # otherwise the default for the device
+        )

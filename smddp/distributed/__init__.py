@@ -6,14 +6,13 @@ from smddp.distributed.collectives import (
     sum_numbers_over_ranks,
     sum_over_ranks,
 )
-from smddp.distributed.comm_hooks import PowerSGD
-from smddp.distributed.ddp_options import DDPOptions
+from smddp.distributed.ddp_options import DDPOptions, PowerSGD
 from smddp.distributed.device import cast, move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
 from smddp.distributed.ranks import PeerFailedError, Ranks
 from smddp.distributed.replica import Replica, tensors_of
-from smddp.distributed.spawned import detect_cluster
+from smddp.distributed.script_ranks import detect_cluster
 
 __all__ = [
     "Agreement",

@@ -2,7 +2,7 @@
 
 A job of one process has a group of one, so that a script may use ``torch.distributed`` for any number of ranks. Nothing
 here reduces over that group, and it has no store. A group that the script made before is adopted, and never ended here:
-see ``smddp.distributed.adoption``.
+see ``smddp.distributed.script_ranks``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from smddp.cluster import Cluster
 from smddp.cluster.environment import check_timeout, read_timeout
 from smddp.cluster.slurm import unused_nodes
-from smddp.distributed import adoption
-from smddp.distributed.backend import choose_backend
-from smddp.distributed.device import CPU, gpus_per_rank, missing_gpus, rank_device, share_gpus, visible_gpus
+from smddp.distributed.device import (
+    CPU,
+    choose_backend,
+    gpus_per_rank,
+    missing_gpus,
+    rank_device,
+    share_gpus,
+    visible_gpus,
+)
 from smddp.distributed.gloo_drain import drain_gloo
 from smddp.distributed.ranks import Ranks
-from smddp.distributed.spawned import detect_cluster
+from smddp.distributed.script_ranks import detect_cluster, read_group
 from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
-from smddp.process.script_import import refuse_in_import
+from smddp.process.script_multiprocessing import refuse_in_import
 
 logger = logging.getLogger(__name__)
 
@@ -240,7 +246,7 @@ def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> 
         raise DistributedError(
             f"backend={backend!r}, but the script has made a process group with {config}; leave one of them out"
         )
-    group = adoption.read_group(cluster, timeout)
+    group = read_group(cluster, timeout)
     if group.cluster.world_size == 1:
         store, prefix = None, ""
     else:

@@ -9,6 +9,9 @@
    in an order that is always the same.
 3. A module may change while it trains: a forward pass assigns a buffer, a script adds, replaces or freezes a layer. So
    the module's tensors are read anew each time, and kept only to detect a change.
+
+Code that replicates or saves whole weights refuses a model whose weights the ranks divide among them, by FSDP or tensor
+parallelism, at its start. The classes are recognized by name: importing them takes a second.
 """
 
 from __future__ import annotations
@@ -24,8 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from smddp.distributed.collectives import sum_over_ranks
-from smddp.distributed.comm_hooks import PowerSGD, register_cast
-from smddp.distributed.ddp_options import DDPOptions
+from smddp.distributed.ddp_options import DDPOptions, PowerSGD, register_cast
 from smddp.distributed.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ _DEFAULTS = DDPOptions()
 _UNUSED = "Expected to have finished reduction in the prior iteration"
 _UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _SHOWN = 3
+
+_WRAPPERS = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 class Replica(DistributedDataParallel):
@@ -272,3 +276,16 @@ def _obstacle(module: nn.Module, parameters: list[nn.Parameter]) -> str | None:
     if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters):
         return "hooks on its gradients"  # these may step an optimizer
     return None
+
+
+def find_sharding(module: nn.Module) -> str | None:
+    """Describe, for people, how a module is sharded; None if each rank has all of it."""
+    for name, part in module.named_modules():
+        if found := next((each.__name__ for each in type(part).__mro__ if each.__name__ in _WRAPPERS), None):
+            return f"{f'its module {name}' if name else 'it'} is a {found}"
+    return find_sharded_weight([*module.named_parameters(), *module.named_buffers()])
+
+
+def find_sharded_weight(weights: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Name, for people, the first weight that is a DTensor, or None."""
+    return next((f"{name} is a DTensor" for name, weight in weights if hasattr(weight, "placements")), None)

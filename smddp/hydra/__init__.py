@@ -3,7 +3,7 @@
 ``import smddp`` does not import this package. It needs hydra-core: ``pip install smddp[hydra]``.
 """
 
+from smddp.hydra.composed import to_overrides
 from smddp.hydra.main import main
-from smddp.hydra.overrides import to_overrides
 
 __all__ = ["main", "to_overrides"]

@@ -15,8 +15,16 @@ import hydra
 from omegaconf import DictConfig
 
 from smddp.distributed import current_membership
-from smddp.hydra.composed import ONE_RUN, ConfigFiles, agree, compose_config, own_part, recorded_values, write_files
-from smddp.hydra.overrides import to_overrides
+from smddp.hydra.composed import (
+    ONE_RUN,
+    ConfigFiles,
+    agree,
+    compose_config,
+    own_part,
+    recorded_values,
+    to_overrides,
+    write_files,
+)
 from smddp.job import Job
 from smddp.training.run import run_with_config
 

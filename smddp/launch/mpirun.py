@@ -23,7 +23,7 @@ from pathlib import Path
 from smddp.errors import DistributedError
 from smddp.job.failure_report import describe_rank_exit
 from smddp.launch.failure_file import FailureFile, host_name, tell_failure
-from smddp.launch.mpi_hosts import SSH, SshConnection, connect
+from smddp.launch.mpi_host import SSH, SshConnection, connect
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
 from smddp.process.output_lines import Tail

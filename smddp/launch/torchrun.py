@@ -24,12 +24,11 @@ from typing import NoReturn
 
 from smddp.errors import DistributedError
 from smddp.launch.failure_file import host_name, tell_failure
-from smddp.launch.spawn_call import SPAWN_REMEDY, find_spawn_call
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
-from smddp.process.interruptible import SIGNAL_SECONDS
 from smddp.process.leftovers import Leftovers
-from smddp.process.program import forward_signals
+from smddp.process.program import SIGNAL_SECONDS, forward_signals
+from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +129,7 @@ def _run_agent(
     While the agent waits for other nodes in C++, another thread calls ``end`` with the lost first node's error, or with
     the exit code. ``leaving`` gets the callback that informs the other nodes of a stop.
     """
+    # They import torch. The main thread has installed its signal handlers by now.
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from smddp.launch.agent import Agent

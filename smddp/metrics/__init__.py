@@ -3,7 +3,8 @@
 from smddp.metrics.profile import Profile
 from smddp.metrics.running_mean import RunningMean
 from smddp.metrics.step_timer import StepTimer
-from smddp.metrics.tracking import CsvFile, JsonLines, MLflow, Status, TensorBoard, TrackedRun, Tracker, WandB
+from smddp.metrics.tracking import CsvFile, JsonLines, Status, TrackedRun, Tracker
+from smddp.metrics.tracking_services import MLflow, TensorBoard, WandB
 
 __all__ = [
     "CsvFile",

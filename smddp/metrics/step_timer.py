@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
-from smddp.metrics.step_flops import StepFlops
+from smddp.metrics.device_use import StepFlops
 
 Batch = TypeVar("Batch")
 

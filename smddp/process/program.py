@@ -1,4 +1,9 @@
-"""Run a child program: forward signals to it, copy its output, and return its exit code."""
+"""Run a child program: forward signals to it, copy its output, and return its exit code.
+
+Python runs a signal handler between two bytecode instructions. A signal between the last instruction and a blocking
+system call does not interrupt the call: the handler would run only after the call returns. So a main thread that
+handles signals splits an unbounded wait into short ones.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from smddp.process.exit_codes import as_shell
 from smddp.process.output_lines import STDOUT, OutputCopy
 from smddp.process.preemption import FORWARDED_SIGNALS, USER_SIGNALS
+
+SIGNAL_SECONDS = 0.25
+"""Seconds that a signal may wait for its handler, at most."""
 
 
 def forward_signals(stop: Callable[[int], None], pass_on: Callable[[int], None]) -> Callable[[], None]:
@@ -94,3 +103,11 @@ class Program:
     def _forward_other(self, signum: int) -> None:
         if self._process is not None:
             self._pass_on(self._process.pid, signum)
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """Wait until a process has ended, while signal handlers run, and return its ``Popen.returncode``."""
+    while process.returncode is None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SIGNAL_SECONDS)
+    return process.returncode

@@ -78,7 +78,7 @@ def read(
     authentic request, too. Raise RemoteFunctionError if a file is missing, too large, or changed.
     """
     if serializer == "cloudpickle":
-        import cloudpickle
+        import cloudpickle  # optional: serializer="cloudpickle" needs it
 
         document = _read(place.with_suffix(".pickle"), MOST_TENSOR_BYTES)
         check(document)
@@ -135,7 +135,7 @@ class _MoreKinds:
 
 def _pickled(value: Any, called: str) -> bytes:
     try:
-        import cloudpickle
+        import cloudpickle  # optional: serializer="cloudpickle" needs it
     except ModuleNotFoundError as error:
         raise RemoteFunctionError(
             "serializer='cloudpickle' needs cloudpickle: pip install 'smddp[cloudpickle]'"

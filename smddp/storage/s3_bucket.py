@@ -1,6 +1,6 @@
 """One S3 bucket and every request to it, for checkpoints and for streamed data.
 
-One policy retries each request (`smddp.storage.s3_retries`); boto3 itself does not retry. Client and semaphore belong
+One policy retries each request (`smddp.storage.s3_errors`); boto3 itself does not retry. Client and semaphore belong
 to one process: a fork makes its own.
 """
 
@@ -16,8 +16,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from smddp.storage.s3_errors import MISSING, S3_ERRORS, Refusal, code_of, explain, is_missing
-from smddp.storage.s3_retries import Retries
+from smddp.storage.s3_errors import MISSING, S3_ERRORS, Refusal, Retries, code_of, explain, is_missing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -191,7 +190,7 @@ _CONNECT_SECONDS = 10.0
 
 
 def connect(*, timeout: float = 30.0) -> S3Client:
-    """Create a client without retries of its own (see `smddp.storage.s3_retries`).
+    """Create a client without retries of its own (see `smddp.storage.s3_errors`).
 
     `timeout` is the seconds to wait for the next bytes, or to send the next mebibyte; connecting takes ten at most.
     Raise BotoCoreError if the AWS configuration is invalid.

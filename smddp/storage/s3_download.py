@@ -11,8 +11,7 @@ from botocore.exceptions import IncompleteReadError
 
 from smddp.storage.parallel import in_parallel
 from smddp.storage.s3_bucket import S3Bucket, Version
-from smddp.storage.s3_errors import MISSING, S3_ERRORS, Refusal, code_of
-from smddp.storage.s3_retries import Cancelled
+from smddp.storage.s3_errors import MISSING, S3_ERRORS, Cancelled, Refusal, code_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

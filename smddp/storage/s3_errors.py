@@ -1,10 +1,17 @@
-"""Explain errors of S3 and of the connection: the cause, advice, and whether a retry may help."""
+"""Explain errors of S3 and of the connection, and retry a request after those that pass.
+
+An explanation has the cause, advice, and whether a retry may help. One retry policy serves all requests to AWS.
+"""
 
 from __future__ import annotations
 
+import logging
+import random
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -16,6 +23,10 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 from urllib3.exceptions import HTTPError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 S3_ERRORS = (BotoCoreError, ClientError, HTTPError)
 """Errors that a botocore call raises; HTTPError while a body is read over TLS."""
@@ -55,6 +66,10 @@ _TRANSIENT = {"SlowDown", "InternalError", "RequestTimeout", "BadDigest", "Incom
 
 _PASSWORD = re.compile(r"//[^/\s]*@")
 """User and password in the URL of an endpoint or proxy. Messages go to logs and to the job's FailureReason."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds
+_GLANCE = 0.05  # seconds between two checks for cancellation
+_WORTH_SAYING = 1.0  # seconds; shorter pauses are usual with S3, and logged as info
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -102,3 +117,52 @@ def refusal(doing: str, code: str, message: str, advice: Mapping[str, str], *, s
     kind = _SAME.get(code, code)
     remedy = advice.get(kind) or _ADVICE.get(kind, "see what S3 says")
     return Refusal(message=f"{doing}: {code} ({message}); {remedy}", transient=kind in _TRANSIENT or status >= 500)
+
+
+class Cancelled(Exception):  # noqa: N818 - not an error
+    """The caller cancelled the request."""
+
+
+class Retries:
+    """Retry a request after transient errors, with growing pauses, until too long has passed without progress."""
+
+    def __init__(
+        self, explain: Callable[[Exception], Refusal], *, seconds: float, cancelled: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Start the clock of one request, which fails after `seconds` without progress."""
+        self._explain = explain
+        self._seconds = seconds
+        self._cancelled = cancelled
+        self.progress()
+
+    def progress(self) -> None:
+        """Restart the clock and the pauses, because bytes arrived."""
+        self._since = time.monotonic()
+        self._pause = _FIRST_PAUSE
+
+    def ask(self, call: Callable[[], T]) -> T:
+        """Call until success; raise the last of `S3_ERRORS`, or Cancelled."""
+        while True:
+            try:
+                return call()
+            except S3_ERRORS as error:  # noqa: PERF203 - a try costs nothing beside a request
+                refused = self._explain(error)
+                if not refused.transient or self.waited >= self._seconds:
+                    raise
+                self._wait(refused)
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the last progress, or since the start."""
+        return time.monotonic() - self._since
+
+    def _wait(self, refused: Refusal) -> None:
+        # Random: otherwise all ranks of a job would retry at the same moment.
+        pause = random.uniform(0.5, 1.0) * self._pause  # noqa: S311
+        logger.log(logging.WARNING if pause >= _WORTH_SAYING else logging.INFO, "%s; asking again", refused.message)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        until = time.monotonic() + pause
+        while (left := until - time.monotonic()) > 0 and not self._cancelled():
+            time.sleep(min(left, _GLANCE))
+        if self._cancelled():
+            raise Cancelled

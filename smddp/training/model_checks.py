@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.restore.sharded_optimizer import is_sharded
 from smddp.distributed.ddp_options import CommHookName
-from smddp.distributed.sharding import find_sharding
+from smddp.distributed.replica import find_sharding
 from smddp.training.argument_checks import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.nonfinite import OnNonfinite

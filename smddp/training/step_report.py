@@ -8,8 +8,8 @@ import torch
 
 from smddp.data.loaders import Loaders
 from smddp.metrics import StepTimer
+from smddp.metrics.device_use import peak_memory
 from smddp.metrics.lines import StepRate
-from smddp.metrics.memory import peak_memory
 from smddp.training.active_runs import Progress
 from smddp.training.model_step import ModelStep
 from smddp.training.run_view import RunView

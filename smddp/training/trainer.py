@@ -37,10 +37,9 @@ from smddp.checkpoint.metric_values import as_numbers
 from smddp.checkpoint.restore.optimizers import NamedOptimizer
 from smddp.checkpoint.run_state import Stateful, capture_random_state, restore_random_state
 from smddp.data.build_order import AnyDataset, OrderOptions
-from smddp.data.dataloader_options import DataLoaderOptions, StatefulLoader
-from smddp.data.loaders import Loaders
+from smddp.data.loaders import DataLoaderOptions, Loaders, StatefulLoader
+from smddp.data.order.data_order import Tail
 from smddp.data.order.host_sharding import OnChange
-from smddp.data.order.partition import Tail
 from smddp.distributed import (
     DDPOptions,
     PowerSGD,
@@ -53,10 +52,10 @@ from smddp.distributed import (
 from smddp.job import MAX_STEPS_VARIABLE, Job
 from smddp.job.saved_model import write_model
 from smddp.metrics import Profile, RunningMean, StepTimer
+from smddp.metrics.device_use import StepFlops
 from smddp.metrics.lines import check_names
 from smddp.metrics.profile import StepProfiler
 from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
-from smddp.metrics.step_flops import StepFlops
 from smddp.metrics.tracking import Tracker
 from smddp.training.active_runs import OpenRun
 from smddp.training.argument_checks import (

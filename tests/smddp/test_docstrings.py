@@ -11,11 +11,10 @@ import pytest
 @pytest.mark.parametrize(
     "module",
     [
-        "smddp.metrics.step_flops",
+        "smddp.metrics.device_use",
         "smddp.metrics.profile",
         "smddp.metrics.running_mean",
-        "smddp.metrics.tracking.tracker",
-        "smddp.training.checkpoint_policy",
+        "smddp.metrics.tracking",
         "smddp.training.checkpoint_policy",
         "smddp.training.early_stopping",
         "smddp.training.precision",
@@ -24,13 +23,11 @@ import pytest
         "smddp.data.order.sampler",
         "smddp.job.hyperparameters.sources",
         "smddp.job.hyperparameters.codec",
-        "smddp.job.hyperparameters.sources",
         "smddp.job.channels",
         "smddp.job.job",
-        "smddp.hydra.overrides",
-        pytest.param("smddp.lightning.checkpoint_io", marks=pytest.mark.loops),
-        pytest.param("smddp.transformers.metrics", marks=pytest.mark.loops),
-        pytest.param("smddp.transformers.ranks", marks=pytest.mark.loops),
+        "smddp.hydra.composed",
+        pytest.param("smddp.lightning", marks=pytest.mark.loops),
+        pytest.param("smddp.transformers", marks=pytest.mark.loops),
     ],
 )
 def test_examples_run(module: str) -> None:

@@ -25,9 +25,7 @@ from packaging.version import Version
 
 from smddp.checkpoint.convert.pickles import UNREADABLE, check_torch_zip
 from smddp.errors import CheckpointError
-from smddp.storage.tar_gz import BadArchiveError, reading_tar_gz
-from smddp.storage.tar_header import SPARSE
-from smddp.storage.tar_members import Member, TarMembers
+from smddp.storage.untrusted_tar import SPARSE, BadArchiveError, Member, TarMembers, reading_tar_gz
 
 _SAFE_IN_THE_OLD_FORMAT = Version("2.6")
 """Older versions run code from files in the pre-1.6 format, even with weights_only (CVE-2025-32434)."""

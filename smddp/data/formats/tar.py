@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 from smddp.data.formats.record import LARGEST_RECORD, RawRecord, place
 from smddp.errors import DataError
 from smddp.storage.byte_stream import ByteStream
-from smddp.storage.tar_header import (
+from smddp.storage.untrusted_tar import (
     BLOCK,
     BLOCK_DEVICE,
     CHARACTER_DEVICE,
@@ -23,8 +23,8 @@ from smddp.storage.tar_header import (
     NAMED_PIPE,
     SPARSE,
     SYMBOLIC_LINK,
+    TarMembers,
 )
-from smddp.storage.tar_members import TarMembers
 
 _LINK = "shards hold files only: pack what it leads to (tar --dereference --hard-dereference)"
 _SPECIAL = "shards hold files only: leave it out"

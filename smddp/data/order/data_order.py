@@ -1,14 +1,28 @@
-"""The protocol of an order: the samples of each micro-batch of this rank, and the position in the epoch.
+"""An order of data: the samples of each micro-batch of this rank, the position in the epoch, and the cut of an epoch.
 
 The order lives in the main process of each rank; a loader's workers only fetch and decode. An order is a batch sampler
 for ``torch.utils.data.DataLoader(dataset, batch_sampler=order)``: any number of workers gives the same batches, and a
 batch fetched ahead does not count. Only `DataOrder.advance` moves the position.
+
+A cut is pure arithmetic on positions, without samples or progress. An optimizer step takes ``global_batch`` positions
+in a row; share ``micro_batch * world_size + rank`` of them is one micro-batch of a rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from smddp.data.order.permutation import LARGEST_SIZE
+
+Tail = Literal["drop", "short", "wrap"]
+"""What happens to the samples behind the last whole global batch. ``drop`` leaves them out of this epoch; ``short``
+makes a smaller last batch of them; ``wrap`` fills that batch with the first samples of the epoch's order, which then
+come twice."""
 
 
 class DataOrder(Protocol):
@@ -64,3 +78,92 @@ class DataOrder(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`, saved at any number of ranks; raise ValueError if it does not fit."""
         ...
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Partition:
+    """The cut of one epoch. Fields that do not fit raise ValueError."""
+
+    size: int
+    """Samples of the dataset: 1 to 2**63."""
+    global_batch: int
+    """Samples of an optimizer step, over all ranks and micro-batches."""
+    world_size: int = 1
+    """The number of ranks that share a step."""
+    accumulate: int = 1
+    """Micro-batches of an optimizer step on each rank."""
+    tail: Tail = "drop"
+    """What to do with the last ``size % global_batch`` samples of the order."""
+
+    def __post_init__(self) -> None:
+        if self.tail not in get_args(Tail):
+            raise ValueError(f"tail is {self.tail!r}: it is one of {', '.join(map(repr, get_args(Tail)))}")
+        if not 1 <= self.size <= LARGEST_SIZE:
+            raise ValueError(f"size is {self.size}: a dataset to train on has 1 to 2**63 samples")
+        if self.accumulate < 1:
+            raise ValueError(f"accumulate is {self.accumulate}: an optimizer step has at least one micro-batch")
+        if self.global_batch < 1 or self.global_batch % self.shares:
+            nearest = _nearest_multiples(self.global_batch, self.shares)
+            raise ValueError(
+                f"global_batch (batch_size) is {self.global_batch}: it must be divisible by world_size * accumulate = "
+                f"{self.world_size} * {self.accumulate} = {self.shares}; the nearest are {nearest}"
+            )
+        if self.global_batch > self.size and self.tail == "drop":
+            raise ValueError(
+                f"global_batch is {self.global_batch}, but the dataset has only {self.size} samples, not one whole "
+                f'batch; choose a global_batch of at most {self.size}, or tail="short"'
+            )
+
+    @property
+    def shares(self) -> int:
+        """Micro-batches of a step, over all ranks."""
+        return self.world_size * self.accumulate
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in an epoch."""
+        whole, rest = divmod(self.size, self.global_batch)
+        return whole if self.tail == "drop" or not rest else whole + 1
+
+    @property
+    def end(self) -> int:
+        """Samples that all steps of an epoch take; samples that come twice count twice."""
+        return self.size if self.tail == "short" else self.steps * self.global_batch
+
+    @property
+    def short(self) -> int:
+        """Samples in a short last batch; 0 if the last batch is whole."""
+        return self.end % self.global_batch
+
+    def positions(self, steps: range, rank: int) -> NDArray[np.uint64]:
+        """Return one rank's positions in whole steps, in an array of shape (steps, accumulate, micro-batch size)."""
+        micro_batch = self.global_batch // self.shares
+        first = (np.arange(self.accumulate) * self.world_size + rank) * micro_batch
+        pieces = (first[:, np.newaxis] + np.arange(micro_batch)).astype(np.uint64)
+        starts = np.arange(steps.start, steps.stop, dtype=np.uint64) * np.uint64(self.global_batch)
+        positions = starts[:, np.newaxis, np.newaxis] + pieces
+        return positions % np.uint64(self.size) if self.tail == "wrap" else positions
+
+    def short_positions(self, rank: int) -> Iterator[NDArray[np.uint64]]:
+        """Yield one rank's positions in the short last batch, one array for each micro-batch.
+
+        The shares are as even as possible. DDP needs every rank in every step, so a rank with an empty share repeats
+        the first sample of the batch, and `short_weight` gives it weight 0.
+        """
+        start = self.end - self.short
+        for micro_batch in range(self.accumulate):
+            offsets = self._short_share(rank, micro_batch) or range(1)
+            yield np.array([start + offset for offset in offsets], dtype=np.uint64)
+
+    def short_weight(self, rank: int, micro_batch: int) -> float:
+        """Return the factor for a micro-batch's mean loss in the short last batch: all samples weigh the same."""
+        return len(self._short_share(rank, micro_batch)) * self.shares / self.short
+
+    def _short_share(self, rank: int, micro_batch: int) -> range:
+        share = micro_batch * self.world_size + rank
+        return range(self.short * share // self.shares, self.short * (share + 1) // self.shares)
+
+
+def _nearest_multiples(number: int, of: int) -> str:
+    below = max(number // of, 0) * of
+    return " and ".join(str(multiple) for multiple in (below, below + of) if multiple > 0)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from smddp.data.order.partition import Partition, Tail
+from smddp.data.order.data_order import Partition, Tail
 from smddp.data.order.sampler import ElasticSampler, Share
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from smddp.data.order.partition import Partition, Tail
+from smddp.data.order.data_order import Partition, Tail
 from smddp.data.order.permutation import ALGORITHM, Permutation
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ _MEANING = {
     "global_batch": " (the batch_size of trainer.loader)",
     "size": " (the number of samples: the data changed)",
 }
+_BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one block of the permutation
 _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with its first to another batch"}
 
 
@@ -305,17 +306,12 @@ def _check_rank(rank: int, world_size: int) -> None:
         raise ValueError(f"rank is {rank} of world_size {world_size}: ranks go from 0 to world_size - 1")
 
 
-# Iterates over the micro-batches of one rank in one epoch.
-#
-# It does not count optimizer steps, and a checkpoint does not keep it; the sampler does both.
-_BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one block of the permutation
-
-
 class _MicroBatches(Iterator[list[int]]):
-    """Yields a list of indices for each micro-batch, from a step of the epoch to its end.
+    """Yields a list of indices for each micro-batch of one rank, from a step of the epoch to its end.
 
-    Its state is the position behind the last micro-batch it returned. torchdata's StatefulDataLoader stores that state
-    with each batch, so it knows the last batch it returned although its workers fetch ahead.
+    It counts no optimizer steps, and a checkpoint does not keep it: the sampler does both. Its state is the position
+    behind the last micro-batch it returned. torchdata's StatefulDataLoader stores that state with each batch, so it
+    knows the last batch it returned although its workers fetch ahead.
     """
 
     def __init__(

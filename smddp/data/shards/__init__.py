@@ -2,8 +2,7 @@
 
 from smddp.data.formats.record import RawRecord
 from smddp.data.shards.dataset import RecordDecoder, ShardedDataset
-from smddp.data.shards.evaluation import ShardEvaluation
 from smddp.data.shards.index import ShardIndex
-from smddp.data.shards.shard_order import ShardOrder
+from smddp.data.shards.shard_order import ShardEvaluation, ShardOrder
 
 __all__ = ["RawRecord", "RecordDecoder", "ShardEvaluation", "ShardIndex", "ShardOrder", "ShardedDataset"]

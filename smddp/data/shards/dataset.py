@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from smddp.data.formats.record import LARGEST_RECORD, RawRecord
 from smddp.data.shards.index import ShardIndex
-from smddp.data.shards.sequence import ShardSequence
+from smddp.data.shards.shard import ShardSequence
 from smddp.data.source import Source, open_source
 from smddp.errors import DataError
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import xxhash
 
 from smddp.data.formats.record import LARGEST_RECORD
 from smddp.data.formats.tar import TarReader
-from smddp.data.shards.opening import list_shards, open_reader
+from smddp.data.shards.shard import MARK_EVERY, Shard, list_shards, open_reader
 from smddp.data.source import Blob, Source
 from smddp.errors import DataError
 
@@ -31,51 +30,11 @@ logger = logging.getLogger(__name__)
 
 INDEX_NAME = "shards.json"
 """The index file beside the shards."""
-MARK_EVERY = 32
-"""Records from one mark to the next; on average half as many are skipped before the first wanted record."""
 
 _VERSION = 1
 _LARGEST_INDEX = 2**30
 """Bytes, enough for some 3 * 10**9 records."""
 _SCANNERS = 8  # shards scanned at a time
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Shard:
-    """One file of records."""
-
-    name: str
-    size: int
-    """Bytes."""
-    records: int
-    marks: tuple[int, ...] = field(compare=False)
-    """The bytes at which records 0, ``mark_every``, 2 × ``mark_every`` and so on begin."""
-    mark_every: int = field(default=MARK_EVERY, compare=False)
-    """Records from one mark to the next; an index from an earlier version may have fewer marks."""
-
-    def __post_init__(self) -> None:
-        numbers = (self.size, self.records, self.mark_every, *self.marks)
-        if not isinstance(self.name, str) or any(type(number) is not int or number < 0 for number in numbers):
-            raise DataError(f"the index of {self.name!r} has something else than a name and numbers from 0 on")
-        places = (*self.marks, self.size)
-        is_rising = all(earlier < later for earlier, later in pairwise(places))
-        if len(self.marks) != -(-self.records // max(self.mark_every, 1)) or not is_rising:
-            raise DataError(f"the marks of {self.name!r} do not fit its {self.records} records and {self.size} bytes")
-
-    def mark_before(self, number: int) -> tuple[int, int]:
-        """Return the last marked record up to this one, and the byte at which it begins."""
-        place = number // self.mark_every
-        return place * self.mark_every, self.marks[place]
-
-    def mark_after(self, number: int) -> int:
-        """Return a byte at or behind the end of a record: the next mark, or the end of the shard."""
-        place = number // self.mark_every + 1
-        return self.marks[place] if place < len(self.marks) else self.size
-
-    @property
-    def blob(self) -> Blob:
-        """The shard's file."""
-        return Blob(name=self.name, size=self.size)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -1,21 +1,24 @@
-"""The order of training data in shards: the records of each micro-batch of this rank, and the position in the epoch."""
+"""The order of data in shards for one rank: in training, shuffled and resumable; in evaluation, as stored.
+
+A training order yields the records of each micro-batch of the rank, and has a position in the epoch. An evaluation
+order yields every record once over all ranks.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from smddp.data.formats.record import RawRecord
-from smddp.data.order.partition import Tail
-from smddp.data.order.sampler import ElasticSampler
+from smddp.data.order.data_order import Tail
+from smddp.data.order.sampler import ElasticSampler, EvaluationSampler
 from smddp.data.shards.dataset import ShardedDataset
-from smddp.data.shards.interleave import ALGORITHM, Interleave
+from smddp.data.shards.interleave import ALGORITHM, Interleave, read_micro_batches, shares_of
 from smddp.data.shards.prefetch import prefetch
-from smddp.data.shards.reading import read_micro_batches, shares_of
-from smddp.data.shards.sequence import ShardSequence
+from smddp.data.shards.shard import ShardSequence
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +26,8 @@ LANES = 48
 """The default upper bound of streams: 1, 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks divide it."""
 
 _AHEAD = 4  # micro-batches, besides the shuffle window
+
+_EVALUATION_AHEAD = 4  # batches
 
 
 class ShardOrder:
@@ -228,3 +233,53 @@ class ShardOrder:
         index = self.dataset.index
         held = self.window if self._place.shuffle else self.global_batch
         return min(held, index.records) * index.size / max(index.records, 1)
+
+
+class ShardEvaluation:
+    """A batch sampler for ``DataLoader(dataset.decoder, batch_sampler=...)`` that yields batches of raw records.
+
+    Each rank has one run of neighbouring records, without padding. Ranks may differ by one record, and so by one
+    batch: call no collective between the batches; reduce sums and counts after the last one.
+    """
+
+    def __init__(self, dataset: ShardedDataset, *, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        """Describe the share of a rank.
+
+        Args:
+            dataset: The shards.
+            batch_size: Records of a batch of this rank; the last one may be smaller.
+            rank: This process's rank.
+            world_size: The number of processes.
+
+        Raises:
+            ValueError: The numbers do not fit each other.
+            DataError: A shard cannot be read.
+        """
+        self.dataset = dataset
+        self._positions = EvaluationSampler(
+            dataset.index.records, batch_size=batch_size, rank=rank, world_size=world_size
+        )
+
+    def __len__(self) -> int:
+        """Return the number of this rank's batches."""
+        return len(self._positions)
+
+    def __iter__(self) -> Iterator[list[RawRecord]]:
+        """Return an iterator over this rank's batches; a thread reads them ahead, and ends with the iterator.
+
+        Raises:
+            DataError: A record cannot be read.
+        """
+        return prefetch(self._read, ahead=_EVALUATION_AHEAD)
+
+    def _read(self, is_abandoned: Callable[[], bool]) -> Generator[list[RawRecord]]:
+        dataset = self.dataset
+        sequence = ShardSequence(dataset.source, dataset.index.shards, largest_record=dataset.largest_record)
+        with sequence.cursor() as cursor:
+            for positions in self._positions:
+                batch: list[RawRecord] = []
+                for position in positions:
+                    if is_abandoned():
+                        return
+                    batch.append(cursor.read(position))
+                yield batch

@@ -3,8 +3,7 @@
 ``smddp.data.source.s3`` is imported only for S3 locations, because it needs boto3.
 """
 
-from smddp.data.source.directory import DirectorySource
-from smddp.data.source.opening import open_source
+from smddp.data.source.directory import DirectorySource, open_source
 from smddp.data.source.source import Blob, Source
 
 __all__ = ["Blob", "DirectorySource", "Source", "open_source"]

@@ -1,4 +1,4 @@
-"""A directory as a source of data."""
+"""A directory as a source of data, and the choice of a source by its location."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from smddp.data.source.source import Blob, is_temporary
+from smddp.data.source.source import Blob, Source, is_temporary
 from smddp.errors import DataError
 
 
@@ -98,3 +98,17 @@ class _Section(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def open_source(location: str | os.PathLike[str]) -> Source:
+    """Return the source at a directory or ``s3://bucket/prefix``; raise DataError for anything else."""
+    text = os.fspath(location)
+    if text.startswith("s3://"):
+        from smddp.data.source.s3 import S3Source  # here, because it needs boto3
+
+        return S3Source(text)
+    if text.startswith("s3:/") or "://" in text or not text:
+        raise DataError(
+            f"{text!r} is no place for shards: give a directory or, as a str and not as a Path, s3://bucket/prefix"
+        )
+    return DirectorySource(text)

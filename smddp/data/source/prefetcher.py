@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from smddp.errors import DataError
 from smddp.storage.s3_bucket import Version
 from smddp.storage.s3_download import Downloads
-from smddp.storage.s3_retries import Cancelled
+from smddp.storage.s3_errors import Cancelled
 
 _LONGEST_END = 60.0  # seconds
 _GLANCE = 1.0  # seconds between two checks of an idle thread

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.collectives.measure import Measurement
-from smddp.collectives.operation import REDUCTIONS
+from smddp.collectives.measure import REDUCTIONS, Measurement
 from smddp.collectives.operations import OPERATIONS
 from smddp.collectives.program import format_size
 
@@ -104,7 +103,7 @@ dist.all_to_all = refuse
 
 _FAILS_ON_ONE = """
 import dataclasses
-import smddp.collectives.operation as operation
+import smddp.collectives.measure as operation
 import smddp.collectives.program as own
 def prepare(setting, size, reduction):
     def run():

@@ -12,7 +12,7 @@ import pytest
 
 from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST, choose_command
 from smddp.container.contract import read_contract
-from smddp.container.entry_point import fault_of_name
+from smddp.container.source import fault_of_name
 from smddp.errors import JobError
 
 MPI, DDP, TORCH, SMDDP = (

@@ -10,8 +10,7 @@ import torch
 
 from smddp.cluster import Cluster
 from smddp.data import ElasticSampler, HostShardedSampler
-from smddp.data.build_order import OrderOptions, make_sampler
-from smddp.data.dataset_agreement import DatasetSummary, compare
+from smddp.data.build_order import DatasetSummary, OrderOptions, compare, make_sampler
 from smddp.distributed import Membership, Ranks
 
 Make = Callable[..., ElasticSampler]

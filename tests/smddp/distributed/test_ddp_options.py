@@ -214,7 +214,7 @@ POWERSGD = (
 OPTIONS = DDPOptions(comm_hook="powersgd", powersgd_rank=2, powersgd_start_step=2)
 
 def main(job):
-    logging.getLogger("smddp.distributed.comm_hooks").setLevel("INFO")
+    logging.getLogger("smddp.distributed.ddp_options").setLevel("INFO")
     directory, steps, unfreeze_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     model = Model()
     model.branch.requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 
@@ -92,3 +93,11 @@ def test_a_node_that_does_not_fit_is_refused(change, message):
     node = {"nodes": 2, "processes": 1, "rank": 0, "master_addr": "127.0.0.1", "master_port": 7777}
     with pytest.raises(DistributedError, match=message):
         Node(**{**node, **change})
+
+
+def test_the_agent_warns_before_the_ranks_start(start, script, fork_python):
+    path = script("import torch.multiprocessing as mp\nif rank < 0: mp.spawn(print)\nsay('up')")
+    agent = start("-m", "smddp.launch.torchrun", "--nproc-per-node", "2", path)
+    out, log = agent.communicate(timeout=60)
+    assert (agent.returncode, out) == (0, "up\nup\n"), log
+    assert len(re.findall(r"train\.py spawns ranks in line \d, and torchrun's agent starts ranks, too", log)) == 1

@@ -9,7 +9,7 @@ from torch import nn
 
 import smddp.metrics.step_timer
 from smddp import StepTimer
-from smddp.metrics.step_flops import StepFlops, peak_flops
+from smddp.metrics.device_use import StepFlops, peak_flops
 from smddp.metrics.step_timer import CudaClock
 
 

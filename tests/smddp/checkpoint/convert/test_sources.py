@@ -17,7 +17,7 @@ from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.stores import StoreError, open_store
 from smddp.job.saved_model import write_model
 from smddp.storage.s3_bucket import PATIENCE
-from smddp.storage.s3_retries import Retries
+from smddp.storage.s3_errors import Retries
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
 

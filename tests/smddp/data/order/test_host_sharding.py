@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.data import ElasticSampler
+from smddp.data.order.data_order import Tail
 from smddp.data.order.host_sharding import HostShardedSampler
-from smddp.data.order.partition import Tail
 
 Sample = tuple[int, int]
 """Host, and number in its part."""

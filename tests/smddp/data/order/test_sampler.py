@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from smddp.data import ElasticSampler, EvaluationSampler, Permutation
-from smddp.data.order.partition import Tail
+from smddp.data.order.data_order import Tail
 
 
 def all_ranks(world_size: int, size: int, **options: Any) -> list[ElasticSampler]:

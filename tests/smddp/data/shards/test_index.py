@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from smddp.data.shards import ShardIndex
-from smddp.data.shards.index import MARK_EVERY
-from smddp.data.shards.opening import open_reader
-from smddp.data.shards.sequence import ShardSequence
+from smddp.data.shards.shard import MARK_EVERY, ShardSequence, open_reader
 from smddp.data.source import Blob, DirectorySource
 from smddp.errors import DataError
 from tests.smddp.data.shards.by_hand import MemorySource, fill, number_of, numbered, tar_bytes

@@ -14,7 +14,7 @@ from smddp.data.source import prefetcher
 from smddp.data.source.prefetcher import Prefetcher, StreamState
 from smddp.errors import DataError
 from smddp.storage.s3_bucket import Version
-from smddp.storage.s3_retries import Cancelled
+from smddp.storage.s3_errors import Cancelled
 from tests.smddp.data.source.conftest import stream_threads
 
 CONTENT = random.Random(0).randbytes(1000)
