@@ -14,8 +14,7 @@ from estimators.local.executors.executor import (
     NoImageError,
     NoNamespacesError,
 )
-from estimators.local.executors.inherited import inherited_environment
-from estimators.local.executors.process import ProcessExecutor, why_no_namespaces
+from estimators.local.executors.process import ProcessExecutor, inherited_environment, why_no_namespaces
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
 __all__ = [

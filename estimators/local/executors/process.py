@@ -2,23 +2,27 @@
 
 Where user namespaces are allowed, a host has its own ``/opt/ml``, host name, ``/etc/hosts`` and process IDs. Where they
 are barred (some containers, Ubuntu's AppArmor), the program gets ``SAGEMAKER_BASE_DIR`` instead, and a warning says so.
-In both cases a supervisor process starts and ends the program: see ``host_supervisor.py``.
+In both cases a supervisor process starts and ends the program: see ``host_supervisor.py``. Every cluster gets its own
+network in 127.0.0.0/8, so that hosts of different jobs do not share an address.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import os
+import random
+import socket
 import sys
 import tempfile
-from collections.abc import Mapping
-from pathlib import PurePath, PurePosixPath
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.executor import ClusterSpec, HostSpec, NoNamespacesError
-from estimators.local.executors.inherited import inherited_environment
-from estimators.local.executors.loopback import free_port_on_all_addresses, give_addresses
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 
 logger = logging.getLogger(__name__)
@@ -28,6 +32,36 @@ TRAIN = (sys.executable, "-m", "smddp.container")
 _ML_ROOT = PurePosixPath("/opt/ml")
 _TEMPORARY = "tmp"
 """Directory of temporary files for a program with its tree at /opt/ml: like a container's, they go away with it."""
+INHERITED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "OMP_NUM_THREADS",
+    "CUDA_*",
+    "NVIDIA_*",
+    "PIP_*",
+    "SSL_CERT_*",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+)
+"""Variables for programs, libraries and devices, and for ``requirements.txt`` to reach a package index."""
+
+# Guards `_given`, so that jobs that start at once get different ports. Held for 1000 probes at most, and no other lock
+# is taken under it.
+_lock = threading.Lock()
+_given: deque[int] = deque(maxlen=1000)
+"""Ports of jobs that may still run."""
 
 
 class ProcessExecutor:
@@ -180,3 +214,43 @@ def why_no_namespaces(*, private_network: bool = False) -> str | None:
         with process.output:
             process.wait()
     return None
+
+
+def inherited_environment(*, hosts: int) -> dict[str, str]:
+    """Return the variables of a host's program that is a process of this machine: only those that any program needs.
+
+    They never include AWS credentials, or the paths of their files: a job must not reach the user's account. `python`
+    and `torchrun` are those of the Python that runs the platform.
+
+    ``hosts`` share this machine's cores. Without a limit, the threads of each host would take all cores and wait for
+    each other: a step of a small network takes twenty times as long.
+    """
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in INHERITED)
+    }
+    return {
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // hosts)),
+        **inherited,
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]),
+    }
+
+
+def give_addresses(hosts: Iterable[str]) -> dict[str, str]:
+    """Return an address for each host, 254 at most, in a random network from 127.1.0.0 to 127.255.255.0."""
+    network = f"127.{random.randint(1, 255)}.{random.randint(0, 255)}"  # noqa: S311  # not a secret
+    return {host: f"{network}.{number}" for number, host in enumerate(hosts, start=1)}
+
+
+def free_port_on_all_addresses() -> int:
+    """Return a TCP port that is free on every address of the machine, if possible none of the last thousand."""
+    with _lock:
+        for _ in range(1000):
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                port: int = probe.getsockname()[1]
+            if port not in _given:
+                break
+        _given.append(port)
+        return port

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from estimators.local.executors.docker.bridge import bridge_address
-from estimators.local.executors.docker.executor import DockerExecutor
+from estimators.local.executors.docker.executor import DockerExecutor, bridge_address
 from estimators.local.executors.docker.settings import Docker
 
 __all__ = ["Docker", "DockerExecutor", "bridge_address"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -29,7 +32,12 @@ from estimators.local.executors import (
     process,
     supervised_process,
 )
-from estimators.local.executors.inherited import INHERITED
+from estimators.local.executors.process import (
+    INHERITED,
+    free_port_on_all_addresses,
+    give_addresses,
+    inherited_environment,
+)
 from tests.estimators.local.processes import processes_with
 
 Start = Callable[..., HostProcess]
@@ -431,3 +439,61 @@ def test_a_private_network_is_loopback_alone_and_a_bind_hides_what_is_there(tmp_
     )
     assert said(host).splitlines() == ["['lo']", "bound"]
     assert exit_code(host) == 0
+
+
+HOSTS = ("algo-1", "algo-2", "algo-3")
+
+
+def test_each_host_has_an_address_that_can_be_bound() -> None:
+    addresses = give_addresses(HOSTS)
+    assert tuple(addresses) == HOSTS
+    assert len(set(addresses.values())) == 3
+    for address in addresses.values():
+        assert not address.startswith("127.0.")
+        with socket.socket() as listener:
+            listener.bind((address, 0))
+
+
+def test_jobs_have_networks_of_their_own() -> None:
+    networks = {give_addresses(HOSTS)["algo-1"].rpartition(".")[0] for _ in range(20)}
+    assert len(networks) >= 19
+
+
+def test_jobs_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = MagicMock()
+    probe.__enter__.return_value.getsockname.side_effect = [("", port) for port in (40001, 40001, 40002)]
+    monkeypatch.setattr(process.socket, "socket", lambda: probe)
+    assert [free_port_on_all_addresses() for _ in range(2)] == [40001, 40002]
+
+
+def test_a_free_port_is_free() -> None:
+    with socket.socket() as listener:
+        listener.bind(("", free_port_on_all_addresses()))
+
+
+def test_the_users_aws_credentials_never_reach_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "HF_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    assert "secret" not in inherited_environment(hosts=1).values()
+
+
+def test_hosts_share_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert inherited_environment(hosts=2)["OMP_NUM_THREADS"] == "4"
+    assert inherited_environment(hosts=16)["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_a_program_needs_to_run_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("LC_ALL", "C")
+    found = inherited_environment(hosts=1)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["LC_ALL"]) == ("1", "C")
+
+
+def test_a_program_finds_this_python_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ContainerEntrypoint that runs ``python`` or ``torchrun`` means the image's, which this Python stands for."""
+    monkeypatch.setenv("PATH", "/somewhere")
+    found = inherited_environment(hosts=1)
+    assert found["PATH"].endswith(":/somewhere")
+    assert Path(shutil.which("python3", path=found["PATH"]) or "").parent == Path(sys.executable).parent

@@ -8,8 +8,8 @@ import pytest
 
 from estimators.docker.docker_program import DockerError, docker
 from estimators.local.executors import NoImageError
-from estimators.local.executors.docker import Docker, images
-from estimators.local.executors.docker.images import find_image
+from estimators.local.executors.docker import Docker, executor
+from estimators.local.executors.docker.executor import find_image
 
 AWS = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.3.0-cpu-py311"
 
@@ -78,7 +78,7 @@ def test_a_name_is_never_taken_for_an_option(name: str) -> None:
 
 
 def test_an_answer_that_is_no_id_is_not_taken_for_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "docker", lambda *_, timeout: "Usage: docker")
+    monkeypatch.setattr(executor, "docker", lambda *_, timeout: "Usage: docker")
     with pytest.raises(DockerError, match=r"the ID of .*, it said 'Usage: docker'"):
         find_image(Docker(), AWS)
 
@@ -87,6 +87,6 @@ def test_a_docker_that_fails_otherwise_is_not_taken_for_a_missing_image(monkeypa
     def fail(*arguments: str, timeout: float | None = None) -> str:
         raise DockerError("docker image failed: Cannot connect to the Docker daemon")
 
-    monkeypatch.setattr(images, "docker", fail)
+    monkeypatch.setattr(executor, "docker", fail)
     with pytest.raises(DockerError, match="Cannot connect"):
         find_image(Docker(), AWS)
