@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from estimators import Estimator
-from estimators.console.place import Place
+from estimators.console.jobs import JobSource
 from estimators.console.server import Console
 from estimators.demo.run import entrypoints_directory, write_digits
 from estimators.job_handle.events import MetricValue
@@ -42,8 +42,8 @@ def main() -> None:
             if isinstance(event, MetricValue) and (event.step or 0) >= _INTERRUPTED_AT and not interrupted:
                 interrupted = True
                 platform.interrupt(job.name)
-        place = Place(name="local platform · .smddp", session=platform.boto_session)
-        with Console(place) as console, chromium() as browser:
+        source = JobSource(name="local platform · .smddp", session=platform.boto_session)
+        with Console(source) as console, chromium() as browser:
             page = browser.new_page(color_scheme="light", viewport={"width": 1160, "height": 800})
             page.goto(console.link)
             page.get_by_text(job.name).click()

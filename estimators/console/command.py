@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from estimators.console.place import Place
+    from estimators.console.jobs import JobSource
 
 NEEDED = ("starlette", "uvicorn", "jinja2")
 """The packages of the extra ``console``."""
@@ -45,22 +45,22 @@ def console(
     from estimators.local.errors import LocalPlatformError
 
     try:
-        place = _local(directory or Path(".smddp"), write) if local else _aws(region, profile, write)
-        server = Console(place, port=port, entered=lambda link: typer.echo(f"opened. In another browser: {link}"))
+        source = _local(directory or Path(".smddp"), write) if local else _aws(region, profile, write)
+        server = Console(source, port=port, entered=lambda link: typer.echo(f"opened. In another browser: {link}"))
     except (EstimatorError, LocalPlatformError) as error:
         _fail(str(error))
     end = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: end.set())
     with server:
-        typer.echo(f"The console of {place.name}, until Ctrl-C: {server.link}")
+        typer.echo(f"The console of {source.name}, until Ctrl-C: {server.link}")
         while server.wait(_LOOK_SECONDS) and not end.is_set():
             pass
 
 
-def _local(directory: Path, write: bool) -> Place:
+def _local(directory: Path, write: bool) -> JobSource:
     """Return the platform that runs on a directory, or raise LocalPlatformError if none does."""
-    from estimators.console.place import Place
+    from estimators.console.jobs import JobSource
     from estimators.local.kept_access import KeptAccess
     from estimators.local.signed_request import ask
 
@@ -70,15 +70,15 @@ def _local(directory: Path, write: bool) -> Place:
         ask(access, "InterruptTrainingJob", {"TrainingJobName": name}, service="SmddpLocal")
 
     name = f"local platform · {directory}"
-    return Place(name=name, session=access.boto_session(), may_write=write, interrupt=interrupt if write else None)
+    return JobSource(name=name, session=access.boto_session(), may_write=write, interrupt=interrupt if write else None)
 
 
-def _aws(region: str | None, profile: str | None, write: bool) -> Place:
+def _aws(region: str | None, profile: str | None, write: bool) -> JobSource:
     """Return the account that boto3 is configured for; raise EstimatorError without a region, profile or keys."""
     import boto3
     from botocore.exceptions import BotoCoreError
 
-    from estimators.console.place import Place
+    from estimators.console.jobs import JobSource
     from estimators.errors import EstimatorError
 
     try:
@@ -90,7 +90,7 @@ def _aws(region: str | None, profile: str | None, write: bool) -> Place:
                 "no AWS credentials are configured. Give --profile, or set AWS_PROFILE; --local shows the platform of "
                 "this machine."
             )
-        return Place(name=f"AWS · {session.region_name}", session=session, may_write=write)
+        return JobSource(name=f"AWS · {session.region_name}", session=session, may_write=write)
     except (BotoCoreError, ValueError) as error:  # an unknown profile, or an invalid region
         if isinstance(error, EstimatorError):
             raise

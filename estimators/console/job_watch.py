@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from estimators.console.place import Place
+from estimators.console.jobs import JobSource
 from estimators.job_handle.events import ENDED, MetricValue, StatusChange
 from estimators.job_handle.follower import Follower
 from estimators.job_handle.metrics import attempts_begun
@@ -96,12 +96,12 @@ class LogWindow:
 class JobWatch:
     """Follows one job from its beginning to its end, or until no page has asked for it for a while."""
 
-    def __init__(self, place: Place, name: str, pause: Callable[[], float]) -> None:
+    def __init__(self, source: JobSource, name: str, pause: Callable[[], float]) -> None:
         """Describe the job and start to follow it; `pause` returns the least seconds between two polls.
 
         Raise botocore's error if the job does not exist, may not be described, or AWS does not answer.
         """
-        self._place = place
+        self._source = source
         self.name = name
         self._pause = pause
         self._asked = time.monotonic()
@@ -201,7 +201,7 @@ class JobWatch:
         return LogWindow(total=len(numbers), dropped=dropped, start=first, lines=shown)
 
     def _describe(self) -> Any:
-        description = self._place.sagemaker.describe_training_job(TrainingJobName=self.name)
+        description = self._source.sagemaker.describe_training_job(TrainingJobName=self.name)
         with self._lock:
             self._description = description
         return description
@@ -210,7 +210,7 @@ class JobWatch:
         from smddp.storage.s3_errors import Cancelled
 
         def open_log(cancelled: Callable[[], bool]) -> LogReader:
-            return LogReader(self._place.logs, self.name, cancelled)
+            return LogReader(self._source.logs, self.name, cancelled)
 
         try:
             with closing(Follower(self._describe, open_log, with_values=True).looks(self._closed.is_set)) as looks:
@@ -258,9 +258,9 @@ class JobWatch:
 class Watches:
     """The watches of all jobs that pages currently show."""
 
-    def __init__(self, place: Place) -> None:
-        """Keep the place of the jobs. Sends no request."""
-        self._place = place
+    def __init__(self, source: JobSource) -> None:
+        """Keep the source of the jobs. Sends no request."""
+        self._source = source
         # Guards `_watches`. Taken before `JobWatch._lock`, never after it; never held during a request, so a slow AWS
         # blocks only the page that asks. Bound: MOST_WATCHED watches.
         self._lock = threading.Lock()
@@ -271,7 +271,7 @@ class Watches:
         with self._lock:
             watch = known = self._watches.get(name)
         if watch is None or watch.is_stale:
-            watch = JobWatch(self._place, name, self._pause)
+            watch = JobWatch(self._source, name, self._pause)
             with self._lock:
                 meanwhile = self._watches.get(name)
                 if meanwhile is known or meanwhile is None:

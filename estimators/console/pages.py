@@ -19,9 +19,9 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from estimators.console import chart, comparison, job_list, timeline
+from estimators.console import drawing
 from estimators.console.job_watch import JobWatch, MetricCurve, Watches
-from estimators.console.place import Place
+from estimators.console.jobs import SPANS, STATUSES, JobFilter, JobSource, compared, job_page
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import sent_request
 from estimators.secret_text import masked, masked_text
@@ -40,17 +40,19 @@ _PARTS = "time_"
 
 
 class Pages:
-    """The pages about one place's jobs."""
+    """The pages about the jobs of one source."""
 
-    def __init__(self, place: Place, root: str) -> None:
+    def __init__(self, source: JobSource, root: str) -> None:
         """Load the templates, for pages below the path `root`. Sends no request."""
-        self._place = place
+        self._source = source
         self._root = root
-        self.watches = Watches(place)
+        self.watches = Watches(source)
         self._templates = Environment(
             loader=PackageLoader("estimators.console"), autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
-        self._templates.globals.update(root=root, place=place, chart_size=(chart.WIDTH, chart.HEIGHT), box=chart)
+        self._templates.globals.update(
+            root=root, source=source, chart_size=(drawing.WIDTH, drawing.HEIGHT), box=drawing
+        )
         self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=_shown, size=_size)
 
     def app(self) -> Starlette:
@@ -67,7 +69,7 @@ class Pages:
             Route(f"{job}/request", self._request),
             Mount("/static", StaticFiles(directory=Path(__file__).with_name("static"))),
         ]
-        if self._place.may_write:
+        if self._source.may_write:
             routes.append(Route(f"{job}/{{action}}", self._act, methods=["POST"]))
         return Starlette(
             routes=[Mount(self._root, routes=routes)],
@@ -81,8 +83,8 @@ class Pages:
         )
 
     def _jobs(self, request: Request) -> Response:
-        wanted, token = job_list.JobFilter.of(request.query_params), request.query_params.get("after", "")
-        page = job_list.job_page(self._place.sagemaker, wanted, token)
+        wanted, token = JobFilter.of(request.query_params), request.query_params.get("after", "")
+        page = job_page(self._source.sagemaker, wanted, token)
         return self._page(
             "jobs.html",
             request,
@@ -91,8 +93,8 @@ class Pages:
             next_token=page.next_token,
             is_first=not token,
             wanted=wanted,
-            statuses=job_list.STATUSES,
-            spans=job_list.SPANS,
+            statuses=STATUSES,
+            spans=SPANS,
         )
 
     def _job(self, request: Request) -> Response:
@@ -100,7 +102,7 @@ class Pages:
         logarithmic = request.query_params.get("scale") == "log"
         began, curves = watch.description["CreationTime"], watch.curves()
         charts = [
-            (chart.chart(name, [_series(watch, curve, began)], logarithmic=logarithmic), curve)
+            (drawing.chart(name, [_series(watch, curve, began)], logarithmic=logarithmic), curve)
             for name, curve in curves.items()
             if not name.startswith(_PARTS)
         ]
@@ -152,7 +154,7 @@ class Pages:
     def _checkpoints(self, request: Request) -> Response:
         watch = self._watch(request)
         uri = watch.description.get("CheckpointConfig", {}).get("S3Uri")
-        infos = self._place.job(watch.name).checkpoints() if uri else []
+        infos = self._source.job(watch.name).checkpoints() if uri else []
         return self._job_page("checkpoints.html", watch, request, uri=uri, infos=infos[::-1], poll=0)
 
     def _request(self, request: Request) -> Response:
@@ -171,12 +173,12 @@ class Pages:
         curves = [watch.curves() for watch in watches]
         logarithmic = request.query_params.get("scale") == "log"
         charts = [
-            chart.chart(
+            drawing.chart(
                 metric,
                 [
                     _series(watch, each[metric], watch.description["CreationTime"])
                     if metric in each
-                    else chart.Series(job=watch.name, attempts=[], began=watch.description["CreationTime"])
+                    else drawing.Series(job=watch.name, attempts=[], began=watch.description["CreationTime"])
                     for watch, each in zip(watches, curves, strict=True)
                 ],
                 logarithmic=logarithmic,
@@ -193,20 +195,20 @@ class Pages:
             poll=0 if all(watch.has_ended and watch.is_read for watch in watches) else JOB_SECONDS,
             watches=watches,
             charts=charts,
-            hyperparameters=comparison.rows(hyperparameters),
-            requests=comparison.rows(requests),
+            hyperparameters=compared(hyperparameters),
+            requests=compared(requests),
             logarithmic=logarithmic,
         )
 
     def _act(self, request: Request) -> Response:
         name, action = self._name(request), request.path_params["action"]
-        job, shown = self._place.job(name), name
+        job, shown = self._source.job(name), name
         if action == "stop":
             job.stop()
         elif action == "resume":
             shown = job.resume().name
-        elif action == "interrupt" and self._place.interrupt is not None:
-            self._place.interrupt(name)
+        elif action == "interrupt" and self._source.interrupt is not None:
+            self._source.interrupt(name)
         else:
             raise HTTPException(404, "There is no such action here.")
         return RedirectResponse(f"{self._root}/jobs/{shown}", 303)
@@ -225,7 +227,7 @@ class Pages:
     def _job_page(self, template: str, watch: JobWatch, request: Request, **values: Any) -> Response:
         description = watch.description
         now = datetime.now(timezone.utc)
-        phases = timeline.phases(description.get("SecondaryStatusTransitions", []), now)
+        phases = drawing.phases(description.get("SecondaryStatusTransitions", []), now)
         settled = watch.has_ended and watch.is_read
         return self._page(
             template,
@@ -267,8 +269,8 @@ def _checked(name: str) -> str:
     return name
 
 
-def _series(watch: JobWatch, curve: MetricCurve, began: datetime) -> chart.Series:
-    return chart.Series(job=watch.name, attempts=watch.by_attempt(curve.points), began=began)
+def _series(watch: JobWatch, curve: MetricCurve, began: datetime) -> drawing.Series:
+    return drawing.Series(job=watch.name, attempts=watch.by_attempt(curve.points), began=began)
 
 
 def _integer(text: str, default: int) -> int:

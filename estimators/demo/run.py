@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from estimators import Estimator
-from estimators.console.place import Place
+from estimators.console.jobs import JobSource
 from estimators.console.server import Console as Pages
 from estimators.errors import TrainingJobFailed
 from estimators.local import LocalSageMaker
@@ -188,7 +188,7 @@ def _follow(
 def _pages(sagemaker: LocalSageMaker) -> Pages:
     """Return the web pages that show and stop the demo's jobs."""
     session, interrupt = sagemaker.boto_session, sagemaker.interrupt
-    return Pages(Place(name="the demo", session=session, may_write=True, interrupt=interrupt))
+    return Pages(JobSource(name="the demo", session=session, may_write=True, interrupt=interrupt))
 
 
 def _first_line(reason: str) -> str:

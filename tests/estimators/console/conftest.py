@@ -13,7 +13,7 @@ import pytest
 import urllib3
 from moto import mock_aws
 
-from estimators.console.place import Place
+from estimators.console.jobs import JobSource
 from estimators.console.server import Console
 from estimators.log_reader import LOG_GROUP
 
@@ -79,30 +79,30 @@ def log(logs: Any, job: str, host: str, lines: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def source() -> Iterator[JobSource]:
     """An account with its jobs; nothing may be changed."""
     with mock_aws():
         session = boto3.Session(region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
-        place = Place(name="AWS · us-east-1", session=session)
+        source = JobSource(name="AWS · us-east-1", session=session)
         secrets = {"HyperParameters": {"lr": "0.1", "api_key": "sk-1234", "config": '{"password": "hunter2"}'}}
-        place.sagemaker.create_training_job(**request("long", **secrets))
+        source.sagemaker.create_training_job(**request("long", **secrets))
         bigger = {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1}
         numbers = {"lr": "0.2", "max_tokens": "5"}
-        place.sagemaker.create_training_job(**request("other", HyperParameters=numbers, ResourceConfig=bigger))
+        source.sagemaker.create_training_job(**request("other", HyperParameters=numbers, ResourceConfig=bigger))
         # After those: moto filters the names of one page, in the order in which jobs came.
         for number in range(JOBS - 2):
-            place.sagemaker.create_training_job(**request(f"many-{number:04}"))
-        place.logs.create_log_group(logGroupName=LOG_GROUP)
+            source.sagemaker.create_training_job(**request(f"many-{number:04}"))
+        source.logs.create_log_group(logGroupName=LOG_GROUP)
         long = [scored(number, 1000 / number) for number in range(1, 1001)]
         long += [f"line {number} of many" for number in range(1001, LINES)]
-        log(place.logs, "long", "algo-1", [*long, HOSTILE])
-        log(place.logs, "other", "algo-1", [scored(1, 2.5), scored(2, 1.5)])
-        yield place
+        log(source.logs, "long", "algo-1", [*long, HOSTILE])
+        log(source.logs, "other", "algo-1", [scored(1, 2.5), scored(2, 1.5)])
+        yield source
 
 
 @pytest.fixture(scope="module")
-def console(place: Place) -> Iterator[Console]:
-    with Console(place) as console:
+def console(source: JobSource) -> Iterator[Console]:
+    with Console(source) as console:
         yield console
 
 

@@ -12,27 +12,27 @@ from moto import mock_aws
 
 from estimators.console import job_watch
 from estimators.console.job_watch import Watches
-from estimators.console.place import Place
+from estimators.console.jobs import JobSource
 from estimators.log_reader import LOG_GROUP
 from tests.estimators.console.conftest import log, request
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def source() -> Iterator[JobSource]:
     with mock_aws():
         session = boto3.Session(region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
-        place = Place(name="AWS", session=session)
-        place.sagemaker.create_training_job(**request("job"))
-        place.logs.create_log_group(logGroupName=LOG_GROUP)
-        yield place
+        source = JobSource(name="AWS", session=session)
+        source.sagemaker.create_training_job(**request("job"))
+        source.logs.create_log_group(logGroupName=LOG_GROUP)
+        yield source
 
 
 def test_the_first_lines_are_dropped_and_the_others_keep_their_numbers(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    source: JobSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_watch, "MOST_CHARACTERS", 20_000)
-    log(place.logs, "job", "algo-1", [f"line {number}" for number in range(1, 1001)] + ["x" * 5000])
-    watch = Watches(place).of("job")
+    log(source.logs, "job", "algo-1", [f"line {number}" for number in range(1, 1001)] + ["x" * 5000])
+    watch = Watches(source).of("job")
     watch.look(30)
     window = watch.window(-2, 2)
     assert watch.is_read
@@ -43,11 +43,13 @@ def test_the_first_lines_are_dropped_and_the_others_keep_their_numbers(
     assert watch.hosts()["algo-1"].lines == 1001
 
 
-def test_one_job_is_followed_once_and_the_oldest_is_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_job_is_followed_once_and_the_oldest_is_forgotten(
+    source: JobSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(job_watch, "MOST_WATCHED", 2)
     for name in ("b", "c"):
-        place.sagemaker.create_training_job(**request(name))
-    watches = Watches(place)
+        source.sagemaker.create_training_job(**request(name))
+    watches = Watches(source)
     first = watches.of("job")
     assert watches.of("job") is first
     watches.of("b")
@@ -60,7 +62,7 @@ def test_one_job_is_followed_once_and_the_oldest_is_forgotten(place: Place, monk
             thread.join()
 
 
-def test_why_a_log_can_not_be_read_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_a_log_can_not_be_read_is_kept(source: JobSource, monkeypatch: pytest.MonkeyPatch) -> None:
     denied = boto3.Session(region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b").client("logs")
     error = {"Error": {"Code": "AccessDeniedException", "Message": "not for you"}}
 
@@ -68,8 +70,8 @@ def test_why_a_log_can_not_be_read_is_kept(place: Place, monkeypatch: pytest.Mon
         raise denied.exceptions.ClientError(error, "DescribeLogStreams")
 
     denied.meta.events.register("before-call.logs.DescribeLogStreams", refuse)
-    object.__setattr__(place, "logs", denied)
-    watch = Watches(place).of("job")
+    object.__setattr__(source, "logs", denied)
+    watch = Watches(source).of("job")
     deadline = time.monotonic() + 10
     while not watch.failure and time.monotonic() < deadline:
         watch.look(0.1)
@@ -78,9 +80,9 @@ def test_why_a_log_can_not_be_read_is_kept(place: Place, monkeypatch: pytest.Mon
 
 
 def test_a_defect_while_a_job_is_followed_is_shown_in_place_of_an_endless_wait(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    source: JobSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watches = Watches(place)
+    watches = Watches(source)
     monkeypatch.setattr(job_watch.Follower, "looks", lambda *_: (1 / 0 for _ in range(1)))
     watch = watches.of("job")
     watch.look(10)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimators.console.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, chart
+from estimators.console.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Series, chart
 from estimators.console.job_watch import MOST_VALUES, MetricCurve, MetricPoint
 
 BEGAN = datetime(2026, 11, 23, tzinfo=timezone.utc)
@@ -31,7 +31,7 @@ def test_any_values_lie_within_the_chart(values: list[tuple[float | None, float]
     for x, y in line.points:
         assert LEFT <= x <= WIDTH - RIGHT
         assert TOP <= y <= HEIGHT - BOTTOM
-    assert all(math.isfinite(place) and len(label) < 12 for place, label in (*drawn.x_ticks, *drawn.y_ticks))
+    assert all(math.isfinite(position) and len(label) < 12 for position, label in (*drawn.x_ticks, *drawn.y_ticks))
 
 
 def test_ticks_are_round_and_a_peak_survives_the_thinning() -> None:

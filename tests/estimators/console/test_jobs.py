@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from estimators.console.job_list import JobFilter, job_page
+from estimators.console.jobs import JobFilter, job_page
 
 CREATED = datetime.now(timezone.utc) - timedelta(hours=1)
 

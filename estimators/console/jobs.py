@@ -1,11 +1,20 @@
-"""One page of the list of jobs. ListTrainingJobs filters, sorts and pages it, so nothing is stored here."""
+"""The jobs that the pages show: where they are, one page of their list, and the comparison of their requests.
+
+ListTrainingJobs filters, sorts and pages the list, so nothing is stored here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from estimators.secret_text import masked
+from estimators.training_job import TrainingJob
+
+if TYPE_CHECKING:
+    import boto3
 
 PAGE_JOBS = 50
 STATUSES = ("InProgress", "Completed", "Failed", "Stopping", "Stopped")
@@ -16,6 +25,31 @@ SPANS: Mapping[str, timedelta] = {
     "month": timedelta(days=30),
 }
 """The greatest age of a job, by the name in the URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSource:
+    """One region of an account, or a local platform. Its clients are thread-safe."""
+
+    name: str
+    """Its name on the pages."""
+    session: boto3.Session
+    may_write: bool = False
+    """Whether the pages have buttons that stop and resume jobs."""
+    interrupt: Callable[[str], object] | None = None
+    """Interrupts the spot job of this name; None if not possible."""
+    sagemaker: Any = field(init=False)
+    """A boto3 client."""
+    logs: Any = field(init=False)
+    """A boto3 client of CloudWatch Logs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sagemaker", self.session.client("sagemaker"))
+        object.__setattr__(self, "logs", self.session.client("logs"))
+
+    def job(self, name: str) -> TrainingJob:
+        """Return a handle on a job. Sends no request."""
+        return TrainingJob(name, self.session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +114,35 @@ def _end(job: Mapping[str, Any], now: datetime) -> datetime:
     ended = job["TrainingJobStatus"] in ("Completed", "Failed", "Stopped")
     end: datetime = job.get("TrainingEndTime") or (job.get("LastModifiedTime", now) if ended else now)
     return end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One member of the requests."""
+
+    name: str
+    values: Sequence[str | None]
+    """The masked value in each job's request, or None if absent."""
+    differs: bool
+
+
+def compared(requests: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return one row for each member of some requests, including nested members; those that differ come first."""
+    raw = [dict(_flattened(request)) for request in requests]
+    shown = [dict(_flattened(masked(request))) for request in requests]
+    found = []
+    for name in dict.fromkeys(name for each in raw for name in each):
+        differs = len({each.get(name) for each in raw}) > 1
+        found.append(Row(name=name, values=[each.get(name) for each in shown], differs=differs))
+    return sorted(found, key=lambda row: not row.differs)
+
+
+def _flattened(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flattened(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, each in enumerate(value):
+            yield from _flattened(each, f"{path}[{number}]")
+    else:
+        yield path, str(value)

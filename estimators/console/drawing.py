@@ -1,14 +1,16 @@
-"""Line charts as numbers that a template draws as SVG, without scripts or libraries."""
+"""Line charts and the history of a job, as numbers that a template draws as SVG, without scripts or libraries."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from estimators.console.job_watch import MetricPoint
-from smddp.process.terminal_text import duration
+from estimators.secret_text import masked_text
+from smddp.process.terminal_text import duration, shown_line
 
 WIDTH, HEIGHT = 360.0, 170.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 16.0, 10.0, 22.0
@@ -18,6 +20,25 @@ _LEAST_RANGE, _MOST, _LARGEST_POWER = 1e-300, 8e307, 308.25
 _NARROW = 1.5
 _TICKS = 4
 """Most intervals between the ticks of an axis."""
+
+
+_KINDS: Mapping[str, str] = {
+    "Training": "training",
+    "Interrupted": "lost",
+    "Restarting": "lost",
+    "Downloading": "copying",
+    "DownloadingTrainingImage": "copying",
+    "Uploading": "copying",
+    "Stopping": "ending",
+    "Completed": "done",
+    "Failed": "failed",
+    "Stopped": "failed",
+    "MaxRuntimeExceeded": "failed",
+    "MaxWaitTimeExceeded": "failed",
+}
+"""The kind of each status. All others count as ``waiting``."""
+_LEAST_SHARE = 0.004
+"""Least share of the whole bar, so that even a short status is visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +89,11 @@ def chart(metric: str, series: Sequence[Series], *, logarithmic: bool = False) -
     by_step = all(point.step is not None for point in points)
     logarithmic = logarithmic and all(point.value > 0 for point in points)
 
-    def place(one: Series, point: MetricPoint) -> tuple[float, float]:
+    def position(one: Series, point: MetricPoint) -> tuple[float, float]:
         x = point.step if by_step and point.step is not None else (point.time - one.began).total_seconds()
         return x, math.log10(point.value) if logarithmic else point.value
 
-    raw = [[[place(one, point) for point in attempt] for attempt in one.attempts] for one in series]
+    raw = [[[position(one, point) for point in attempt] for attempt in one.attempts] for one in series]
     x_range = _range([x for one in raw for attempt in one for x, _ in attempt])
     y_range = _range([y for one in raw for attempt in one for _, y in attempt], margin=0.04)
     to_x = _scale(x_range, LEFT, WIDTH - RIGHT)
@@ -152,3 +173,49 @@ def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
 
 def _y(point: tuple[float, float]) -> float:
     return point[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One secondary status, from its start to the start of the next one."""
+
+    status: str
+    kind: str
+    """``waiting``, ``copying``, ``training``, ``lost``, ``ending``, ``done`` or ``failed``."""
+    message: str
+    began: datetime
+    seconds: float
+    left: float
+    """Start of its bar, in percent."""
+    width: float
+    """Width of its bar, in percent."""
+    attempt: int
+    """The number of the training attempt, from 1; 0 for other phases."""
+
+
+def phases(transitions: Sequence[Mapping[str, Any]], now: datetime) -> list[Phase]:
+    """Return a job's phases from its SecondaryStatusTransitions; a phase without an end lasts until `now`."""
+    starts = [each["StartTime"] for each in transitions]
+    ends = [*starts[1:], *(each.get("EndTime", now) for each in transitions[-1:])]
+    spans = [max(0.0, (end - start).total_seconds()) for start, end in zip(starts, ends, strict=True)]
+    whole = sum(spans) or 1.0
+    shares = [max(span / whole, _LEAST_SHARE) for span in spans]
+    shown, left, attempt = [], 0.0, 0
+    for each, seconds, share in zip(transitions, spans, shares, strict=True):
+        kind = _KINDS.get(each["Status"], "waiting")
+        attempt += kind == "training"
+        width = 100 * share / sum(shares)
+        shown.append(
+            Phase(
+                status=each["Status"],
+                kind=kind,
+                message=masked_text(shown_line(each.get("StatusMessage", ""))),
+                began=each["StartTime"],
+                seconds=seconds,
+                left=left,
+                width=width,
+                attempt=attempt if kind == "training" else 0,
+            )
+        )
+        left += width
+    return shown

@@ -9,24 +9,23 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from estimators.console.link_auth import LinkAuth
-from estimators.console.place import Place
-from estimators.console.server import Console
+from estimators.console.jobs import JobSource
+from estimators.console.server import Console, LinkAuth
 from estimators.errors import EstimatorError
 from tests.estimators.console.conftest import Client, entered
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def source() -> Iterator[JobSource]:
     """An account without a job."""
     with mock_aws():
         session = boto3.Session(region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
-        yield Place(name="AWS", session=session)
+        yield JobSource(name="AWS", session=session)
 
 
-def test_a_link_opens_once_and_the_next_one_is_told(place: Place) -> None:
+def test_a_link_opens_once_and_the_next_one_is_told(source: JobSource) -> None:
     told: list[str] = []
-    with Console(place, entered=told.append) as console:
+    with Console(source, entered=told.append) as console:
         first = console.link
         client = entered(first)
         assert client.ask("/").status == 200
@@ -93,10 +92,10 @@ def test_each_answer_lets_run_no_script_but_the_consoles(client: Client) -> None
         assert "Server" not in headers
 
 
-def test_a_port_that_is_taken_is_named(console: Console, place: Place) -> None:
+def test_a_port_that_is_taken_is_named(console: Console, source: JobSource) -> None:
     port = int(console.link.split(":")[2].split("/")[0])
     with pytest.raises(EstimatorError, match=rf"can't listen on port {port} .*Give another --port"):
-        Console(place, port=port)
+        Console(source, port=port)
 
 
 def test_the_console_is_on_this_machine_alone(console: Console) -> None:
