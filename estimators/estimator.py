@@ -18,15 +18,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from estimators import source_code
-from estimators.checks import channels, parameters
+from estimators.checks import parameters
+from estimators.destinations import Destination, DockerEngine, FitOptions, PipelineStep, SageMaker, SdkLocalMode
 from estimators.distribution import from_name
 from estimators.errors import EstimatorError
-from estimators.image import Framework
 from estimators.instances import instance_preferences as known_preferences
-from estimators.plan import FitArguments, Plan, Prices, make_local_plan, make_plan, recipe_plan
-from estimators.problem import Problem, nearest
+from estimators.plan import FitArguments, Plan, Prices, make_local_plan, make_plan
+from estimators.problem import nearest
 from estimators.request.completed_job import CompletedJob
-from estimators.request.job_request import JobRequest
 from estimators.training_job import TrainingJob
 from smddp.process.script_multiprocessing import refuse_in_import
 
@@ -196,116 +195,30 @@ class Estimator:
                 "only what the submit script itself sends before it ends, and neither its child processes nor what it "
                 "does at exit. Call fit() there, or unset the variable."
             )
-        in_pipeline = self._is_in_pipeline()
-        if in_pipeline and (on_event is not None or rehearse is not None):
-            raise EstimatorError(
-                "With a PipelineSession fit() trains nothing, so that there is nothing to rehearse, and no event. "
-                "Leave on_event and rehearse out; rehearse() of an Estimator with the values themselves does it."
-            )
-        if on_event is not None:
-            self._check_listener(on_event, waits=wait)
-        plan = self.plan(
-            inputs, job_name=job_name, experiment_config=experiment_config, prices=prices, max_cost=max_cost
+        options = FitOptions(
+            wait=wait, logs=logs not in (False, "None"), on_event=on_event, rehearses=rehearse is not None
         )
-        plan.require()
-        for problem in plan.warnings:
-            logger.warning("%s", problem)
-        if in_pipeline:
-            return self._step(inputs, job_name=job_name, experiment_config=experiment_config)
-        if not parameters.is_local_mode(self.arguments):
-            places = replace(plan, problems=tuple(self._looked_at_places(inputs)))
-            places.require()
-            for problem in places.warnings:
-                logger.warning("%s", problem)
-        shows_log = logs not in (False, "None")
+        destination = self._destination()
+        destination.check(options)
+        call = FitArguments(
+            inputs=inputs, job_name=job_name, experiment_config=experiment_config, prices=prices, max_cost=max_cost
+        )
+        plan = self._plan(call)
+        _require(plan)
+        _require(replace(plan, problems=tuple(destination.problems(inputs))))
         if rehearse is not None:
-            logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=shows_log))
-        if parameters.is_local_mode(self.arguments):
-            if not wait:
-                logger.warning("wait=False: a local job runs to its end before fit() returns")
-            return self._fit_here(inputs, logs=shows_log, job_name=job_name)
-        request = plan.request or self._recipe(plan, inputs, job_name, experiment_config)
-        job = self._send(plan, request)
-        cost = "" if plan.cost is None else f"; cost: {plan.cost}"
-        logger.info("started training job %s: %s%s", job.name, plan.topology, cost)
-        if wait:
-            job.wait(logs=shows_log, on_event=on_event)
-        return job
+            logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=options.logs))
+        return destination.run(plan, call, options)
 
-    def _recipe(
-        self, plan: Plan, inputs: Any, job_name: str | None, experiment_config: Mapping[str, str] | None
-    ) -> JobRequest:
-        """Return the request of a training recipe, which the SDK downloads now; raise EstimatorError as `fit` does."""
-        from estimators.sdk import sessions
-
-        call = FitArguments(inputs=inputs, job_name=job_name, experiment_config=experiment_config)
-        assert plan.job is not None
-        with sessions.credentials_explained():
-            recipe = recipe_plan(plan.job, call, self._session or sessions.session())
-        recipe.require()
-        assert recipe.request is not None
-        return recipe.request
-
-    def _send(self, plan: Plan, request: JobRequest) -> TrainingJob:
-        """Upload the code of a job, and send the request that the plan has checked."""
-        from estimators import api_retries
-        from estimators.request.code import upload_code
-        from estimators.sdk import sessions
-
-        job, session = plan.job, request.session
-        assert job is not None
-        _tell_versions(self.arguments, job)
-        with sessions.credentials_explained():
-            sent = request.complete(lambda: upload_code(job, session))
-            api_retries.create_training_job(session.sagemaker_client, sent)
-        return TrainingJob(request.name, session)
-
-    def _looked_at_places(self, inputs: Any) -> list[Problem]:
-        """Return the problems of the job's inputs and output buckets on S3."""
-        from estimators.checks import s3_places
-        from estimators.sdk import sessions
-
-        with sessions.credentials_explained():
-            return list(s3_places.check(self.arguments, channels.by_name(inputs), sessions.s3_client(self._session)))
-
-    def _is_in_pipeline(self) -> bool:
+    def _destination(self) -> Destination:
+        """Return where the job is brought: the session and the instance type decide."""
         from estimators.sdk.adapter import adapter
 
-        return self._session is not None and adapter().is_pipeline(self._session)
-
-    def _step(self, inputs: Any, *, job_name: str | None, experiment_config: Mapping[str, str] | None) -> TrainingJob:
-        """Return the arguments of a pipeline step from the SDK. No job exists yet."""
-        arguments: TrainingJob = self._trainer().fit(inputs, job_name=job_name, experiment_config=experiment_config)
-        return arguments
-
-    def _check_listener(self, on_event: OnEvent, *, waits: bool) -> None:
-        """Raise EstimatorError if `on_event` is invalid or would receive no events."""
-        from estimators.job_handle.events import check_listener
-
-        check_listener(on_event)
-        if parameters.is_local_mode(self.arguments):
-            raise EstimatorError(
-                f"on_event is not told of jobs of instance_type={self.arguments['instance_type']!r}. Leave it out, or "
-                "send the job to a LocalSageMaker."
-            )
-        if not waits:
-            raise EstimatorError("on_event is told while the job is waited for. Give it to job.wait(), or wait=True.")
-
-    def _fit_here(self, inputs: Any, *, logs: bool, job_name: str | None) -> TrainingJob:
-        """Run a job of ``instance_type="local"``: in the SDK's Local Mode if the session is local, else in ours."""
-        from estimators.local_mode.fit import fit
-        from estimators.local_mode.job import LocalModeJob
-        from estimators.sdk import sessions, training_images
-        from estimators.sdk.adapter import adapter
-
-        if not adapter().is_local(self._session):
-            session = sessions.session_here(self._session)
-            local_job = CompletedJob.of(self.arguments, session)
-            image = training_images.image_uri(Framework.of(local_job.arguments, session.boto_region_name))
-            return fit(local_job, image=image, inputs=inputs, session=session, logs=logs, job_name=job_name)
-        pytorch = self._trainer()
-        pytorch.fit(inputs, wait=False, logs=logs, job_name=job_name)
-        return LocalModeJob(pytorch.latest_training_job.name, pytorch.latest_training_job.describe())
+        if self._session is not None and adapter().is_pipeline(self._session):
+            return PipelineStep(trainer=self._trainer)
+        if not parameters.is_local_mode(self.arguments):
+            return SageMaker(arguments=self.arguments, session=self._session)
+        return SdkLocalMode(trainer=self._trainer) if adapter().is_local(self._session) else DockerEngine()
 
     def plan(
         self,
@@ -344,6 +257,9 @@ class Estimator:
             prices=prices,
             max_cost=max_cost,
         )
+        return self._plan(call)
+
+    def _plan(self, call: FitArguments) -> Plan:
         return make_plan(self._configured(self.arguments), call, session=self._session)
 
     def _configured(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -398,10 +314,7 @@ class Estimator:
         from estimators.sdk.adapter import adapter
 
         if parameters.is_local_mode(self.arguments):
-            plan = make_local_plan(self.arguments, session=adapter().local_session(self._session))
-            plan.require()
-            for problem in plan.warnings:
-                logger.warning("%s", problem)
+            _require(make_local_plan(self.arguments, session=adapter().local_session(self._session)))
         return self._trainer()
 
     def _trainer(self) -> Any:
@@ -416,7 +329,7 @@ class Estimator:
         session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
         arguments = sdk_arguments.for_sdk(self.arguments) if local_mode else self._configured(self.arguments)
         job = CompletedJob.of(arguments, session)
-        _tell_versions(arguments, job)
+        job.log_choice(arguments)
         bundle = source_code.stage(job.source, into=into, more=job.bundled.files)
         try:
             trainer = adapter().trainer(
@@ -431,9 +344,11 @@ class Estimator:
         return trainer
 
 
-def _tell_versions(given: Mapping[str, Any], job: CompletedJob) -> None:
-    if job.chosen is not None and not {"framework_version", "py_version"} <= given.keys():
-        logger.info("using PyTorch %s on %s, the newest that fits", job.chosen.version, job.chosen.py_version)
+def _require(plan: Plan) -> None:
+    """Raise EstimatorError with the errors of a plan, or log its warnings."""
+    plan.require()
+    for problem in plan.warnings:
+        logger.warning("%s", problem)
 
 
 def _check_names(names: Mapping[str, Any]) -> None:

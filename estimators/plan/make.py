@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from estimators import distribution, source_code
 from estimators.checks import channels, finished_request, local_jobs, parameters
 from estimators.image import Framework
+from estimators.local_mode.request import build_local
 from estimators.plan import cost
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import Prices, price_table
@@ -47,13 +48,15 @@ class FitArguments:
 
 def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Session | None) -> Plan:
     """Plan a job on a session; raise EstimatorError if the prices can't be read."""
-    from estimators.sdk import pipeline_variables
+    from estimators.sdk import pipeline_variables, sessions
 
     given = {**arguments, "inputs": call.inputs, "job_name": call.job_name, "experiment_config": call.experiment_config}
     not_known_yet = pipeline_variables.any_unknown(given)
     in_pipeline = list(pipeline_variables.check(given))
     decided_later = arguments.get("instance_type")
     arguments, call = pipeline_variables.with_defaults(arguments), _with_defaults(call)
+    if is_for_docker := _is_for_docker(arguments, session):
+        session = sessions.session_here(session)  # a local job needs no region
     job = CompletedJob.of(arguments, session)
     problems = [
         *in_pipeline,
@@ -69,11 +72,14 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     paid = _cost(topology, request, arguments, call, session)
     if call.max_cost is not None:
         problems += cost.check(paid, call.max_cost)
+    resources = None
+    if request is not None and not is_for_docker:
+        resources = Resources.of(request, job, is_named=call.job_name is not None)
     return Plan(
         topology=topology,
         problems=tuple(problems),
         global_batch=global_batch(job.source, arguments.get("hyperparameters", {})),
-        resources=None if request is None else Resources.of(request, job, is_named=call.job_name is not None),
+        resources=resources,
         cost=paid,
         job=job,
         request=request,
@@ -187,22 +193,35 @@ def _problems(
     yield from parameters.check_limits(requested)
 
 
+def _is_for_docker(arguments: Mapping[str, Any], session: Session | None) -> bool:
+    """Return whether the job is a local one that is not for the SDK's own Local Mode."""
+    from estimators.sdk.adapter import adapter
+
+    return parameters.is_local_mode(arguments) and not adapter().is_local(session)
+
+
 def _request(job: CompletedJob, call: FitArguments, session: Session | None) -> tuple[JobRequest | None, list[Problem]]:
     """Return the request that the SDK makes, or None if it is invalid, and the refusals by the SDK or AWS.
 
-    Local jobs and training recipes have no request here.
+    Training recipes and jobs for the SDK's Local Mode have no request here.
     """
-    if parameters.is_local_mode(job.arguments) or "training_recipe" in job.arguments:  # the SDK downloads recipes
+    arguments = job.arguments
+    if "training_recipe" in arguments:  # the SDK downloads recipes
         return None, []
-    request, refusal = build(
-        job.arguments,
+    if _is_for_docker(arguments, session):
+        assert session is not None
+        return _checked(*build_local(job, call.inputs, job_name=call.job_name, session=session), arguments)
+    if parameters.is_local_mode(arguments):
+        return None, []
+    built = build(
+        arguments,
         call.inputs,
         script=job.source.program,
         job_name=call.job_name,
         experiment_config=call.experiment_config,
         session=session,
     )
-    return _checked(request, refusal, job.arguments)
+    return _checked(*built, arguments)
 
 
 def recipe_plan(job: CompletedJob, call: FitArguments, session: Session) -> Plan:

@@ -33,7 +33,8 @@ class Plan:
     job: CompletedJob | None = field(default=None, repr=False)
     """The completed parameters and the code; None for `to_sagemaker`'s plan of a local job."""
     request: JobRequest | None = field(default=None, repr=False)
-    """The CreateTrainingJob that `fit` sends. None if there are errors, for a local job, and for a training recipe."""
+    """The CreateTrainingJob that `fit` sends. None if there are errors, for a training recipe, and for the SDK's Local
+    Mode."""
 
     @property
     def errors(self) -> tuple[Problem, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from estimators.source_code import SourceCode
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,11 @@ class CompletedJob:
                 chosen, refusal = training_images.choose_versions(framework)
                 completed |= chosen.arguments
         return cls(arguments=completed, source=source, bundled=bundled, chosen=chosen, refusal=refusal)
+
+    def log_choice(self, given: Mapping[str, Any]) -> None:
+        """Log the versions, unless the user's parameters, `given`, have both."""
+        if self.chosen is not None and not {"framework_version", "py_version"} <= given.keys():
+            logger.info("using PyTorch %s on %s, the newest that fits", self.chosen.version, self.chosen.py_version)
 
 
 def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:

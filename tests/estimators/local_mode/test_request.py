@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,17 @@ from botocore.credentials import Credentials
 from sagemaker.session import Session
 
 from estimators import Estimator
+from estimators.checks import finished_request
 from estimators.errors import EstimatorError
+from estimators.local.engine.errors import ApiError
 from estimators.local.engine.training.request import TrainingRequest
 from estimators.local.engine.transfers.objects import FileUri, S3Uri
 from estimators.local_mode.fit import training_request
+from estimators.local_mode.request import build_local
 from estimators.local_mode.run import access
+from estimators.problem import Problem
+from estimators.request.completed_job import CompletedJob
+from estimators.request.job_request import CODE_URI
 from estimators.sdk import request_values, sessions
 from estimators.source_code import SourceCode
 
@@ -31,7 +39,10 @@ def parse(script: str, session: Any) -> Any:
     def of(inputs: Any = None, **parameters: Any) -> TrainingRequest:
         job = Estimator(script, instance_type="local", image_uri="mine", **parameters)
         code = SourceCode(entry_point="train.py", source_dir=str(Path(script).parent), dependencies=())
-        return training_request(job.arguments, inputs, image="mine", code=code, job_name="job", session=session)
+        completed = CompletedJob.of(job.arguments, session)
+        built, refusal = build_local(completed, inputs, job_name="job", session=session)
+        assert built is not None, refusal
+        return training_request(built, completed.arguments, inputs, code=code)
 
     return of
 
@@ -71,6 +82,29 @@ def test_what_the_platform_can_do_is_asked_of_it(parse: Any) -> None:
     assert (str(request.checkpoints.uri), str(request.checkpoints.path)) == ("s3://b/c", "mine")
     assert not request.channels
     assert request.hyperparameters["sagemaker_submit_directory"] == '"/opt/ml/code"'
+
+
+def test_what_the_plan_has_checked_is_what_the_platform_gets(
+    script: str, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def checked(request: Any, _arguments: Any) -> Iterator[Problem]:
+        seen["checked"] = json.dumps(request)
+        return iter(())
+
+    def parsed(request: Any) -> None:
+        seen["parsed"] = json.dumps(request)
+        raise ApiError("ValidationException", "seen")
+
+    monkeypatch.setattr(finished_request, "check_form", checked)
+    monkeypatch.setattr(TrainingRequest, "parse", parsed)
+    monkeypatch.setattr("tempfile.tempdir", str(Path(script).parent.parent))
+    options = {"instance_count": 2, "enable_network_isolation": True, "hyperparameters": {"lr": 0.1}}
+    job = Estimator(script, instance_type="local", image_uri="mine", **options)
+    with pytest.raises(EstimatorError, match="seen"):
+        job.fit({"there": "s3://data/train"})
+    assert seen["parsed"] == seen["checked"].replace(CODE_URI, "/opt/ml/code")
 
 
 def test_without_a_place_the_model_comes_here(parse: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

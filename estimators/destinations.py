@@ -1,0 +1,185 @@
+"""Where `Estimator.fit` brings a job: SageMaker, Docker on this machine, the SDK's Local Mode, or a pipeline's step.
+
+Each takes the plan of a job, and changes nothing of the request that the plan has checked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from estimators.checks import channels
+from estimators.errors import EstimatorError
+from estimators.plan import FitArguments, Plan, recipe_plan
+from estimators.problem import Problem
+from estimators.training_job import TrainingJob
+
+if TYPE_CHECKING:
+    from estimators.job_handle.events import OnEvent
+    from estimators.request.job_request import JobRequest
+    from estimators.sdk.library import Session
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions:
+    """What `fit` does besides the job itself."""
+
+    wait: bool
+    """Whether it waits for the job's end."""
+    logs: bool
+    """Whether it shows the job's log meanwhile."""
+    on_event: OnEvent | None
+    """The receiver of the job's events."""
+    rehearses: bool
+    """Whether it rehearses the job first."""
+
+
+class Destination(Protocol):
+    """Where a job is brought."""
+
+    def check(self, options: FitOptions) -> None:
+        """Raise EstimatorError if an option has no meaning here."""
+
+    def problems(self, inputs: Any) -> Iterator[Problem]:
+        """Yield the problems of a job without errors that only a look at its data finds."""
+
+    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
+        """Bring the job there. Raise EstimatorError, TrainingJobFailed or TrainingJobStopped as `fit` does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SageMaker:
+    """AWS, or a local platform."""
+
+    arguments: Mapping[str, Any]
+    """The parameters of the job."""
+    session: Session | None
+
+    def check(self, options: FitOptions) -> None:
+        """Raise EstimatorError if the receiver of events is invalid, or would receive none."""
+        if options.on_event is None:
+            return
+        from estimators.job_handle.events import check_listener
+
+        check_listener(options.on_event)
+        if not options.wait:
+            raise EstimatorError("on_event is told while the job is waited for. Give it to job.wait(), or wait=True.")
+
+    def problems(self, inputs: Any) -> Iterator[Problem]:
+        """Yield the problems of the job's inputs and output buckets on S3."""
+        from estimators.checks import s3_places
+        from estimators.sdk import sessions
+
+        with sessions.credentials_explained():
+            yield from s3_places.check(self.arguments, channels.by_name(inputs), sessions.s3_client(self.session))
+
+    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
+        """Upload the code, send the request that the plan has checked, and wait for the job's end."""
+        from estimators import api_retries
+        from estimators.request.code import upload_code
+        from estimators.sdk import sessions
+
+        job = plan.job
+        assert job is not None
+        job.log_choice(self.arguments)
+        with sessions.credentials_explained():
+            request = plan.request or self._recipe(plan, call)
+            sent = request.complete(lambda: upload_code(job, request.session))
+            api_retries.create_training_job(request.session.sagemaker_client, sent)
+        handle = TrainingJob(request.name, request.session)
+        cost = "" if plan.cost is None else f"; cost: {plan.cost}"
+        logger.info("started training job %s: %s%s", handle.name, plan.topology, cost)
+        if options.wait:
+            handle.wait(logs=options.logs, on_event=options.on_event)
+        return handle
+
+    def _recipe(self, plan: Plan, call: FitArguments) -> JobRequest:
+        """Return the checked request of a training recipe, which the SDK downloads only now."""
+        from estimators.sdk import sessions
+
+        assert plan.job is not None
+        recipe = recipe_plan(plan.job, call, self.session or sessions.session())
+        recipe.require()
+        assert recipe.request is not None
+        return recipe.request
+
+
+class _ThisMachine:
+    """Local jobs: they run to their end while `fit` is called, and nothing tells their events."""
+
+    def check(self, options: FitOptions) -> None:
+        """Raise EstimatorError if events are asked for."""
+        if options.on_event is None:
+            return
+        from estimators.job_handle.events import check_listener
+
+        check_listener(options.on_event)
+        raise EstimatorError(
+            "on_event is not told of jobs of instance_type='local'. Leave it out, or send the job to a LocalSageMaker."
+        )
+
+    def problems(self, inputs: Any) -> Iterator[Problem]:  # noqa: ARG002 - part of the interface
+        """Yield nothing: the plan has looked at the data on this machine."""
+        return iter(())
+
+    def _warn(self, options: FitOptions) -> None:
+        if not options.wait:
+            logger.warning("wait=False: a local job runs to its end before fit() returns")
+
+
+class DockerEngine(_ThisMachine):
+    """Docker containers of this machine, by the local platform's engine in this process."""
+
+    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
+        """Run the job to its end."""
+        from estimators.local_mode.fit import fit
+
+        assert plan.job is not None
+        assert plan.request is not None
+        self._warn(options)
+        return fit(plan.job, plan.request, inputs=call.inputs, logs=options.logs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SdkLocalMode(_ThisMachine):
+    """The Local Mode of SDK V2."""
+
+    trainer: Callable[[], Any]
+    """Makes the SDK's own object for the job."""
+
+    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:  # noqa: ARG002
+        """Run the job to its end, as Amazon wrote it."""
+        from estimators.local_mode.job import LocalModeJob
+
+        self._warn(options)
+        pytorch = self.trainer()
+        pytorch.fit(call.inputs, wait=False, logs=options.logs, job_name=call.job_name)
+        return LocalModeJob(pytorch.latest_training_job.name, pytorch.latest_training_job.describe())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStep:
+    """A step of a pipeline of SDK V2, which sends the job when the pipeline runs."""
+
+    trainer: Callable[[], Any]
+    """Makes the SDK's own object for the job."""
+
+    def check(self, options: FitOptions) -> None:
+        """Raise EstimatorError if the job shall be rehearsed or tell its events: `fit` starts none."""
+        if options.on_event is not None or options.rehearses:
+            raise EstimatorError(
+                "With a PipelineSession fit() trains nothing, so that there is nothing to rehearse, and no event. "
+                "Leave on_event and rehearse out; rehearse() of an Estimator with the values themselves does it."
+            )
+
+    def problems(self, inputs: Any) -> Iterator[Problem]:  # noqa: ARG002 - part of the interface
+        """Yield nothing: the data need exist only when the pipeline runs."""
+        return iter(())
+
+    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> Any:  # noqa: ARG002
+        """Return the arguments of a step, as ``PyTorch.fit`` does."""
+        return self.trainer().fit(call.inputs, job_name=call.job_name, experiment_config=call.experiment_config)
