@@ -16,11 +16,10 @@ from types import TracebackType
 from typing import Any, Literal
 
 from smddp.checkpoint.format.manifest import Manifest, json_values
-from smddp.checkpoint.metric_values import as_numbers
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import Stateful, check_parts
-from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
+from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest, as_numbers
 from smddp.checkpoint.save.background_task import BackgroundTask
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
 from smddp.checkpoint.save.save_group import SaveGroup, same_error

@@ -33,9 +33,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from smddp.checkpoint.metric_values import as_numbers
 from smddp.checkpoint.restore.optimizers import NamedOptimizer
 from smddp.checkpoint.run_state import Stateful, capture_random_state, restore_random_state
+from smddp.checkpoint.save.attempt import as_numbers
 from smddp.data.build_order import AnyDataset, OrderOptions
 from smddp.data.loaders import DataLoaderOptions, Loaders, StatefulLoader
 from smddp.data.order.data_order import Tail

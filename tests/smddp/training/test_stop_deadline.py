@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.process.slurm_grace import seconds_left
+from smddp.training.stop_deadline import seconds_left
 
 JOB = {"SLURM_JOB_ID": "7"}
 

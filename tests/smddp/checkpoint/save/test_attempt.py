@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from smddp.checkpoint.metric_values import as_numbers
+from smddp.checkpoint.save.attempt import as_numbers
 
 
 @pytest.mark.parametrize("value", [None, "good", torch.zeros(2), [1.0]])
