@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from estimators.export import shell
-from estimators.export.portable_job import PortableJob
+from estimators.export.portable_job import PortableJob, command_line
 
 WARNING_SECONDS = 120
 """Seconds between the stop signal and the end of a job's time, as on SageMaker."""
@@ -63,7 +62,7 @@ def batch_script(job: PortableJob, *, options: Sequence[str] = (), run_dir: str,
         warning=WARNING_SECONDS,
     )
     given = "".join(f"#SBATCH {_directive(option)}\n" for option in options)
-    variables = "".join(f"{line}\n" for line in shell.exports(job.environment))
-    words = filter(None, [shell.env_words(job.environment), *job.run_command(run_dir=run_dir)])
-    command = " \\\n  ".join(map(shell.command_line, words))
+    variables = "".join(f"{line}\n" for line in job.exports())
+    words = filter(None, [job.env_words(), *job.run_command(run_dir=run_dir)])
+    command = " \\\n  ".join(map(command_line, words))
     return head + given + (f"\n{variables}" if variables else "") + _RUN.format(command=command)

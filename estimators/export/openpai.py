@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass
 
 from estimators.errors import EstimatorError
-from estimators.export import shell
-from estimators.export.portable_job import PortableJob
+from estimators.export.portable_job import PortableJob, command_line
 
 PORT_LABEL = "SynPort"
 """Label of the port reserved for rank 0's store, as in OpenPAI's older examples, which read it by this name."""
@@ -82,5 +81,5 @@ def _commands(job: PortableJob, *, run_dir: str, python: str) -> list[str]:
     words = [word for part in job.run_command(run_dir=run_dir, python=python) for word in part]
     # The protocol has no time limit: `timeout` sends SIGTERM after max_run, and the job saves a checkpoint and exits
     # with 75.
-    limited = ["timeout", "--preserve-status", str(job.max_run), *shell.env_words(job.environment), *words]
-    return [*shell.exports(job.environment), shell.command_line(limited)]
+    limited = ["timeout", "--preserve-status", str(job.max_run), *job.env_words(), *words]
+    return [*job.exports(), command_line(limited)]

@@ -1,11 +1,15 @@
-"""A job without SageMaker: script, hosts and channels, which any cluster can start with ``smddp run``."""
+"""A job without SageMaker: script, hosts and channels, which any cluster can start with ``smddp run``.
+
+All files that a shell runs get the job's names and values as shell text from here.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,12 @@ _STARTED_BY_RUN = frozenset({"torch_distributed", "mpi", "parameter_server"})
 
 _ONLY_SAGEMAKER = frozenset({"role", "sagemaker_session", "framework_version"})
 """Parameters whose errors matter on SageMaker alone: its role, its session and region, and AWS's own images."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_THE_SHELL = re.compile(r"_|PATH|IFS|ENV|E?UID|PPID|GROUPS|SHELLOPTS|POSIXLY_CORRECT|(BASH|LD_|SLURM_).*")
+"""Variables that the shell, the loader or Slurm's commands read or write themselves."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+"""Names that the Estimator's checks allow for a variable, or for a channel after ``SM_CHANNEL_``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +84,21 @@ class PortableJob:
             max_run=given["max_run"],
             requirements=_requirements(source),
         )
+
+    # A variable is set by ``export`` or by ``env``. ``export`` accepts identifiers only, and a channel such as
+    # ``train-data`` makes the variable ``SM_CHANNEL_TRAIN-DATA``. ``env`` sets any variable for the command that it
+    # starts, also one that would change the shell itself or the commands before, such as PATH. But every user of the
+    # host can read the arguments of a command while it runs, so all other variables are exported.
+
+    def exports(self) -> list[str]:
+        """Return the ``export`` commands of the variables that do not change the shell itself."""
+        return [f"export {name}={_quoted(value)}" for name, value in self.environment.items() if _is_exported(name)]
+
+    def env_words(self) -> list[str]:
+        """Return ``env`` and the other variables, to stand before a command; empty if there are none."""
+        others = {name: value for name, value in self.environment.items() if not _is_exported(name)}
+        assert all(map(_NAME.fullmatch, others)), list(others)
+        return ["env", *(f"{name}={value}" for name, value in others.items())] if others else []
 
     def run_command(self, *, run_dir: str, python: str | None = None) -> list[list[str]]:
         """Return the command of each host as groups of words that belong together.
@@ -164,3 +189,20 @@ def _places(inputs: Any, data: Mapping[str, Path]) -> dict[str, str]:
 
 def _variable(channel: str) -> str:
     return f"SM_CHANNEL_{channel.upper()}"
+
+
+def _is_exported(name: str) -> bool:
+    return _IDENTIFIER.fullmatch(name) is not None and _OF_THE_SHELL.fullmatch(name) is None
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Return the words as one shell command, each quoted."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """Return a word quoted for the shell.
+
+    OpenPAI expands ``<% … %>`` as its own reference, so the word contains ``<''%`` instead, which the shell joins.
+    """
+    return shlex.quote(word).replace("<%", "<''%")
