@@ -40,6 +40,7 @@ def console(
         raise typer.BadParameter("--region and --profile are for AWS: leave them out, or --local.")
     if directory is not None and not local:
         raise typer.BadParameter("--directory is the local platform's: add --local.")
+    # Here and below, because `smddp --help` imports this file, and must not wait for boto3 or a web server.
     from estimators.console.server import Console
     from estimators.errors import EstimatorError
     from estimators.local.errors import LocalPlatformError

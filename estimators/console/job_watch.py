@@ -24,6 +24,7 @@ from estimators.job_handle.metrics import attempts_begun
 from estimators.log_reader import LogLine, LogReader
 from estimators.secret_text import masked_text
 from smddp.process.terminal_text import shown_line
+from smddp.storage.s3_errors import Cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -207,8 +208,6 @@ class JobWatch:
         return description
 
     def _follow(self) -> None:
-        from smddp.storage.s3_errors import Cancelled
-
         def open_log(cancelled: Callable[[], bool]) -> LogReader:
             return LogReader(self._source.logs, self.name, cancelled)
 

@@ -298,6 +298,6 @@ def _iso(time: datetime) -> str:
 
 
 def _size(count: int) -> str:
-    from smddp.cli.checkpoint_table import as_size
+    from smddp.cli.checkpoint_table import as_size  # with rich, which only the page of checkpoints needs
 
     return as_size(count)

@@ -31,7 +31,7 @@ from estimators.local.errors import StorageEndedError
 _ENCRYPTION = "x-amz-server-side-encryption"
 _SIGNED_QUERY = re.compile(r"[?&](X-Amz-)?Signature=")
 _PIECE = 1 << 20  # bytes passed on at a time
-_OWN_BUSINESS = frozenset({"connection", "keep-alive", "transfer-encoding", "expect"})
+_HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "expect"})
 """Headers of one connection, which are not passed on."""
 
 
@@ -109,7 +109,7 @@ class _Handler(BoundedHandler):
             first = next(pieces)
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in headers.items():
-                if name not in _OWN_BUSINESS:
+                if name not in _HOP_BY_HOP:
                     upstream.putheader(name, value)
             upstream.endheaders()
             for piece in itertools.chain([first], pieces):
@@ -157,7 +157,7 @@ class _Handler(BoundedHandler):
         first = next(pieces, b"")  # read before the status is sent, since the read may fail
         self.send_response_only(response.status, response.reason)
         for name, value in response.getheaders():
-            if name.lower() not in _OWN_BUSINESS:
+            if name.lower() not in _HOP_BY_HOP:
                 self.send_header(name, value)
         if not has_length:
             self.send_header("Content-Length", str(len(first)))

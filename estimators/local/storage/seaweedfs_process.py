@@ -32,11 +32,6 @@ from estimators.local.private_directory import PRIVATE
 
 logger = logging.getLogger(__name__)
 
-# Certificates for SeaweedFS's components, so that they talk only to programs with the one key made here.
-#
-# SeaweedFS's gRPC asks for no credentials of its own. With these files every connection, in either direction, is TLS
-# with
-# a certificate of one authority. The authority signs once, for this server, and its key is not stored.
 _COMPONENTS = ("master", "volume", "filer", "s3", "admin")
 _GRPC_OFFSET = 10_000  # SeaweedFS puts a component's gRPC port this far above its HTTP port
 _STOP_SECONDS = 3.0  # it has put everything away by then, and may wait 30 s for idle connections of its own
@@ -93,8 +88,8 @@ class SeaweedFSProcess:
     ) -> None:
         self._directory = directory
         self._log = log
-        self._said = Path(log.name)
-        self._said_before = self._said.stat().st_size
+        self._log_path = Path(log.name)
+        self._log_start = self._log_path.stat().st_size
         self._began = time.monotonic()
         self._has_volumes = False
         self._keep = (lock.fileno(),) if lifeline is None else (lock.fileno(), lifeline.fileno())
@@ -133,14 +128,14 @@ class SeaweedFSProcess:
         self._require_volumes()
         connection = socket.socket(socket.AF_UNIX)
         # By a descriptor, because the path of a socket is limited to 108 bytes.
-        place = os.open(self._directory, os.O_PATH | os.O_DIRECTORY)
+        descriptor = os.open(self._directory, os.O_PATH | os.O_DIRECTORY)
         try:
-            connection.connect(f"/proc/self/fd/{place}/s3.sock")
+            connection.connect(f"/proc/self/fd/{descriptor}/s3.sock")
         except BaseException:
             connection.close()
             raise
         finally:
-            os.close(place)
+            os.close(descriptor)
         return connection
 
     def wait(self, timeout: float | None = None) -> Exit | None:
@@ -164,10 +159,10 @@ class SeaweedFSProcess:
     def _require_volumes(self) -> None:
         if self._has_volumes:
             return
-        with self._said.open("rb") as log:
-            log.seek(self._said_before)
-            said = log.read()
-        if _HAS_VOLUMES not in said:
+        with self._log_path.open("rb") as log:
+            log.seek(self._log_start)
+            text = log.read()
+        if _HAS_VOLUMES not in text:
             if time.monotonic() - self._began < _VOLUMES_SECONDS:
                 raise ConnectionRefusedError("SeaweedFS has not found its volumes yet")
             logger.warning("SeaweedFS does not say that it has found its volumes: it is used as it is")
@@ -253,6 +248,10 @@ def _is_free(port: int) -> bool:
     return True
 
 
+# Certificates for SeaweedFS's components, so that they talk only to programs with the one key made here.
+#
+# SeaweedFS's gRPC asks for no credentials of its own. With these files every connection, in either direction, is TLS
+# with a certificate of one authority. The authority signs once, for this server, and its key is not stored.
 _CERTIFIED = ("master", "volume", "filer", "s3", "admin", "worker", "client", "msg_broker", "msg_agent")
 """Components that read a certificate of their own from security.toml."""
 _AUTHORITY = "smddp-authority"
