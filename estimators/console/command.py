@@ -62,8 +62,8 @@ def console(
 def _local(directory: Path, write: bool) -> JobSource:
     """Return the platform that runs on a directory, or raise LocalPlatformError if none does."""
     from estimators.console.jobs import JobSource
+    from estimators.local.access import ask
     from estimators.local.kept_access import KeptAccess
-    from estimators.local.signed_request import ask
 
     access = KeptAccess(directory.absolute()).require_running()
 

@@ -1,10 +1,11 @@
-"""Reach the local platform and nothing else: a boto3 session, or variables for any AWS client.
+"""Reach the local platform and nothing else: a boto3 session, variables for any AWS client, or one signed request.
 
-Neither reads the caller's own environment or ~/.aws, so neither leads to real AWS.
+None of them reads the caller's own environment or ~/.aws, so none leads to real AWS.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,15 +15,22 @@ from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.httpsession import URLLib3Session
 
 from estimators.local.api.signature import KeyPair
+from estimators.local.chaos.chaos import PLATFORM_AGENT
 
 ACCOUNT_ID = "123456789012"
 PRESIGNING = "s3v4"
 """Signature version of S3's presigned URLs: the platform knows Version 4 only, and botocore chooses Version 2 in old
 regions."""
 
+_ANSWER_SECONDS = 10
 ROLE = f"arn:aws:iam::{ACCOUNT_ID}:role/SmddpLocal"
 
 
@@ -176,3 +184,42 @@ class _LocalSession(botocore.session.Session):
             self._access.endpoint_of(service_name),
             **options,
         )
+
+
+def ask(access: Access, operation: str, request: Mapping[str, Any], *, service: str = "SageMaker") -> dict[str, Any]:
+    """Call an operation of the platform by one signed request, and return its answer.
+
+    Making a SageMaker client would take a second.
+
+    ``service`` is the prefix of the operation's name; the platform's own operations have ``SmddpLocal``. Raise
+    ClientError if the platform refuses, BotoCoreError if nobody answers, ValueError if another program answers.
+    """
+    message = AWSRequest(
+        method="POST",
+        url=access.endpoint_url,
+        data=json.dumps(request).encode(),
+        headers={
+            "Content-Type": "application/x-amz-json-1.1",
+            "User-Agent": PLATFORM_AGENT,
+            "X-Amz-Target": f"{service}.{operation}",
+        },
+    )
+    keys = Credentials(access.keys.access_key, access.keys.secret_key)
+    SigV4Auth(keys, "sagemaker", access.region).add_auth(message)
+    response = URLLib3Session(proxies={}, timeout=_ANSWER_SECONDS).send(message.prepare())
+    answer = json.loads(response.content or b"{}")
+    if not isinstance(answer, dict):
+        raise ValueError(f"{access.endpoint_url} answers as no platform does")
+    if response.status_code == 200:
+        return answer
+    if not {"__type", "message"} <= answer.keys():
+        raise ValueError(f"{access.endpoint_url} answers {response.status_code}, as no platform does")
+    raise ClientError({"Error": {"Code": answer["__type"], "Message": answer["message"]}}, operation)
+
+
+def answers(access: Access) -> bool:
+    """Return whether a platform answers at this address and accepts these keys."""
+    try:
+        return "TrainingJobSummaries" in ask(access, "ListTrainingJobs", {"MaxResults": 1})
+    except (BotoCoreError, ClientError, ValueError):  # nobody, another program, or another platform
+        return False

@@ -127,9 +127,9 @@ def chaos(
     """Set what goes wrong on the platform that runs on a directory, and show what is set and how often it was met."""
     from botocore.exceptions import BotoCoreError, ClientError
 
+    from estimators.local.access import ask
     from estimators.local.errors import LocalPlatformError
     from estimators.local.kept_access import KeptAccess
-    from estimators.local.signed_request import ask
 
     if clear and faults:
         raise typer.BadParameter("--clear sets no fault: leave it out, for the faults replace all that were set.")

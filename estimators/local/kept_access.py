@@ -14,11 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from estimators.local.access import Access
+from estimators.local.access import Access, answers
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
 from estimators.local.private_directory import is_locked, require_private
-from estimators.local.signed_request import answers
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from botocore.exceptions import InvalidRegionError
 from botocore.utils import validate_region_name
 
 from estimators.local import running_jobs
-from estimators.local.access import ROLE, Access
+from estimators.local.access import ROLE, Access, ask
 from estimators.local.api.signature import KeyPair
 from estimators.local.chaos import Fault
 from estimators.local.errors import LocalPlatformError
@@ -21,7 +21,6 @@ from estimators.local.executors.slurm import Slurm
 from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
-from estimators.local.signed_request import ask
 from smddp.process.script_multiprocessing import refuse_in_import
 
 if TYPE_CHECKING:

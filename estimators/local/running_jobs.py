@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from estimators.local.access import Access
-from estimators.local.signed_request import ask
+from estimators.local.access import Access, ask
 
 logger = logging.getLogger(__name__)
 

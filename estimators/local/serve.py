@@ -26,7 +26,7 @@ from estimators.docker.docker_program import DockerError, require_engine
 from estimators.local.access import ACCOUNT_ID, Access, bypassed_hosts
 from estimators.local.api.bounded_server import MAX_CONNECTIONS
 from estimators.local.chaos import Chaos
-from estimators.local.chaos.requests import PLATFORM_AGENT
+from estimators.local.chaos.chaos import PLATFORM_AGENT
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.engine.records import NOTHING_KEPT, RecordStore, RecordStoreError

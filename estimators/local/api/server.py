@@ -30,7 +30,7 @@ from estimators.local.api.request import ApiRequest
 from estimators.local.api.signature import KeyPair, Request, claimed_service
 from estimators.local.api.training_jobs import TrainingJobApi, TrainingJobs
 from estimators.local.chaos import Chaos
-from estimators.local.chaos.requests import meet
+from estimators.local.chaos.chaos import meet_request_faults
 from estimators.local.engine import ApiError
 from estimators.local.engine.validation import check_request
 
@@ -121,7 +121,7 @@ class Api:
         if request.is_own:
             return
         name = request.environ["REQUEST_METHOD"] if request.service == S3 else request.operation
-        error = meet(self._chaos, request.service, name, request.environ.get("HTTP_USER_AGENT", ""))
+        error = meet_request_faults(self._chaos, request.service, name, request.environ.get("HTTP_USER_AGENT", ""))
         if error is not None:
             raise ApiError(error.code, error.message, error.status)
 

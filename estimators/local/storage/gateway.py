@@ -25,7 +25,7 @@ from xml.sax.saxutils import escape
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
 from estimators.local.api.signature import KeyPair, Request, SignatureError, sign_without, verify
 from estimators.local.chaos import Chaos
-from estimators.local.chaos.requests import ErrorResponse, meet
+from estimators.local.chaos.chaos import ErrorResponse, meet_request_faults
 from estimators.local.errors import StorageEndedError
 
 _ENCRYPTION = "x-amz-server-side-encryption"
@@ -135,7 +135,7 @@ class _Handler(BoundedHandler):
             self._verified(headers)
         except SignatureError:  # also an older kind of signature, which SeaweedFS knows
             return None
-        return meet(self.chaos, "s3", self.command, headers.get("user-agent", ""))
+        return meet_request_faults(self.chaos, "s3", self.command, headers.get("user-agent", ""))
 
     def _verified(self, headers: dict[str, str]) -> Request:
         """Return the request after a check of its signature, with the hash of the body that the headers state."""

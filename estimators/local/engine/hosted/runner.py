@@ -25,8 +25,8 @@ from estimators.local.engine.hosted.faults import JobFaults
 from estimators.local.engine.hosted.logs import HostLog
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.record import KILLED, HostedRecord, Request_co
+from estimators.local.engine.hosted.request import Rule, only_recorded
 from estimators.local.engine.hosted.states import IN_VAIN, Ending, StoppedError
-from estimators.local.engine.hosted.supported_fields import Rule, only_recorded
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.transfers.folder_sync import FolderSync, SyncedFolder
 from estimators.local.engine.transfers.inputs import HostInputs

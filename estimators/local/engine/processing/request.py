@@ -9,8 +9,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.hosted.request import ML_ROOT, HostedRequest, parse_uri, read_faults, require_path
-from estimators.local.engine.hosted.supported_fields import Rule, Support
+from estimators.local.engine.hosted.request import (
+    ML_ROOT,
+    HostedRequest,
+    Rule,
+    Support,
+    parse_uri,
+    read_faults,
+    require_path,
+)
 from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
 from estimators.local.engine.records import read_tags
 from estimators.local.engine.transfers.channels import InputChannel

@@ -13,8 +13,16 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from estimators.local.engine.errors import ApiError, invalid, refuse
-from estimators.local.engine.hosted.request import ML_ROOT, HostedRequest, Ways, parse_uri, read_faults, require_path
-from estimators.local.engine.hosted.supported_fields import Rule, Support
+from estimators.local.engine.hosted.request import (
+    ML_ROOT,
+    HostedRequest,
+    Rule,
+    Support,
+    Ways,
+    parse_uri,
+    read_faults,
+    require_path,
+)
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
 from estimators.local.engine.records import read_tags
 from estimators.local.engine.transfers.channels import InputChannel

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from estimators.local.chaos import Chaos, Fault, Reclaim, ServerError, Slow, Throttle
-from estimators.local.chaos.requests import PLATFORM_AGENT, meet
+from estimators.local.chaos.chaos import PLATFORM_AGENT, meet_request_faults
 
 
 def met(fault: Fault, times: int) -> list[bool]:
@@ -57,12 +57,12 @@ def test_each_service_refuses_in_its_own_words(
     service: str, throttled: tuple[str, int], failed: tuple[str, int]
 ) -> None:
     chaos = Chaos([Throttle(on=service), ServerError(on=service), Slow(on=service, seconds=0)])
-    assert meet(chaos, service, "Any", PLATFORM_AGENT) is None
-    refusals = [meet(chaos, service, "Any", "Boto3") for _ in range(3)]
+    assert meet_request_faults(chaos, service, "Any", PLATFORM_AGENT) is None
+    refusals = [meet_request_faults(chaos, service, "Any", "Boto3") for _ in range(3)]
     assert [refusal and (refusal.code, refusal.status) for refusal in refusals] == [throttled, failed, None]
 
 
 def test_a_request_meets_what_is_set_for_its_operation_or_its_method_of_s3() -> None:
     chaos = Chaos([Throttle(on="s3:PUT"), Throttle(on="ListModels")])
     asked = [("s3", "GET"), ("sagemaker", "DescribeModel"), ("s3", "PUT"), ("sagemaker", "ListModels")]
-    assert [meet(chaos, *each, "") is not None for each in asked] == [False, False, True, True]
+    assert [meet_request_faults(chaos, *each, "") is not None for each in asked] == [False, False, True, True]

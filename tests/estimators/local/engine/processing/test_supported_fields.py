@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from estimators.local.engine.hosted.supported_fields import only_recorded, rule_of
+from estimators.local.engine.hosted.request import only_recorded, rule_of
 from estimators.local.engine.processing.request import RULES
 from estimators.service_model import service_model
 from tests.estimators.local.engine.processing.test_request import REQUEST

@@ -12,7 +12,7 @@ import pytest
 from botocore.model import ListShape, MapShape, Shape, StructureShape
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.hosted.supported_fields import Support, only_recorded, rule_of
+from estimators.local.engine.hosted.request import Support, only_recorded, rule_of
 from estimators.local.engine.training.record import TrainingRecord
 from estimators.local.engine.training.request import RULES, TrainingRequest
 from estimators.service_model import service_model, violations
