@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from smddp.cli import checkpoints
+from smddp.cli import checkpoints, doctor
 from smddp.errors import SmddpError
 from smddp.process.terminal_text import shown_text
 
@@ -33,6 +33,7 @@ app = typer.Typer(
     help="Managed PyTorch training, SageMaker-style: here and on AWS.",
 )
 app.add_typer(checkpoints.app, name="checkpoints")
+app.command()(doctor.doctor)
 
 _SIZE = re.compile(r"([0-9]+) ?(B|KiB|MiB|GiB)?")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
