@@ -1,1 +1,1 @@
-"""SageMaker's API over HTTP: access (guard, signature), the engine's answers (training_jobs), and moto for the rest."""
+"""SageMaker's API over HTTP, answered by the engine and by moto; `server.Api` shows what each request passes."""

@@ -11,12 +11,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
+from estimators.local.api.offered import S3
 from estimators.local.engine import ApiError
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIEnvironment
 
-_XML_SERVICES = frozenset({"", "s3", "cloudfront", "route53"})
+_XML_SERVICES = frozenset({"", S3, "cloudfront", "route53"})
 """REST services that speak XML. A request signed for no service gets S3's form."""
 
 
@@ -82,7 +83,8 @@ def _error_document(error: ApiError, environ: WSGIEnvironment, service: str, ide
         return "application/cbor", _cbor(fields)
     if "HTTP_X_AMZ_TARGET" in environ:
         return "application/x-amz-json-1.1", json.dumps(fields).encode()
-    is_form = environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded")
+    # curl and urllib call any body that they send to S3 a form.
+    is_form = service != S3 and environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded")
     if not is_form and service not in _XML_SERVICES:
         return "application/json", json.dumps(fields).encode()
     text = f"<Code>{escape(error.code)}</Code><Message>{escape(error.message)}</Message>"

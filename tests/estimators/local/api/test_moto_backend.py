@@ -46,8 +46,10 @@ def test_a_request_that_moto_can_not_answer_is_refused_in_awss_form(tmp_path: Pa
     def broken(*_: Any) -> Any:
         raise KeyError("a bug")
 
-    status, content = ask(tmp_path, broken, "s3", io.BytesIO())
+    form = "application/x-www-form-urlencoded"  # what curl calls any body
+    status, content = ask(tmp_path, broken, "s3", io.BytesIO(), CONTENT_TYPE=form)
     assert status.startswith("400")
+    assert content.startswith(b"<Error><Code>")
     assert b"<Code>ValidationException</Code><Message>The local platform can't answer this GET /: KeyError" in content
 
 
