@@ -39,21 +39,26 @@ _RESULTS = {
 _STATISTICS = frozenset({"min", "max", "avg", "stddev", "last", "count"})
 
 
-def list_records(
-    records: Iterable[Mapping[str, Any]], request: Mapping[str, Any], *, name: str, status: str, sort_by: str
-) -> tuple[list[Mapping[str, Any]], dict[str, str]]:
-    """Return one page of the records that pass a request's filters, and the token of the next page.
+def list_jobs(
+    jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any], *, word: str, members: Iterable[str], sort_by: str
+) -> dict[str, Any]:
+    """Answer the List operation of a kind of job: one page of the jobs that pass the request's filters.
 
-    ``name``, ``status`` and ``sort_by`` name members of the records. Raise ApiError for an invalid NextToken.
+    ``word`` begins the names of the kind's members: ``TrainingJob``. ``members`` are those of a summary, and
+    ``sort_by`` is the order without SortBy. Raise ApiError for an invalid NextToken.
     """
+    name, status = f"{word}Name", f"{word}Status"
     wanted = [
-        record
-        for record in records
-        if request.get("NameContains", "").lower() in record[name].lower()
-        and request.get("StatusEquals", record[status]) == record[status]
-        and _is_in_time(record, request)
+        job
+        for job in jobs
+        if request.get("NameContains", "").lower() in job[name].lower()
+        and request.get("StatusEquals", job[status]) == job[status]
+        and _is_in_time(job, request)
     ]
-    return cut_page(wanted, sort_by, request, name=name)
+    order = {"Name": name, "Status": status, "CreationTime": "CreationTime"}[request.get("SortBy", sort_by)]
+    page, token = cut_page(wanted, order, request, name=name)
+    shown = tuple(members)
+    return {f"{word}Summaries": [{member: job[member] for member in shown if member in job} for job in page], **token}
 
 
 def cut_page(

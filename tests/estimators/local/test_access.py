@@ -17,7 +17,7 @@ ACCESS = Access(endpoint_url="http://127.0.0.1:1", s3_endpoint_url="http://127.0
 
 def test_a_role_of_any_name_has_an_arn():
     session = sessions.session(ACCESS.boto_session(), default_bucket="jobs")
-    assert sessions.with_role_found({"role": "Team"}, session)["role"] == "arn:aws:iam::123456789012:role/Team"
+    assert sessions.role_arn("Team", session) == "arn:aws:iam::123456789012:role/Team"
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class HostedRecords(JobRecords[Job, HostedRunner[HostedRequest]]):
         for job in self._broken_off:
             last = self._store.last_line_time(job.log_group, job.name)
             said = datetime.fromtimestamp((last or 0) / 1000, timezone.utc)
-            if not job.outlive(max(said, job.describe()["LastModifiedTime"])):
+            if not job.outlive(max(said, job.summary()["LastModifiedTime"])):
                 continue
             try:
                 runner = self._make_runner(job)

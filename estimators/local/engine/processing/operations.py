@@ -9,25 +9,24 @@ from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments import Experiments, JobToTrack
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.records import HostedRecords
-from estimators.local.engine.listing import list_records
+from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.processing.request import ProcessingRequest
 from estimators.local.engine.processing.runner import ProcessingRunner
 from estimators.local.engine.validation import Handler
 from estimators.local.executors import NoImageError
 
-_NAME, _STATUS = "ProcessingJobName", "ProcessingJobStatus"
+_NAME = "ProcessingJobName"
 _SUMMARY = (
     _NAME,
     "ProcessingJobArn",
     "CreationTime",
     "ProcessingEndTime",
     "LastModifiedTime",
-    _STATUS,
+    "ProcessingJobStatus",
     "FailureReason",
     "ExitMessage",
 )
-_SORT_BY = {"Name": _NAME, "CreationTime": "CreationTime", "Status": _STATUS}
 
 
 class ProcessingOperations:
@@ -74,11 +73,8 @@ class ProcessingOperations:
         return self.jobs.get(request[_NAME])
 
     def _list(self, request: dict[str, Any]) -> dict[str, Any]:
-        records = (job.summary() for job in self.jobs.all())
-        sort_by = _SORT_BY[request.get("SortBy", "CreationTime")]
-        page, token = list_records(records, request, name=_NAME, status=_STATUS, sort_by=sort_by)
-        summaries = [{member: job[member] for member in _SUMMARY if member in job} for job in page]
-        return {"ProcessingJobSummaries": summaries, **token}
+        jobs = (job.summary() for job in self.jobs.all())
+        return list_jobs(jobs, request, word="ProcessingJob", members=_SUMMARY, sort_by="CreationTime")
 
     def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._job(request).stop()

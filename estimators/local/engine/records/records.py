@@ -29,6 +29,7 @@ class Records(Generic[R]):
         self._store = store
         # Guards the records, and the fields of subclasses: a name is checked and taken in one step. Reentrant. Taken
         # after the lock of `Experiments`, before the lock of a record and the store's. One entry is read without it.
+        # Bound: a save of one record.
         self._lock = threading.RLock()
         self._records = store.load(kind.key, restore)
         for record in self._records.values():

@@ -66,7 +66,7 @@ class StoredLine(NamedTuple):
 
 
 class RecordStoreError(ApiError):
-    """The file is no job store, is damaged, or can't be used for now."""
+    """The file has no records, is damaged, or can't be used for now."""
 
     def __init__(self, message: str) -> None:
         super().__init__("ServiceUnavailable", message, 503)

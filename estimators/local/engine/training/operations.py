@@ -9,24 +9,23 @@ from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments import Experiments, JobToTrack
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.records import HostedRecords
-from estimators.local.engine.listing import list_records
+from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.training.record import TrainingRecord
 from estimators.local.engine.training.request import TrainingRequest
 from estimators.local.engine.training.runner import TrainingRunner
 from estimators.local.engine.validation import Handler
 from estimators.local.executors import NoImageError
 
-_NAME, _STATUS = "TrainingJobName", "TrainingJobStatus"
+_NAME = "TrainingJobName"
 _SUMMARY = (
     _NAME,
     "TrainingJobArn",
     "CreationTime",
     "TrainingEndTime",
     "LastModifiedTime",
-    _STATUS,
+    "TrainingJobStatus",
     "SecondaryStatus",
 )
-_SORT_BY = {"Name": _NAME, "CreationTime": "CreationTime", "Status": _STATUS}
 
 
 class TrainingOperations:
@@ -64,7 +63,7 @@ class TrainingOperations:
         return self.jobs.get(request[_NAME])
 
     def _list(self, request: dict[str, Any]) -> dict[str, Any]:
-        return list_jobs((job.summary() for job in self.jobs.all()), request)
+        return list_training_jobs((job.summary() for job in self.jobs.all()), request)
 
     def _stop(self, request: dict[str, Any]) -> dict[str, Any]:
         self._job(request).stop()
@@ -82,11 +81,8 @@ class TrainingOperations:
         return {}
 
 
-def list_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
+def list_training_jobs(jobs: Iterable[Mapping[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer ListTrainingJobs from the summaries of all jobs; raise ApiError for an invalid NextToken."""
     if "WarmPoolStatusEquals" in request or "TrainingPlanArnEquals" in request:
         return {"TrainingJobSummaries": []}  # there are neither warm pools nor training plans here
-    sort_by = _SORT_BY[request.get("SortBy", "CreationTime")]
-    page, token = list_records(jobs, request, name=_NAME, status=_STATUS, sort_by=sort_by)
-    summaries = [{member: job[member] for member in _SUMMARY if member in job} for job in page]
-    return {"TrainingJobSummaries": summaries, **token}
+    return list_jobs(jobs, request, word="TrainingJob", members=_SUMMARY, sort_by="CreationTime")

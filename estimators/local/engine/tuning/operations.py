@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.listing import cut_page, list_records
+from estimators.local.engine.listing import cut_page, list_jobs
 from estimators.local.engine.records import JobRecords, RecordStore
 from estimators.local.engine.training.record import TrainingRecord
 from estimators.local.engine.tuning.record import TuningRecord
@@ -28,8 +28,9 @@ _SUMMARY = (
     "LastModifiedTime",
     "TrainingJobStatusCounters",
     "ObjectiveStatusCounters",
+    "Strategy",
+    "ResourceLimits",
 )
-_SORT_BY = {"Name": _NAME, "CreationTime": "CreationTime", "Status": "HyperParameterTuningJobStatus"}
 _SORT_JOBS_BY = {
     "Name": "TrainingJobName",
     "CreationTime": "CreationTime",
@@ -102,19 +103,11 @@ class TuningOperations:
         return self.jobs.get(request[_NAME])
 
     def _list(self, request: dict[str, Any]) -> dict[str, Any]:
-        page, token = list_records(
-            [job.describe() for job in self.jobs.all()],
-            request,
-            name=_NAME,
-            status="HyperParameterTuningJobStatus",
-            sort_by=_SORT_BY[request.get("SortBy", "Name")],
-        )
-        summaries = []
-        for record in page:
-            config = record["HyperParameterTuningJobConfig"]
-            shown = {member: record[member] for member in _SUMMARY if member in record}
-            summaries.append({**shown, "Strategy": config["Strategy"], "ResourceLimits": config["ResourceLimits"]})
-        return {"HyperParameterTuningJobSummaries": summaries, **token}
+        jobs = []
+        for described in (job.describe() for job in self.jobs.all()):
+            config = described["HyperParameterTuningJobConfig"]
+            jobs.append({**described, "Strategy": config["Strategy"], "ResourceLimits": config["ResourceLimits"]})
+        return list_jobs(jobs, request, word="HyperParameterTuningJob", members=_SUMMARY, sort_by="Name")
 
     def _list_training_jobs(self, request: dict[str, Any]) -> dict[str, Any]:
         objective = "FinalHyperParameterTuningJobObjectiveMetric"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.training.operations import list_jobs
+from estimators.local.engine.training.operations import list_training_jobs
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
@@ -30,7 +30,7 @@ JOBS = [job("beta", 1), job("alpha", 3, "Failed"), job("gamma", 2), job("delta",
 
 
 def names(**request: Any) -> list[str]:
-    return [entry["TrainingJobName"] for entry in list_jobs(JOBS, request)["TrainingJobSummaries"]]
+    return [entry["TrainingJobName"] for entry in list_training_jobs(JOBS, request)["TrainingJobSummaries"]]
 
 
 def test_the_order_is_by_creation_unless_asked() -> None:
@@ -56,7 +56,7 @@ def test_times_may_be_numbers_as_in_the_json_protocol(form: Any) -> None:
 
 
 def test_summaries_show_what_the_service_shows() -> None:
-    (entry, *_) = list_jobs(JOBS, {})["TrainingJobSummaries"]
+    (entry, *_) = list_training_jobs(JOBS, {})["TrainingJobSummaries"]
     assert sorted(entry) == [
         "CreationTime",
         "LastModifiedTime",
@@ -73,7 +73,7 @@ def test_pages_together_are_the_list(order: str, sort_by: str) -> None:
     request: dict[str, Any] = {"SortBy": sort_by, "SortOrder": order, "MaxResults": 1}
     paged = []
     while True:
-        answer = list_jobs(JOBS, request)
+        answer = list_training_jobs(JOBS, request)
         paged += [entry["TrainingJobName"] for entry in answer["TrainingJobSummaries"]]
         if "NextToken" not in answer:
             break
@@ -82,15 +82,15 @@ def test_pages_together_are_the_list(order: str, sort_by: str) -> None:
 
 
 def test_a_job_that_comes_between_two_pages_shifts_nothing() -> None:
-    first = list_jobs(JOBS, {"SortOrder": "Descending", "MaxResults": 2})
-    second = list_jobs([*JOBS, job("new", 9)], {"SortOrder": "Descending", "NextToken": first["NextToken"]})
+    first = list_training_jobs(JOBS, {"SortOrder": "Descending", "MaxResults": 2})
+    second = list_training_jobs([*JOBS, job("new", 9)], {"SortOrder": "Descending", "NextToken": first["NextToken"]})
     assert [entry["TrainingJobName"] for entry in second["TrainingJobSummaries"]] == ["delta", "beta"]
 
 
 def test_a_page_has_ten_unless_asked() -> None:
     many = [job(f"job-{number}", number) for number in range(11)]
-    assert len(list_jobs(many, {})["TrainingJobSummaries"]) == 10
-    assert "NextToken" not in list_jobs(many, {"MaxResults": 11})
+    assert len(list_training_jobs(many, {})["TrainingJobSummaries"]) == 10
+    assert "NextToken" not in list_training_jobs(many, {"MaxResults": 11})
 
 
 @pytest.mark.parametrize("token", ["none", "e30=", "WzEsMl0=", "bnVsbA=="])
