@@ -187,8 +187,8 @@ def check_clipping(clip_norm: float | None, clip_value: float | None) -> None:
         )
 
 
-def why_not_kept(policy: CheckpointPolicy, on_nonfinite: OnNonfinite | None, *, measures: bool) -> str | None:
-    """Return why a Trainer with these options can't be kept in another one's ``state=``; None if it can.
+def why_not_inner(policy: CheckpointPolicy, on_nonfinite: OnNonfinite | None, *, measures: bool) -> str | None:
+    """Return why a Trainer with these options can't be an inner one, in another's ``state=``; None if it can.
 
     ``on_change`` is the only option of its checkpoint policy that it may set. ``measures`` says that it times or
     profiles.

@@ -95,7 +95,8 @@ class OptimizerStep:
         self._looks_at_gradients = guard is not None or clip_norm is not None or clip_value is not None
         self.correction: Callable[[int], Tensor | None] | None = None
         """Return the factor for the gradients of a step of so many micro-batches; None for no correction."""
-        self._micro_batch = 0
+        self.micro_batch = 0
+        """Micro-batches taken of the step under way."""
         self._norm: Tensor | None = None
         self._stepped = False
         # Fused optimizers read the scaler's verdict themselves, and run their hooks even for a skipped step: then only
@@ -121,14 +122,9 @@ class OptimizerStep:
         return None if self._norm is None else float(self._norm)
 
     @property
-    def micro_batch(self) -> int:
-        """Micro-batches taken of the step under way."""
-        return self._micro_batch
-
-    @property
     def accumulates(self) -> bool:
         """Whether the next micro-batch only adds to the gradients, because another one of the same step follows."""
-        return self._micro_batch + 1 < self.accumulate
+        return self.micro_batch + 1 < self.accumulate
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters of all groups; a group may be added during training."""
@@ -136,7 +132,7 @@ class OptimizerStep:
 
     def restart(self) -> None:
         """Forget the micro-batches of an unfinished step."""
-        self._micro_batch = 0
+        self.micro_batch = 0
         self._clear_gradients()
         if self._guard is not None:
             self._guard.restart()
@@ -157,22 +153,22 @@ class OptimizerStep:
         loss.backward()  # type: ignore[no-untyped-call]
         if self._timer is not None:
             self._timer.mark("backward")
-        self._micro_batch += 1
-        if self._micro_batch < self.accumulate:
+        self.micro_batch += 1
+        if self.micro_batch < self.accumulate:
             return False
         self._step()
         return True
 
     def finish_window(self) -> None:
         """Take the step with the micro-batches so far: the gradient is their mean."""
-        assert self._micro_batch > 0, "there is no gradient"
+        assert self.micro_batch > 0, "there is no gradient"
         self._step()
 
     def _step(self) -> None:
         # Order: 1. correct the gradients to the step's mean, 2. unscale them, 3. let the guard check them, 4. clip,
         # 5. step. So the norm that is checked, clipped and shown is the true gradient's. A schedule advances only if
         # the optimizers did.
-        micro_batches, self._micro_batch = self._micro_batch, 0
+        micro_batches, self.micro_batch = self.micro_batch, 0
         if self.correction is not None or micro_batches < self.accumulate:
             self._correct_gradients(micro_batches)
         if self._looks_at_gradients and not self._prepare_gradients():

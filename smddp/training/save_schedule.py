@@ -60,12 +60,13 @@ class SaveSchedule:
         job: Job,
         membership: Membership,
         policy: CheckpointPolicy,
+        progress: Progress,
         *,
         before_save: Callable[[], None],
         has_other_weights: Callable[[], bool] = lambda: False,
         stall: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.progress = Progress()
+        self.progress = progress
         self._job = job
         self._is_main = membership.cluster.is_main
         self._policy = policy

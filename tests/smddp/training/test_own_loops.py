@@ -544,8 +544,8 @@ def test_a_long_evaluation_begins_with_a_checkpoint(job: Job) -> None:
             parts.step(batch)
         for _ in parts.trainer.batches(evaluation):
             # Nobody knows how long the first one takes; the second is known to be short.
-            assert parts.trainer._save_schedule._saves is not None
-            parts.trainer._save_schedule._saves._checkpointer.wait()
+            assert parts.trainer._schedule._run is not None
+            parts.trainer._schedule._run.checkpointer.wait()
             assert steps_saved(job)[-1] == 5
         assert epoch in (0, 1)
 
@@ -556,7 +556,7 @@ def test_a_model_that_diverged_is_not_saved_and_fails_the_job(job: Job) -> None:
         for number in range(100):
             parts.step(torch.full((2, 1), float("nan") if number == 5 else 1.0))
     assert parts.trainer.steps == 6
-    parts.trainer._save_schedule.finish()
+    parts.trainer._schedule.finish()
     assert steps_saved(job) == [2, 4]
 
 
@@ -611,7 +611,7 @@ def test_weights_that_a_finite_loss_spoiled_are_not_saved_either(job: Job) -> No
         parts.trainer.step((0 * parts.trainer.model(torch.ones(2, 1))).sqrt().sum())  # 0, and its gradient is NaN
     with pytest.raises(TrainingDivergedError):
         parts.trainer.save_model()
-    parts.trainer._save_schedule.finish()
+    parts.trainer._schedule.finish()
     assert steps_saved(job) == [1]
 
 

@@ -18,6 +18,7 @@ from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training import stop_deadline
+from smddp.training.active_runs import Progress
 from smddp.training.save_schedule import SaveSchedule
 
 
@@ -68,7 +69,7 @@ def copied(job: Job) -> Job:
 
 
 def guard(job: Job, **policy: object) -> SaveSchedule:
-    guarded = SaveSchedule(job, join(job.cluster), CheckpointPolicy(**policy), before_save=lambda: None)  # type: ignore[arg-type]
+    guarded = SaveSchedule(job, join(job.cluster), CheckpointPolicy(**policy), Progress(), before_save=lambda: None)  # type: ignore[arg-type]
     guarded.resume({"model": nn.Linear(2, 2)}, {}, None)
     return guarded
 
@@ -147,7 +148,7 @@ def test_a_stop_right_after_a_resume_needs_no_save(job: Job, monkeypatch: pytest
     step(guarded)
     guarded.finish()
     del guarded
-    again = SaveSchedule(job, join_again(), CheckpointPolicy(), before_save=lambda: None)
+    again = SaveSchedule(job, join_again(), CheckpointPolicy(), Progress(), before_save=lambda: None)
     assert again.resume({"model": nn.Linear(2, 2)}, {}, None)
     monkeypatch.setattr(DirectoryStore, "write", None)
     with pytest.raises(Stopped):

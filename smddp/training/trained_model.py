@@ -1,0 +1,305 @@
+"""A model that is trained: a loss goes in, an optimizer step comes out.
+
+It knows neither where the data comes from, nor what is saved or shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from smddp.checkpoint.run_state import Stateful
+from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica, tensors_of
+from smddp.metrics import StepTimer
+from smddp.metrics.device_use import StepFlops
+from smddp.training.active_runs import Progress
+from smddp.training.argument_checks import check_options_agree, optimizer_options
+from smddp.training.ema import ExponentialMovingAverage
+from smddp.training.model_checks import (
+    check_added_parameters,
+    check_comm_hook,
+    check_optimizers,
+    check_scaled_weights,
+    check_schedulers,
+    check_sharded_optimizers,
+    underlying_module,
+)
+from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
+from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
+from smddp.training.precision import Precision, PrecisionName
+from smddp.training.step_loss import ItemWeights, StepLoss
+
+logger = logging.getLogger(__name__)
+
+_COARSE = (torch.float16, torch.bfloat16)
+
+
+class TrainedModel:
+    """One model with its optimizers, on each rank; all ranks call its methods at the same points.
+
+    ``model`` is the one to call: ``module`` in its precision, and with several ranks its replica, which begins with the
+    weights of rank 0. ``save`` makes the current state durable, for ``on_nonfinite="stop"``. The other arguments are
+    those of `Trainer`; making it raises as that.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        schedulers: Sequence[LRScheduler],
+        membership: Membership,
+        *,
+        schedule_each: ScheduleEach,
+        precision: PrecisionName,
+        accumulate: int,
+        clip_norm: float | None,
+        clip_value: float | None,
+        ema: float | None,
+        on_nonfinite: OnNonfinite | None,
+        save: Callable[[], None],
+        move_model: bool,
+        ddp: DDPOptions,
+        timing: bool,
+    ) -> None:
+        world_size, self._logs = membership.cluster.world_size, membership.cluster.is_main
+        self.progress = Progress()
+        self.optimizers, self.schedulers = optimizers, schedulers
+        self.module = underlying_module(model)
+        self.device = membership.device if move_model else next(self.module.parameters()).device
+        target = self.device if move_model else None
+        check_sharded_optimizers(optimizers, self.module, device=target, world_size=world_size)
+        if move_model:
+            self.module.to(self.device)
+        check_optimizers(optimizers, self.module, world_size=world_size)
+        check_schedulers(schedulers, schedule_each, optimizers)
+        if model is not self.module and self._logs:
+            _log_compile_time(model, optimizers[0])
+        numbers = Precision(precision, self.device)
+        check_comm_hook(ddp.comm_hook, numbers, on_nonfinite)
+        self.scaler = numbers.scaler()
+        if self.scaler is not None:
+            check_scaled_weights(self.module, precision)
+        self.model = numbers.wrap(model)
+        self.timer: StepTimer | None = None
+        """Measures the parts of a step; None without ``timing``."""
+        if timing:
+            self.timer = StepTimer(self.device, flops=StepFlops(model, self.device, numbers.dtype, logs=self._logs))
+        guard = None
+        if on_nonfinite is not None:
+            guard = NonfiniteGuard(
+                self.module,
+                membership,
+                on_nonfinite,
+                steps=lambda: self.progress.steps,
+                save=save,
+                has_scaler=self.scaler is not None,
+            )
+        self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
+        self.optimizer_step = OptimizerStep(
+            optimizers,
+            schedulers=schedulers if self._epoch_schedules is None else [self._epoch_schedules],
+            scaler=self.scaler,
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            guard=guard,
+            tells_applied=ema is not None,
+            timer=self.timer,
+        )
+        check_options_agree(
+            membership,
+            optimizer=optimizer_options(optimizers),
+            scheduler=[type(each).__name__ for each in schedulers],
+            precision=numbers.name,
+            schedule_each=schedule_each,
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema=ema,
+            on_nonfinite=on_nonfinite,
+            ddp=ddp,
+        )
+        self._replica: Replica | None = None
+        if world_size > 1:
+            step = self.optimizer_step
+            accumulates = None if accumulate == 1 else lambda: step.accumulates
+            self.model = self._replica = Replica(self.model, membership, accumulates=accumulates, options=ddp)
+        self._powersgd: PowerSGD | None = None
+        if ddp.comm_hook == "powersgd":  # on one rank too, so that several can resume from its checkpoint
+            of_replica = None if self._replica is None else self._replica.powersgd
+            self._powersgd = of_replica or PowerSGD(ddp, membership)
+        # Order: after the replica, which gives all ranks rank 0's weights. The average is a copy of those.
+        self._average = None if ema is None else ExponentialMovingAverage(self.module, ema)
+        self.ema = None if self._average is None else numbers.wrap(self._average.module).eval()
+        self._loss = StepLoss(membership, self.module)
+        self._items = ItemWeights(membership, self.device, accumulate)
+        self._optimized = self.optimizer_step.parameters()
+        self._first_shapes = _shapes(self.module)
+        self._left_with: list[Tensor] | None = None
+
+    @property
+    def own_state(self) -> dict[str, Stateful]:
+        """The parts of a checkpoint beside module, optimizers, schedules and scaler; the same on all ranks."""
+        parts: dict[str, Stateful | None] = {"ema": self._average, "epoch_schedules": self._epoch_schedules}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def per_rank_state(self) -> dict[str, Stateful]:
+        """The parts of a checkpoint that each rank has for itself."""
+        return {} if self._powersgd is None else {"powersgd": self._powersgd}
+
+    def restart(self) -> None:
+        """Forget the micro-batches of an unfinished step."""
+        self.optimizer_step.restart()
+        self._loss.restart()
+        self._items.restart()
+
+    def step(self, loss: Tensor, share: float, *, items: Tensor | float | None, collect: bool) -> bool:
+        """Add the gradients of one micro-batch's loss; after the last one, take the step and return True.
+
+        ``share`` is the loss's weight by the order of the data: 0 for a rank that repeats a sample only to take part.
+        ``items`` is the number of items in the loss's mean, or None. ``collect`` says that ``mean_loss`` will be called
+        after this step. Raises ValueError if the ranks would not average the gradients.
+        """
+        if self.timer is not None:
+            self.timer.mark("forward")
+        replica, step = self._replica, self.optimizer_step
+        if replica is not None and not step.accumulates:
+            if not replica.averages:
+                raise ValueError(
+                    "the ranks' gradients would not be averaged: compute each loss by trainer.model(...), after the "
+                    "trainer.step() of the loss before it"
+                )
+            self._check_optimized()
+        weight: Tensor | float = share
+        if items is not None:
+            step.correction = self._items.correction
+            weight = self._items.weigh(items if share else 0)
+        self._loss.add(loss, weight, collect=collect)
+        is_done = step.backward_and_step(loss, weight)
+        if is_done:
+            self._after_step()
+        return is_done
+
+    def finish_window(self) -> None:
+        """Take the optimizer step with fewer micro-batches, because the loader has ended."""
+        if self._replica is not None:
+            self._replica.average_gradients()
+        self.optimizer_step.finish_window()
+        self._after_step()
+
+    def end_epoch(self) -> None:
+        """Count the epoch, and step the schedules that go by epochs."""
+        if self._epoch_schedules is not None:
+            self._epoch_schedules.end_epoch()
+        self.progress.epoch += 1
+
+    def mean_loss(self) -> float:
+        """Return the mean loss of the last step over the ranks; collective."""
+        return self._loss.mean(self._items.loss_factor)
+
+    def check_loss(self, loss: float) -> None:
+        """Raise TrainingDivergedError if neither the mean loss of the last step nor the weights are finite."""
+        self._loss.check_finite(self.progress.steps, loss)
+
+    def check_weights(self) -> None:
+        """Raise TrainingDivergedError if some weights are not finite."""
+        self._loss.check_weights(self.progress.steps)
+
+    def before_save(self) -> None:
+        """Prepare a save; collective. Raise TrainingDivergedError if some weights are not finite."""
+        if self._replica is not None:
+            self._replica.follow()  # all ranks get rank 0's values of layers added since the last forward pass
+        self.check_weights()
+        self._tell_of_other_shapes()
+
+    def _tell_of_other_shapes(self) -> None:
+        """Warn once of saved tensors whose shape has changed, such as a memory that grows."""
+        first, now = self._first_shapes, _shapes(self.module) if self._first_shapes else {}
+        other = {name: shape for name, shape in now.items() if first.get(name, shape) != shape}
+        if not other:
+            return
+        self._first_shapes = {}
+        if self._logs:
+            logger.warning(
+                "the model has changed the shape of %s. Checkpoints hold the new shape, and a resume fails if the "
+                "script makes the model with the old one: keep in state= what the model collects",
+                ", ".join(f"{name} from {first[name]} to {shape}" for name, shape in other.items()),
+            )
+
+    def note_weights(self) -> None:
+        """Remember the norms of the current weights, between two steps."""
+        self._left_with = _norms(self.module)
+
+    @property
+    def has_other_weights(self) -> bool:
+        """Whether the weights differ from the last ``note_weights``, as in the evaluation of an average.
+
+        It waits for the GPU.
+        """
+        if self._left_with is None:
+            return False
+        now = _norms(self.module)
+        return [each.device for each in now] != [each.device for each in self._left_with] or not all(
+            map(torch.equal, now, self._left_with)
+        )
+
+    def _check_optimized(self) -> None:
+        """Check that parameters added to an optimizer are the model's: the ranks average no other gradients."""
+        weights = self.optimizer_step.parameters()
+        if list(map(id, weights)) != list(map(id, self._optimized)):
+            known = set(map(id, self._optimized))
+            check_added_parameters([weight for weight in weights if id(weight) not in known], self.module)
+            self._optimized = weights
+
+    def _after_step(self) -> None:
+        self._left_with = None
+        if self._replica is not None:
+            self._replica.averages = False
+            self._replica.share_buffers()
+        if self._average is not None and self.optimizer_step.applied:
+            self._average.update_parameters(self.module)
+        self.progress.steps += 1
+
+
+def _shapes(module: nn.Module) -> dict[str, list[int]]:
+    """Return the shape of each saved tensor. Lazy layers have none before their first forward pass."""
+    state = module.state_dict().items()
+    return {name: list(each.shape) for name, each in state if isinstance(each, Tensor) and not is_lazy(each)}
+
+
+def _norms(module: nn.Module) -> list[Tensor]:
+    """Return the norm of each weight, in float32 or finer. An average of the weights has different norms."""
+    weights = [each.detach() for each in tensors_of(module)[0] if each.is_floating_point() or each.is_complex()]
+    coarse = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights if each.dtype in _COARSE]
+    fine = [each for each in weights if each.dtype not in _COARSE]
+    return [*coarse, *(torch._foreach_norm(fine) if fine else ())]  # noqa: SLF001
+
+
+def _log_compile_time(compiled: nn.Module, optimizer: Optimizer) -> None:
+    """Log the time from the first forward pass of a compiled model to the first step of its optimizer.
+
+    Call it before the model's first forward pass. A later recompilation, for another batch shape, is not logged.
+    """
+    started = 0.0
+
+    def begin(*_: Any) -> None:
+        nonlocal started
+        started = time.perf_counter()
+        on_forward.remove()
+
+    def end(*_: Any) -> None:
+        on_step.remove()
+        if started:
+            logger.info("compiled in %.1f s, the first step included", time.perf_counter() - started)
+
+    on_forward = compiled.register_forward_pre_hook(begin)
+    on_step = optimizer.register_step_post_hook(end)

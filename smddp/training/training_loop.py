@@ -1,0 +1,352 @@
+"""The loop: epochs, steps and batches, and what happens between two steps. Saves and stops happen only there."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from smddp.checkpoint.run_state import capture_random_state, restore_random_state
+from smddp.distributed import Membership, sum_over_ranks
+from smddp.job import MAX_STEPS_VARIABLE, Job
+from smddp.training.argument_checks import check_counts
+from smddp.training.run_report import RunReport
+from smddp.training.trained_model import TrainedModel
+from smddp.training.training_checkpoints import TrainingCheckpoints
+from smddp.training.training_data import TrainingData, is_evaluation, outlive_stop
+
+logger = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+_NOTHING_LEFT = "nothing is left to train; take another run directory or checkpoint_s3_uri to begin anew, or"
+
+
+class TrainingLoop:
+    """The loops of a `Trainer` over its model and its data; all ranks call each method at the same points."""
+
+    def __init__(
+        self,
+        job: Job,
+        membership: Membership,
+        trained: TrainedModel,
+        data: TrainingData,
+        checkpoints: TrainingCheckpoints,
+        report: RunReport,
+    ) -> None:
+        self._job = job
+        self._membership = membership
+        self._trained = trained
+        self._progress = trained.progress
+        self._data = data
+        self._checkpoints = checkpoints
+        self._schedule = checkpoints.schedule
+        self._report = report
+        checkpoints.schedule.on_begin = report.begin
+        self._in_step = False  # whether the script works on a training batch; its work after `step` belongs to it, too
+        self._is_over = False  # whether to yield no further training batch after the optimizer step under way
+        self._is_cut = False  # whether `_is_over` ended an epoch's batches early
+        self._counts_steps = False  # whether the script loops over steps, not epochs
+        self._last_step = math.inf
+        self._next_look: float = 1  # the step after which to ask whether a save or a stop is due
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken, including those before a resume."""
+        return self._progress.steps
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self._membership.cluster.is_main
+
+    def resume(self) -> bool:
+        """Load the newest valid checkpoint; ``epochs`` calls it unless the script has.
+
+        Returns:
+            Whether a checkpoint was loaded.
+
+        Raises:
+            CheckpointError: On every rank: the location can't be written, it has checkpoints and none is valid, or the
+                newest valid one does not fit the model.
+        """
+        is_resumed = self._checkpoints.resume()
+        self._limit(math.inf)
+        self._report.before_first_step()
+        if self._progress.finished and self.is_main:
+            logger.info(
+                "finished at step %d by trainer.finish_if(): nothing is left to train; take another run directory or "
+                "checkpoint_s3_uri to begin anew",
+                self._progress.steps,
+            )
+        return is_resumed
+
+    def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[int]:
+        """Yield the epochs up to ``count``, counted from 0, starting at the newest checkpoint.
+
+        An interrupted epoch is yielded again, and ``batches`` yields its remaining batches. Each epoch ends with a
+        checkpoint, and the last one is durable when the loop ends.
+
+        Args:
+            count: Epochs from the very first start, including those before a resume.
+            max_steps: Optimizer steps after which training ends, in mid-epoch too. A rerun with a larger number
+                continues in that epoch.
+
+        Raises:
+            ValueError: ``max_steps`` is not positive.
+            Stopped: The job was told to stop, and a checkpoint is durable.
+            CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
+        """
+        progress = self._progress
+        self._begin()
+        self._counts_steps = False
+        self._start_epoch()
+        self._between_steps()
+        if max_steps is not None:
+            check_counts(max_steps=max_steps)
+        most = self._at_most(math.inf if max_steps is None else max_steps)
+        self._limit(most)
+        if not progress.finished and self.is_main:
+            if progress.epoch >= count:
+                logger.warning(
+                    "all %d epochs are in the checkpoint: %s ask for more epochs to go on", count, _NOTHING_LEFT
+                )
+            elif self._is_over:
+                _say_nothing_is_left(most, max_steps)
+        self._report.aim(epochs=count, most=most)
+        try:
+            while progress.epoch < count and not self._is_over:
+                self._report.restart()
+                yield progress.epoch
+                if not self._is_cut:
+                    self._end_epoch()
+                self._schedule.save(again=progress.finished)
+                self._between_steps()
+        finally:  # after a `break`, too
+            self._limit(math.inf)
+            self._report.pause()
+        self._schedule.finish()
+
+    def steps_to(self, count: int) -> Iterator[int]:
+        """Yield the optimizer steps taken, up to ``count``, starting at the newest checkpoint.
+
+        For loops that count steps, not epochs: ``batches`` continues with the next epoch of the data, without end::
+
+            batches = trainer.batches(loader)
+            for _ in trainer.steps_to(10_000):
+                images, labels = next(batches)
+                trainer.step(cross_entropy(trainer.model(images), labels))
+
+        With ``accumulate``, each number is yielded once per micro-batch. A checkpoint is durable when the loop ends.
+
+        Raises:
+            ValueError: ``count`` is no whole number of 1 or more.
+            Stopped, CheckpointError: As in ``epochs``.
+        """
+        progress = self._progress
+        check_counts(count=count)
+        most = int(self._at_most(count))
+        self._begin()
+        self._counts_steps = True
+        self._start_epoch()
+        self._between_steps()
+        was_finished = progress.finished
+        if progress.steps >= most and not was_finished and self.is_main:
+            _say_nothing_is_left(most, count)
+        self._report.restart()
+        self._report.aim(steps=most)
+        try:
+            while progress.steps < most and not (self._is_over and self._trained.optimizer_step.micro_batch == 0):
+                yield progress.steps
+                self._data.settle()
+                self._save_or_stop_if_due()
+            self._schedule.save(again=progress.finished and not was_finished)
+            self._between_steps()
+        finally:  # after a `break`, too
+            self._report.pause()
+        self._schedule.finish()
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches of a loader, on the device; call ``step`` for each batch to train on.
+
+        The first training batch calls ``resume`` unless the script has. A loader that ``loader`` did not make causes a
+        warning, because its position is in no checkpoint. If its batches end within an optimizer step, the step is
+        taken with those micro-batches. Under ``torch.no_grad``, and from an ``evaluation_loader``, batches are only
+        moved.
+
+        Raises:
+            ValueError: A DataLoader would give all of the data to every rank.
+        """
+        outlive_stop(loader)
+        return self._evaluation_batches(loader) if is_evaluation(loader) else self._training_batches(loader)
+
+    def finish_if(self, condition: bool) -> bool:
+        """End the training on all ranks if the condition holds on any of them; all must call it.
+
+        ``batches`` ends with the optimizer step under way, ``epochs`` with the epoch, ``steps_to`` with the step. The
+        next checkpoint records that the training is finished, so a rerun trains no further; a loop of your own must
+        call ``save``::
+
+            stopping = smddp.EarlyStopping(patience=3)
+            trainer = smddp.Trainer(job, model, optimizer, state={"early_stopping": stopping})
+            for epoch in trainer.epochs(100):
+                ...
+                trainer.finish_if(stopping.update(validation_loss))
+
+        Returns:
+            Whether the training is finished; it stays True from then on.
+        """
+        self._begin()
+        anywhere = sum_over_ranks(torch.tensor(int(condition)), self._membership).item() > 0
+        self._progress.finished = self._progress.finished or anywhere
+        self._is_over = self._is_over or self._progress.finished
+        return self._progress.finished
+
+    def save(self, *, wait: bool = False) -> None:
+        """Save a checkpoint between two steps, replacing one of the same step; all ranks call it.
+
+        Args:
+            wait: Return only once the checkpoint is durable. Otherwise it becomes durable later; ``smddp.run`` waits
+                for it at the end.
+
+        Raises:
+            CheckpointError: More saves in a row failed than the policy tolerates.
+            TrainingDivergedError: The weights are not finite.
+        """
+        self._begin()
+        self._data.settle()
+        self._schedule.save(again=True)
+        if wait:
+            self._schedule.finish()
+
+    def _check_new(self) -> None:
+        """Raise ValueError if the script can't make a training loader, or no other one."""
+        self._checkpoints.check_outer()
+        if self._data.has_loader or self._schedule.has_started:
+            raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
+
+    def _after_step(self) -> None:
+        """Count and show an optimizer step of the model, and save or stop if due, unless a batch is under way."""
+        self._data.count_step()
+        self._report.after_step()
+        if not self._in_step:  # else `_training_batches` does it when the script is done with the batch
+            self._save_or_stop_if_due()
+            self._checkpoints.note_weights()
+
+    def _after_collective(self) -> None:
+        """Save or stop if due, unless a batch is under way: the script may evaluate, all ranks together."""
+        if not self._in_step:
+            self._between_steps(evaluates=True)
+
+    def _begin(self) -> None:
+        if not self._schedule.has_started:
+            self.resume()
+
+    def _training_batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of one epoch, or without end if the script loops over steps."""
+        data = self._data
+        if not torch.is_grad_enabled():  # known only once the script iterates
+            yield from data.moved(loader)
+            return
+        self._begin()
+        keeps_position = data.is_training_loader(loader)
+        was_empty = False  # a resume at an epoch's end yields one empty epoch
+        while not self._cuts():
+            is_empty = True
+            batches = data.batches(loader)
+            try:
+                for batch in batches:
+                    is_empty = False
+                    self._in_step = True
+                    yield batch
+                    if keeps_position:  # else it may come within a batch of the training loader
+                        data.settle()
+                    self._save_or_stop_if_due()
+                    if self._is_over and data.has_more(loader) and self._cuts():
+                        break
+                self._checkpoints.note_weights()
+            except GeneratorExit:  # a `break`
+                self._checkpoints.note_weights()
+                raise
+            finally:
+                batches.close()
+                self._in_step = False
+            if data.ends_in_window(loader):
+                self._trained.finish_window()
+                self._after_step()
+            if self._is_cut or not self._counts_steps:
+                break
+            self._end_epoch()
+            if is_empty and was_empty:
+                raise ValueError("the loader gave no batch in a whole epoch: trainer.steps_to() would never end")
+            was_empty = is_empty
+
+    def _cuts(self) -> bool:
+        """Return whether the batches end here, between two optimizer steps."""
+        self._is_cut = self._is_over and self._trained.optimizer_step.micro_batch == 0
+        return self._is_cut
+
+    def _evaluation_batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of an evaluation. Save first if it may take long, and restore the random state afterwards.
+
+        So the evaluation's random numbers change nothing after it, and a resume may repeat it.
+        """
+        before, taken = capture_random_state(), self._taken()
+        if not self._in_step:
+            self._schedule.begin_evaluation()
+            self._next_look = self._progress.steps + 1
+        try:
+            yield from self._data.moved(loader)
+        finally:
+            self._schedule.end_evaluation()
+            if self._taken() == taken:  # else training drew, too
+                restore_random_state([before], rank=0)
+
+    def _taken(self) -> tuple[int, int]:
+        """Return the optimizer steps taken, and the micro-batches of the next one."""
+        return self._progress.steps, self._trained.optimizer_step.micro_batch
+
+    def _start_epoch(self) -> None:
+        self._in_step = self._is_cut = False
+        self._trained.restart()
+        self._data.start_epoch(self._progress.epoch)
+
+    def _end_epoch(self) -> None:
+        """Count the epoch, for all models, and begin the next one."""
+        for model in self._checkpoints.models.values():
+            model.end_epoch()
+        self._data.end_epoch()
+        self._start_epoch()
+
+    def _save_or_stop_if_due(self) -> None:
+        """Save or stop if due, between two steps; set the step at which to look next."""
+        steps = self._progress.steps
+        if steps >= self._next_look:
+            next_step = self._checkpoints.after_step()
+            self._is_over = self._is_over or steps >= self._last_step
+            self._next_look = min(next_step, self._last_step)
+
+    def _between_steps(self, *, evaluates: bool = False) -> None:
+        self._checkpoints.between_steps(evaluates=evaluates)
+        self._next_look = self.steps + 1  # the agreement may have set another step
+
+    def _at_most(self, steps: float) -> float:
+        """Return the step at which a loop ends: ``steps``, or SMDDP_MAX_STEPS if that is less."""
+        most = self._job.max_steps
+        if most is None or steps <= most:
+            return steps
+        if self.is_main:
+            logger.warning("SMDDP_MAX_STEPS=%d: training ends after at most %d optimizer steps", most, most)
+        return most
+
+    def _limit(self, last_step: float) -> None:
+        self._last_step = last_step
+        self._is_over = self._progress.finished or self._progress.steps >= last_step
+
+
+def _say_nothing_is_left(most: float, asked: int | None) -> None:
+    more = "ask for more steps" if most == asked else f"raise {MAX_STEPS_VARIABLE}"
+    logger.warning("all %s steps are in the checkpoint: %s %s to go on", most, _NOTHING_LEFT, more)
