@@ -92,7 +92,7 @@ class Connections:
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
         self._waiting: dict[socket.socket, float] = {}  # since when the request is awaited
-        self._full_since: float | None = None  # when `admit` first found all connections served; None after any left
+        self._full_since: float | None = None  # since when `admit` finds all connections served
         self._closing = False
 
     def admit(self, connection: socket.socket) -> bool:
@@ -107,6 +107,7 @@ class Connections:
                     if patience <= 0:
                         return False
                 else:
+                    self._full_since = None
                     patience = self._waiting[oldest] + GRACE_SECONDS - now
                     if patience <= 0:
                         del self._waiting[oldest]
