@@ -116,6 +116,33 @@ def test_a_trainer_that_another_keeps_has_no_loop_of_its_own(job: Job) -> None:
         Trainer(job, pair.second, optimizer, name="third", state={"outer": pair.outer})
 
 
+def test_a_trainer_that_a_kept_one_keeps_is_saved_and_resumed_by_the_outer_one(job: Job) -> None:
+    def make() -> tuple[list[nn.Linear], list[Trainer]]:
+        torch.manual_seed(2)
+        models, trainers = [nn.Linear(1, 1) for _ in range(3)], []
+        for name, model in zip(["innermost", "inner", "outer"], models, strict=True):
+            state = {"kept": trainers[-1]} if trainers else {}
+            trainers.append(Trainer(job, model, torch.optim.AdamW(model.parameters(), lr=0.1), name=name, state=state))
+        return models, trainers
+
+    models, trainers = make()
+    trainers[-1].resume()
+    for _ in range(3):
+        for trainer in trainers:
+            trainer.step(trainer.model(torch.ones(1, 1)).sum())
+    trainers[-1].save(wait=True)
+    del trainer, trainers
+    leave()
+    gc.collect()
+    resumed, again = make()
+    assert again[-1].resume()
+    assert [each.steps for each in again] == [3, 3, 3]
+    for before, after in zip(models, resumed, strict=True):
+        assert torch.equal(before.weight, after.weight)
+    with pytest.raises(ValueError, match="call the loader, resume"):
+        again[0].resume()
+
+
 @pytest.mark.parametrize("options", [{"timing": True}, {"profile": Profile(first=1, last=2)}])
 def test_what_measures_a_loop_is_refused_in_a_trainer_that_has_none(job: Job, options: dict[str, Any]) -> None:
     model = nn.Linear(1, 1)
