@@ -13,7 +13,7 @@ from smddp.cluster.environment import Environment, EnvValue, EnvValues
 from smddp.errors import ClusterError
 
 MASTER_PORT = 7777
-"""The port of SageMaker's toolkit."""
+"""The port of SageMaker's toolkit; in a job, ``SMDDP_MASTER_PORT`` replaces it."""
 
 OF_RUN_DIRECTORY = "SMDDP_SM_VARIABLES"
 """The variable that lists the SM_* variables set by ``smddp run`` for scripts written for SageMaker. There is no

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from smddp.cluster.gpus import count_gpus, count_visible
 from smddp.container.command import choose_command
-from smddp.container.contract import base_directory, read_contract, with_bundled_hyperparameters
+from smddp.container.contract import read_contract, with_bundled_hyperparameters
 from smddp.container.environment import passable, process_environment
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
 from smddp.container.requirements import activated, install_requirements
@@ -27,6 +27,7 @@ from smddp.container.source import check_entry_point, fetch_source
 from smddp.errors import ClusterError, JobError, SmddpError
 from smddp.job import failure_report
 from smddp.job.failure_report import describe_exit
+from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
 
 logger = logging.getLogger("smddp.container")
@@ -186,7 +187,7 @@ def main() -> int:
 
 
 def _report_own(reason: str) -> None:
-    base = base_directory(os.environ)
+    base = platform_directory(os.environ)
     if base.is_dir():
         report_failure(base / "output", reason)
     else:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smddp.cluster.sagemaker import MASTER_PORT
 from smddp.container.contract import Contract
-from smddp.container.environment import MASTER_PORT, user_arguments
+from smddp.container.environment import user_arguments
 from smddp.container.job_process import SHELL
 from smddp.container.source import fault_under_torchrun, is_package, top_files
 from smddp.errors import JobError

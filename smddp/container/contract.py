@@ -14,6 +14,7 @@ from typing import Any
 from smddp.errors import JobError
 from smddp.job.hyperparameters import read_bundled
 from smddp.job.hyperparameters.sources import POINTER
+from smddp.job.job import platform_directory, read_object
 
 PLATFORM_PREFIX = "sagemaker_"
 
@@ -124,14 +125,9 @@ class Contract:
         return (self.distribution_hosts or self.hosts)[0]
 
 
-def base_directory(environ: Mapping[str, str]) -> Path:
-    """Return SAGEMAKER_BASE_DIR, or /opt/ml."""
-    return Path(environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
-
-
 def read_contract(environ: Mapping[str, str]) -> Contract:
     """Read the platform's configuration; raise JobError if a file is missing or does not follow the contract."""
-    base = base_directory(environ)
+    base = platform_directory(environ)
     config = base / "input" / "config"
     resources = _read(config / "resourceconfig.json", required=True)
     hosts, current = resources.get("hosts"), resources.get("current_host")
@@ -168,20 +164,13 @@ def with_bundled_hyperparameters(contract: Contract) -> Contract:
 
 
 def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        if not required:
-            return {}
+    content = read_object(path)
+    if content is None and required:
         raise JobError(
             f"There is no {path}. This program runs in a SageMaker training container, whose platform writes that "
             "file; elsewhere, SAGEMAKER_BASE_DIR must name a directory that holds input/config/."
-        ) from None
-    except ValueError as error:
-        raise JobError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise JobError(f"{path} must hold a JSON object, not {type(content).__name__}.")
-    return content
+        )
+    return content or {}
 
 
 def _check_hyperparameters(given: Mapping[str, Any]) -> None:

@@ -23,14 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smddp.cluster.sagemaker import MASTER_PORT
 from smddp.container.contract import Contract
 from smddp.errors import JobError
 from smddp.job.hyperparameters.sources import POINTER
 
 logger = logging.getLogger(__name__)
-
-MASTER_PORT = 7777
-"""The toolkit's port; ``SMDDP_MASTER_PORT`` replaces it."""
 
 _LONGEST_VARIABLE = 32 * 4096 - 1
 """The most bytes of a variable with its name, or of an argument, on Linux (MAX_ARG_STRLEN, execve(2))."""

@@ -102,7 +102,7 @@ class Job:
             ('first', '/tmp/runs/first/model', '/data')
         """
         environ = without_run_variables(os.environ if environ is None else environ)
-        base = _platform_directory(environ)
+        base = platform_directory(environ)
         script = Path(sys.argv[0])
         on_sagemaker = is_on_sagemaker(environ)
         if not on_sagemaker:
@@ -111,7 +111,7 @@ class Job:
         input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
         output_dir = Path(environ.get("SM_OUTPUT_DIR") or base / "output")
         config = input_dir / "config"
-        checkpoints = _read_object(config / "checkpointconfig.json") or {}
+        checkpoints = read_object(config / "checkpointconfig.json") or {}
         direct_uri = direct_checkpoint_uri(environ)
         inputs = read_inputs(_input_configuration(config, environ), input_dir, environ)
         return cls(
@@ -211,7 +211,7 @@ def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
 
 def is_on_sagemaker(environ: Mapping[str, str]) -> bool:
     """Return whether this is a SageMaker job: SM_CURRENT_HOST is set, or input/config/ exists."""
-    return bool(environ.get("SM_CURRENT_HOST")) or (_platform_directory(environ) / "input" / "config").is_dir()
+    return bool(environ.get("SM_CURRENT_HOST")) or (platform_directory(environ) / "input" / "config").is_dir()
 
 
 def with_run_variables(
@@ -247,7 +247,18 @@ def with_run_variables(
     return {**environ, **added, OF_RUN_DIRECTORY: ",".join(added)}
 
 
-def _platform_directory(environ: Mapping[str, str]) -> Path:
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, None if the file is absent; raise JobError for any other content."""
+    try:
+        return _parse_object(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path} can't be read: {error}.") from error
+
+
+def platform_directory(environ: Mapping[str, str]) -> Path:
+    """Return SAGEMAKER_BASE_DIR, or /opt/ml."""
     return Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
 
 
@@ -265,31 +276,21 @@ def _name(script: Path) -> str:
 
 
 def _given(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
-    given = _read_object(path)
+    given = read_object(path)
     if given is None and environ.get("SM_HPS"):
         # SM_HPS has parsed values. Encode them as JSON text again, as in the file, so that they are parsed once.
-        return {key: json.dumps(value) for key, value in _object(environ["SM_HPS"], "SM_HPS").items()}
+        return {key: json.dumps(value) for key, value in _parse_object(environ["SM_HPS"], "SM_HPS").items()}
     return given or {}
 
 
 def _input_configuration(config: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
-    given = _read_object(config / "inputdataconfig.json")
+    given = read_object(config / "inputdataconfig.json")
     if given is None and environ.get("SM_INPUT_DATA_CONFIG"):
-        return _object(environ["SM_INPUT_DATA_CONFIG"], "SM_INPUT_DATA_CONFIG")
+        return _parse_object(environ["SM_INPUT_DATA_CONFIG"], "SM_INPUT_DATA_CONFIG")
     return given
 
 
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if the file is absent."""
-    try:
-        return _object(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"{path} can't be read: {error}.") from error
-
-
-def _object(text: str, source: str) -> dict[str, Any]:
+def _parse_object(text: str, source: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:

@@ -17,15 +17,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from smddp.data.order.data_order import Partition, Tail
+from smddp.data.order.data_order import Partition, Tail, refuse_other_order, saved_epoch
 from smddp.data.order.permutation import ALGORITHM, Permutation
 
 logger = logging.getLogger(__name__)
 
-_MEANING = {
-    "global_batch": " (the batch_size of trainer.loader)",
-    "size": " (the number of samples: the data changed)",
-}
 _BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one block of the permutation
 _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with its first to another batch"}
 
@@ -215,17 +211,9 @@ class ElasticSampler:
                 f"the saved position in the data has {', '.join(others)}, which one in these data has not: it belongs "
                 "to another kind of data; resume with that kind, or start a new run"
             )
-        for name, here in self._identity().items():
-            if state.get(name) != here:
-                raise ValueError(
-                    f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}"
-                    f"{_MEANING.get(name, '')}: the samples would come in another order; resume with the same {name}, "
-                    "or start a new run"
-                )
+        refuse_other_order(state, self._identity())
         self._check_fingerprint(state.get("fingerprint"))
-        epoch, consumed = state.get("epoch"), state.get("consumed")
-        if type(epoch) is not int or epoch < 0:
-            raise ValueError(f"the saved position in the data has epoch={epoch!r}: epochs are counted from 0")
+        epoch, consumed = saved_epoch(state), state.get("consumed")
         if type(consumed) is not int or not 0 <= consumed <= self._end or not self._is_between_steps(consumed):
             raise ValueError(
                 f"the saved position in the data has consumed={consumed!r}: it must be a multiple of the global "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from smddp.data.formats.record import RawRecord
-from smddp.data.order.data_order import Partition
+from smddp.data.order.data_order import Partition, refuse_other_order, saved_epoch
 from smddp.data.pipes.dataset import PipeDataset
 from smddp.data.shards.prefetch import prefetch
 from smddp.errors import DataError
@@ -170,15 +170,8 @@ class PipeOrder:
         Raises:
             ValueError: The position does not fit this order.
         """
-        for name, here in self._identity().items():
-            if state.get(name) != here:
-                raise ValueError(
-                    f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}: the "
-                    f"samples would come in another order; resume with the same {name}, or start a new run"
-                )
-        epoch, consumed = state.get("epoch"), state.get("consumed")
-        if type(epoch) is not int or epoch < 0:
-            raise ValueError(f"the saved position in the data has epoch={epoch!r}: epochs are counted from 0")
+        refuse_other_order(state, self._identity())
+        epoch, consumed = saved_epoch(state), state.get("consumed")
         if type(consumed) is not int or consumed % self.global_batch or not 0 <= consumed <= self._cut.end:
             raise ValueError(
                 f"the saved position in the data has consumed={consumed!r}: it must be a multiple of the global "

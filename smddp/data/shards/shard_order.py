@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from smddp.data.formats.record import RawRecord
-from smddp.data.order.data_order import Tail
+from smddp.data.order.data_order import Tail, refuse_other_order
 from smddp.data.order.sampler import ElasticSampler, EvaluationSampler
 from smddp.data.shards.dataset import ShardedDataset
 from smddp.data.shards.interleave import ALGORITHM, Interleave, read_micro_batches, shares_of
@@ -216,12 +216,8 @@ class ShardOrder:
         has_other_lanes = own.keys() <= state.keys() and (
             self._place.host_change(state) is not None or state.get("global_batch") != self.global_batch
         )
-        for name, here in own.items():
-            if not has_other_lanes and state.get(name) != here:
-                raise ValueError(
-                    f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}: "
-                    f"the samples would come in another order; resume with the same {name}, or start a new run"
-                )
+        if not has_other_lanes:
+            refuse_other_order(state, own)
         self._place.load_state_dict({name: value for name, value in state.items() if name not in own})
 
     def _identity(self) -> dict[str, Any]:
