@@ -22,6 +22,8 @@ from smddp.errors import ClusterError
 
 _INDICES = ("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "PAI_TASK_INDEX")
 
+_HOST_IP = re.compile(r"PAI_HOST_IP_(.+)_\d+")
+
 _OWN_LABELS = frozenset({"ssh", "http"})
 """Ports that OpenPAI uses itself."""
 
@@ -65,9 +67,6 @@ def _role(environment: Environment, evidence: str) -> str:
             "PAI_CURRENT_TASK_ROLE_NAME to that of this process."
         )
     return roles[0]
-
-
-_HOST_IP = re.compile(r"PAI_HOST_IP_(.+)_\d+")
 
 
 def _count(environment: Environment, role: str, evidence: str) -> EnvValue[int]:

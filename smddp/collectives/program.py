@@ -20,6 +20,8 @@ from smddp.distributed import Membership, join, leave
 logger = logging.getLogger(__name__)
 
 _WIDTH = 110  # if the output is no terminal
+_RESULTS = {True: "right", False: "[bold red]WRONG[/]", None: ""}
+_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -81,18 +83,12 @@ def settings(membership: Membership) -> list[Setting]:
 
 
 def _report(measurements: list[Measurement], options: Options) -> None:
-    from rich.console import Console  # rank 0 alone needs it
-
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     _print_table(measurements, console)
     if options.json_lines is not None:
         _write_json(measurements, Path(options.json_lines))
     if options.plot is not None:
         _write_plot(measurements, Path(options.plot))
-
-
-_RESULTS = {True: "right", False: "[bold red]WRONG[/]", None: ""}
-_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def format_size(size: int) -> str:

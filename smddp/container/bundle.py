@@ -37,6 +37,8 @@ MAX_NAME_BYTES = 1024
 _HEADER_BYTES = 4096  # more than a member's header and padding
 _SPECIAL_BITS = 0o6000  # setuid, setgid
 _PIECE = 2**20  # bytes copied at a time
+_MOST_TURNS = 40
+"""The number of links that Linux itself follows for one name."""
 
 
 def unpack(archive: Path, directory: Path, *, name: str, most_bytes: int | None = None) -> None:
@@ -192,13 +194,6 @@ def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-# Resolves the symbolic links of a bundle in the table of its members, without reading the disk.
-#
-# Each link is followed once and cached, and no further than Linux would: the work is proportional to the links' length.
-_MOST_TURNS = 40
-"""The number of links that Linux itself follows for one name."""
-
-
 class _RefusedLinkError(Exception):
     """The link at a path leads outside the tree, or through too many links."""
 
@@ -211,7 +206,8 @@ class _RefusedLinkError(Exception):
 def _check_links(links: Mapping[PurePosixPath, str]) -> None:
     """Check that all links, given as relative targets by path, stay in the tree; raise RefusedLinkError otherwise.
 
-    A path has no link among its parents. A chain of more than `_MOST_TURNS` links is refused, too.
+    A path has no link among its parents. A chain of more than `_MOST_TURNS` links is refused, too. The disk is not
+    read. Each link is followed once and cached, so the work is proportional to the links' length.
     """
     table = _Table({str(path): target for path, target in links.items()})
     for path in table.links:

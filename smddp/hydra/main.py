@@ -28,6 +28,8 @@ from smddp.hydra.composed import (
 from smddp.job import Job
 from smddp.training.run import run_with_config
 
+_SHOW = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion"}
+
 
 def main(
     config_path: str | None = None,
@@ -132,9 +134,6 @@ def _absolute(config_path: str | None, directory: Path) -> str | None:
     if config_path is None or config_path.startswith("pkg://"):
         return config_path
     return str((directory / config_path).resolve())
-
-
-_SHOW = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

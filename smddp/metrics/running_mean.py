@@ -11,6 +11,8 @@ from torch import Tensor
 
 from smddp.distributed import Membership, current_membership, sum_over_ranks
 
+Reduce = Literal["mean", "sum", "max"]
+
 
 class RunningMean:
     """A mean of the values of all ranks; ``Trainer(state={"train_loss": mean})`` saves it in the checkpoints.
@@ -92,9 +94,6 @@ class RunningMean:
         assert self._own is not None
         count = torch.full((), self._own_count, dtype=torch.float64, device=self._own.device)
         return torch.stack([self._own, count])
-
-
-Reduce = Literal["mean", "sum", "max"]
 
 
 def check_reduce(reduce: str | None) -> None:

@@ -30,6 +30,9 @@ Serializer = Literal["safetensors", "cloudpickle"]
 """The format of values: safetensors and JSON, or a pickle, which runs code when it is loaded."""
 SERIALIZERS: tuple[Serializer, ...] = get_args(Serializer)
 
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+"""The version of this Python."""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -101,7 +104,3 @@ class SentCall:
             raise RemoteFunctionError(
                 "the result is not the one that the job has written: its archive in S3 was changed. It was not loaded"
             )
-
-
-PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-"""The version of this Python."""

@@ -21,7 +21,6 @@ from smddp.storage.s3_errors import MISSING, S3_ERRORS, Refusal, Retries, code_o
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-
 T = TypeVar("T")
 
 PART_SIZE = 8 * 2**20
@@ -31,6 +30,10 @@ CONNECTIONS = 10
 network."""
 PATIENCE = 120.0
 """Seconds without a byte before a request fails."""
+
+_CONNECT_SECONDS = 10.0
+_MOST_CONNECTIONS = 64
+"""Connections kept open between requests, at most."""
 
 _MARKERS: Mapping[str, Mapping[str, str]] = {
     "list_objects_v2": {"ContinuationToken": "NextContinuationToken"},
@@ -178,22 +181,15 @@ class _State:
     free: threading.BoundedSemaphore
 
 
-# The S3 client: boto3's, with every wait bounded.
-#
-# boto3 finds credentials, region and endpoint as usual: in the role, the environment (AWS_REGION, AWS_ENDPOINT_URL_S3,
-# AWS_PROFILE) or the configuration files. The AWS CRT is not used: its transfers ignore the configured endpoint
-# (boto/boto3#4839), it hangs after a fork, and it is not faster (benchmarks/s3_transfer.py).
-_MOST_CONNECTIONS = 64
-"""Connections kept open between requests, at most."""
-
-_CONNECT_SECONDS = 10.0
-
-
 def connect(*, timeout: float = 30.0) -> S3Client:
     """Create a client without retries of its own (see `smddp.storage.s3_errors`).
 
     `timeout` is the seconds to wait for the next bytes, or to send the next mebibyte; connecting takes ten at most.
     Raise BotoCoreError if the AWS configuration is invalid.
+
+    boto3 finds credentials, region and endpoint as usual: in the role, the environment (AWS_REGION,
+    AWS_ENDPOINT_URL_S3, AWS_PROFILE) or the configuration files. The AWS CRT is not used: its transfers ignore the
+    configured endpoint (boto/boto3#4839), it hangs after a fork, and it is not faster (benchmarks/s3_transfer.py).
     """
     config = Config(
         connect_timeout=min(timeout, _CONNECT_SECONDS),

@@ -33,11 +33,15 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef, MultipartUploadTypeDef
 
-
 logger = logging.getLogger(__name__)
 
 MOST_PARTS = 10_000
 """Parts of one object: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
+
+_PIECE = 2**20
+"""Bytes per socket write. Smaller writes cost time in Python; a larger one must finish within the timeout."""
+_COPIED = 2**16
+"""Bytes. Smaller pieces are joined: a copy costs less than a separate write."""
 
 _OVER = {"NoSuchUpload"}
 
@@ -191,12 +195,6 @@ def _failure_as_warning() -> Iterator[None]:
         yield
     except SmddpError as error:
         logger.warning("%s", error)
-
-
-_PIECE = 2**20
-"""Bytes per socket write. Smaller writes cost time in Python; a larger one must finish within the timeout."""
-_COPIED = 2**16
-"""Bytes. Smaller pieces are joined: a copy costs less than a separate write."""
 
 
 class Body:

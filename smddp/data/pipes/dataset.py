@@ -22,6 +22,9 @@ from smddp.job.channels import Input
 Format = Literal["jsonl", "tar", "recordio"]
 """The format of the objects: lines of JSON, tar files one after the other, or RecordIO records."""
 
+_PIECE_SECONDS = 0.1
+"""Seconds that a read waits before it checks `is_abandoned` again."""
+
 _READERS = {"jsonl": JsonLinesReader, "tar": TarReader, "recordio": RecordIOReader}
 
 
@@ -97,10 +100,6 @@ class PipeDataset:
         pipe = _open_pipe(path, wait_seconds=self.wait_seconds, is_abandoned=is_abandoned)
         reader = _READERS[self._format](pipe, name=path.name, largest_record=self._largest_record)
         return cast("RecordReader", reader)
-
-
-_PIECE_SECONDS = 0.1
-"""How long a read waits before it checks `is_abandoned` again."""
 
 
 def _open_pipe(path: Path, *, wait_seconds: float, is_abandoned: Callable[[], bool] = lambda: False) -> io.RawIOBase:
