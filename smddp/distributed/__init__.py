@@ -1,6 +1,5 @@
 """The ranks of a job together: joining and leaving the process group, and their collectives and agreements."""
 
-from smddp.distributed.agreement import Agreement, Decision, StopQuestion
 from smddp.distributed.collectives import (
     gather_over_ranks,
     sum_numbers_over_ranks,
@@ -10,7 +9,7 @@ from smddp.distributed.ddp_options import DDPOptions, PowerSGD
 from smddp.distributed.device import cast, move
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
-from smddp.distributed.ranks import PeerFailedError, Ranks
+from smddp.distributed.ranks import Agreement, Decision, PeerFailedError, Ranks, StopQuestion
 from smddp.distributed.replica import Replica, tensors_of
 from smddp.distributed.script_ranks import detect_cluster
 

@@ -123,7 +123,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             again = isinstance(error, UnguardedScriptError)
             _record(output_dir, failure_report.describe(error, cluster), keep_longer=again)
             return 1
-        question = StopQuestion(membership, stop_signal)
+        question = StopQuestion(membership.ranks, stop_signal)
         answer_stop_question(question)
         watching.callback(answer_stop_question, None)
         work = partial(main, **arguments)

@@ -71,7 +71,7 @@ class SaveSchedule:
         self._is_main = membership.cluster.is_main
         self._policy = policy
         self._every = policy.every if isinstance(policy.every, int) else None
-        self._agreement = Agreement(membership, stop_signal, save_seconds=policy.seconds)
+        self._agreement = Agreement(membership.ranks, stop_signal, save_seconds=policy.seconds)
         self._auto: AutoInterval | None = None
         if policy.every == "auto" and self._is_main:  # only rank 0's clock counts
             self._auto = AutoInterval(policy.seconds_between_failures(membership.cluster.node_count))

@@ -191,7 +191,7 @@ del sparse, alone
 
 # Agreement: only rank 1 was told to stop, and both agree on the same step
 stop = StopSignal()
-agreement = Agreement(membership, stop)
+agreement = Agreement(membership.ranks, stop)
 asked = []
 for step in range(1, 200):
     stop.requested = rank == 1 and step >= 20

@@ -44,7 +44,7 @@ def train(job):
     assert membership.ranks.from_rank(1, rank if rank == 1 else None) == 1
     stop = StopSignal()
     stop.requested = rank == 1
-    assert Agreement(membership, stop).decide(1).stop
+    assert Agreement(membership.ranks, stop).decide(1).stop
     model = torch.nn.Linear(1, 1)
     policy = smddp.CheckpointPolicy(every=3)
     trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.01), checkpoints=policy)

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import smddp
-from smddp.distributed import agreement
+from smddp.distributed import ranks
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training.precision import without_precision
 
@@ -192,7 +192,7 @@ def differences(expected: dict[str, Tensor], found: dict[str, Tensor]) -> list[s
 
 def main(job: smddp.Job) -> None:
     ticks = itertools.count()
-    agreement.time = SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6)  # the ranks look up after every other step
+    ranks.time = SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6)  # the ranks look up after every other step
     for number, row in enumerate(CASES):
         expected, skipped = by_hand(Case(row), job.cluster.rank, job.cluster.world_size)
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from smddp import CheckpointPolicy, Trainer
-from smddp.distributed import agreement, leave
+from smddp.distributed import leave, ranks
 from smddp.job import Job
 from smddp.metrics import CsvFile, Status, TrackedRun, Tracker
 from smddp.process.preemption import Stopped, stop_signal
@@ -23,7 +23,7 @@ from smddp.training.active_runs import active_runs
 @pytest.fixture(autouse=True)
 def _slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks look up after each step where steps are slow."""
-    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=itertools.count().__next__))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from smddp.checkpoint import Manifest, list_checkpoints
 from smddp.data import ElasticSampler
 from smddp.data.pipes import PipeDataset
 from smddp.data.shards import ShardedDataset
-from smddp.distributed import agreement
+from smddp.distributed import ranks
 from smddp.job import Job
 from smddp.job.channels import Input
 from smddp.process.preemption import Stopped, stop_signal
@@ -29,7 +29,7 @@ SAMPLES = 40
 def _fast_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """How often ranks look up depends on how fast they are: here always very fast."""
     ticks = itertools.count()
-    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6))
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: next(ticks) * 1e-6))
 
 
 def dataset() -> TensorDataset:

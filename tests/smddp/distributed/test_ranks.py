@@ -3,17 +3,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
-import smddp.distributed.agreement
-from smddp.cluster import Cluster
-from smddp.distributed import Agreement, Membership
+import smddp.distributed.ranks
+from smddp.distributed import Agreement, Ranks
 from smddp.process.preemption import StopSignal
 
 
 @pytest.fixture
-def alone(make_cluster: Callable[[int, int], Cluster]) -> Membership:
-    return Membership(cluster=make_cluster(0, 1), backend="gloo", device=torch.device("cpu"), store=None)
+def alone() -> Ranks:
+    return Ranks(rank=0, world_size=1)
 
 
 class Clock:
@@ -29,7 +27,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(smddp.distributed.agreement, "time", clock)
+    monkeypatch.setattr(smddp.distributed.ranks, "time", clock)
     return clock
 
 
@@ -43,7 +41,7 @@ def steps_that_ask(agreement: Agreement, clock: Clock, until: int, seconds: floa
     return asked
 
 
-def test_fast_steps_ask_ever_more_rarely_up_to_a_bound(alone: Membership, clock: Clock) -> None:
+def test_fast_steps_ask_ever_more_rarely_up_to_a_bound(alone: Ranks, clock: Clock) -> None:
     asked = steps_that_ask(Agreement(alone, StopSignal()), clock, until=1000, seconds=0.001)
 
     gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
@@ -51,11 +49,11 @@ def test_fast_steps_ask_ever_more_rarely_up_to_a_bound(alone: Membership, clock:
     assert max(gaps) == 50
 
 
-def test_slow_steps_ask_about_four_times_a_second(alone: Membership, clock: Clock) -> None:
+def test_slow_steps_ask_about_four_times_a_second(alone: Ranks, clock: Clock) -> None:
     assert steps_that_ask(Agreement(alone, StopSignal()), clock, until=16, seconds=0.08) == [1, 3, 6, 9, 12, 15]
 
 
-def test_steps_that_become_slow_are_asked_more_often(alone: Membership, clock: Clock) -> None:
+def test_steps_that_become_slow_are_asked_more_often(alone: Ranks, clock: Clock) -> None:
     agreement = Agreement(alone, StopSignal())
     steps_that_ask(agreement, clock, until=200, seconds=0.001)
     step = agreement.next_step
@@ -64,7 +62,7 @@ def test_steps_that_become_slow_are_asked_more_often(alone: Membership, clock: C
     assert agreement.next_step == step + 1
 
 
-def test_a_stop_is_decided_and_so_is_a_checkpoint_by_the_clock(alone: Membership, clock: Clock) -> None:
+def test_a_stop_is_decided_and_so_is_a_checkpoint_by_the_clock(alone: Ranks, clock: Clock) -> None:
     stop = StopSignal()
     agreement = Agreement(alone, stop, save_seconds=60)
 
@@ -79,7 +77,7 @@ def test_a_stop_is_decided_and_so_is_a_checkpoint_by_the_clock(alone: Membership
     assert [first.stop, second.stop, third.stop] == [False, False, True]
 
 
-def test_the_clock_may_change_its_interval(alone: Membership, clock: Clock) -> None:
+def test_the_clock_may_change_its_interval(alone: Ranks, clock: Clock) -> None:
     agreement = Agreement(alone, StopSignal(), save_seconds=60)
     clock.now += 30
     assert not agreement.decide(1).save
@@ -89,7 +87,7 @@ def test_the_clock_may_change_its_interval(alone: Membership, clock: Clock) -> N
     assert not agreement.decide(3).save
 
 
-def test_a_rank_alone_decides_what_it_knows(alone: Membership) -> None:
+def test_a_rank_alone_decides_what_it_knows(alone: Ranks) -> None:
     stop = StopSignal()
     agreement = Agreement(alone, stop)
     assert not agreement.decide(1).failed
@@ -108,7 +106,7 @@ from smddp.process.preemption import StopSignal
 membership = smddp.join()
 rank = membership.cluster.rank
 stop = StopSignal()
-agreement = Agreement(membership, stop, save_seconds=None if rank == 0 else 0.0)  # rank 1's clock does not count
+agreement = Agreement(membership.ranks, stop, save_seconds=None if rank == 0 else 0.0)  # rank 1's clock does not count
 print(agreement.decide(1, stall=0.25 * rank))
 with stop:
     if rank == 1:
@@ -130,7 +128,7 @@ def test_what_one_rank_knows_all_ranks_decide(run_ranks: Callable[..., list[Any]
         assert ended.printed == expected, ended.logged
 
 
-def test_counting_starts_where_a_run_resumed(alone: Membership) -> None:
+def test_counting_starts_where_a_run_resumed(alone: Ranks) -> None:
     agreement = Agreement(alone, StopSignal())
     agreement.start(1000)
     assert agreement.next_step == 1001
@@ -138,7 +136,7 @@ def test_counting_starts_where_a_run_resumed(alone: Membership) -> None:
     assert agreement.next_step == 1003
 
 
-def test_asking_twice_at_one_step_moves_nothing(alone: Membership) -> None:
+def test_asking_twice_at_one_step_moves_nothing(alone: Ranks) -> None:
     agreement = Agreement(alone, StopSignal())
     agreement.decide(1)
     moved = agreement.next_step
