@@ -24,7 +24,7 @@ from smddp.process.leftovers import Leftovers
 from smddp.process.output_lines import Tail
 from smddp.process.preemption import FORWARDED_SIGNALS
 from smddp.process.process_tree import Descendants, reap_children, send_to_those_that_catch
-from smddp.process.program import Program
+from smddp.process.program import Program, start_log
 
 logger = logging.getLogger(__name__)
 
@@ -115,5 +115,5 @@ def _await_group(group: int) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_log()
     sys.exit(run([*SHELL, *sys.argv[1:]], environ=os.environ, directory=Path.cwd(), group=True).code)

@@ -33,7 +33,7 @@ from smddp.process.process_tree import (
     reap_children,
     send_to_those_that_catch,
 )
-from smddp.process.program import forward_signals
+from smddp.process.program import forward_signals, start_log
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--first", required=True, help="the host that runs mpirun")
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_log()
     try:
         code = serve(given.first)
     except DistributedError as error:

@@ -28,7 +28,7 @@ from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
 from smddp.process.output_lines import Tail
 from smddp.process.process_tree import RankStops, find_ranks, send_to_those_that_catch
-from smddp.process.program import Program
+from smddp.process.program import Program, start_log
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_log()
     python = [sys.executable]
     if importlib.util.find_spec("mpi4py") is not None:
         python += ["-m", "mpi4py"]  # an uncaught exception then aborts the other ranks

@@ -27,7 +27,7 @@ from smddp.launch.failure_file import host_name, tell_failure
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
-from smddp.process.program import SIGNAL_SECONDS, forward_signals
+from smddp.process.program import SIGNAL_SECONDS, forward_signals, start_log
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 
 logger = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.stop_with_parent:
         set_parent_death_signal = 1  # linux/prctl.h
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM, 0, 0, 0)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_log()
     is_first_with_file = given.node_rank == 0 and not given.module
     if is_first_with_file and (line := find_spawn_call(Path(given.script))) is not None:
         logger.warning(
