@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # pytest-xdist workers. Half of the time tests wait, for processes of their own and for clocks.
 JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
-.PHONY: demo test test-docker torture lint format docs bench clean
+.PHONY: demo test test-docker torture lint format docs dist bench clean
 
 demo: .venv/demo.stamp  ## train digits on two hosts, through a spot interruption
 	$(BIN)/smddp demo
@@ -43,6 +43,13 @@ format: .venv/dev.stamp
 
 docs: .venv/dev.stamp  ## the site of docs/, in ./site; needs no network to be read
 	$(BIN)/zensical build --strict --clean
+
+DIST ?= dist
+dist: | $(BIN)/python  ## the wheel of the last commit: the same bytes on each machine, shown by SHA-256
+	source=$$(mktemp -d) && trap "rm -rf $$source" EXIT && git archive HEAD | tar -x -C $$source && \
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PIP_CONSTRAINT=$(CURDIR)/constraints.txt \
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-cache-dir --no-deps -w $(DIST) $$source
+	cd $(DIST) && sha256sum smddp-*.whl
 
 bench: .venv/bench.stamp  ## the benchmarks, each against its peers in one run
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
