@@ -79,7 +79,7 @@ def training_request(
     }
     return replace(
         request,
-        ways=((group,),),
+        preferences=((group,),),
         output=FileUri(path=output) if output else request.output,
         members={**request.members, **shown},
         files=LocalFiles(

@@ -71,7 +71,7 @@ class Contents:
                 f"source_dir, dependencies: smddp needs {taken[0]} in the bundle itself. Rename yours."
             )
         files |= more
-        _require_places(files)
+        _require_outputs(files)
         is_source = not needs and not more and all(path.endswith(CACHE) for path in stays)
         if told := [path for path in stays if not path.endswith(CACHE)]:
             logger.info("left out of the bundle: %s", _listed(told))
@@ -98,7 +98,7 @@ def _text(file: Path | bytes) -> str:
         raise EstimatorError(f"source_dir, dependencies: {file!s} can't be read as text: {fault}") from fault
 
 
-def _require_places(files: Mapping[str, object]) -> None:
+def _require_outputs(files: Mapping[str, object]) -> None:
     for name in files:
         if above := next((str(path) for path in PurePosixPath(name).parents if str(path) in files), None):
             raise EstimatorError(

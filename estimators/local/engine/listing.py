@@ -69,14 +69,14 @@ def cut_page(
     A token holds the last record's position in the order, so pages stay correct while records come and go.
     """
     descending = request.get("SortOrder") == "Descending"
-    placed = sorted(
-        ((_place(record, member, name), record) for record in records), key=itemgetter(0), reverse=descending
+    keyed = sorted(
+        ((_sort_key(record, member, name), record) for record in records), key=itemgetter(0), reverse=descending
     )
     if "NextToken" in request:
         last = _read_token(request["NextToken"])
-        placed = [(place, record) for place, record in placed if (place < last if descending else place > last)]
-    page = placed[: request.get("MaxResults", DEFAULT_PAGE)]
-    return [record for _, record in page], {"NextToken": _token(page[-1][0])} if len(placed) > len(page) else {}
+        keyed = [(key, record) for key, record in keyed if (key < last if descending else key > last)]
+    page = keyed[: request.get("MaxResults", DEFAULT_PAGE)]
+    return [record for _, record in page], {"NextToken": _token(page[-1][0])} if len(keyed) > len(page) else {}
 
 
 def _is_in_time(job: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
@@ -89,7 +89,7 @@ def _is_in_time(job: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
     return True
 
 
-def _place(record: Mapping[str, Any], member: str, name: str) -> tuple[str, float, str]:
+def _sort_key(record: Mapping[str, Any], member: str, name: str) -> tuple[str, float, str]:
     """Return a record's sort key: a text, then a number (one of the two is empty), then its name."""
     value = record.get(member)
     if isinstance(value, datetime):
@@ -99,8 +99,8 @@ def _place(record: Mapping[str, Any], member: str, name: str) -> tuple[str, floa
     return ("" if value is None else str(value), 0.0, record[name])
 
 
-def _token(place: tuple[str, float, str]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+def _token(key: tuple[str, float, str]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(key).encode()).decode()
 
 
 def _read_token(token: str) -> tuple[str, float, str]:
@@ -126,11 +126,11 @@ def search_records(records: Callable[[str], Iterable[Mapping[str, Any]]], reques
     expression, sort_by = request.get("SearchExpression", {}), request.get("SortBy", "LastModifiedTime")
     name = f"{_RESULTS[resource]}Name"
     found = [
-        {"record": record, "place": _find(record, sort_by), name: record[name]}
+        {"record": record, "key": _find(record, sort_by), name: record[name]}
         for record in records(resource)
         if _satisfies(record, expression)
     ]
-    page, token = cut_page(found, "place", {"SortOrder": "Descending"} | dict(request), name=name)
+    page, token = cut_page(found, "key", {"SortOrder": "Descending"} | dict(request), name=name)
     return {"Results": [{_RESULTS[resource]: dict(each["record"])} for each in page], **token}
 
 

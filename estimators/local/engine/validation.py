@@ -46,9 +46,9 @@ def _tell(violation: Violation) -> str:
     """Return AWS's message for a violation that `ParamValidator` does not check."""
     value = violation.value
     path = dotted(violation.path)
-    place = f"{path} (key)" if violation.is_name else path
+    where = f"{path} (key)" if violation.is_name else path
     shown = f"{value}"[:100] if isinstance(value, int | float) else f"'{str(value)[:100]}'"
-    return f"Value {shown} at '{place}' failed to satisfy constraint: Member must {_constraint(violation)}"
+    return f"Value {shown} at '{where}' failed to satisfy constraint: Member must {_constraint(violation)}"
 
 
 def _constraint(violation: Violation) -> str:

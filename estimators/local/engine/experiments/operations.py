@@ -208,12 +208,12 @@ def _tags_of(request: Mapping[str, Any]) -> dict[str, str]:
     return read_tags(request.get("Tags", ()))
 
 
-def _double(value: float, place: str) -> float:
+def _double(value: float, where: str) -> float:
     """Return a JSON number, which has no bounds, as a finite double; raise ApiError if it is too large."""
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise invalid(f"{place}: the number is larger than a double holds; give a finite one.")
+        raise invalid(f"{where}: the number is larger than a double holds; give a finite one.")
     return number

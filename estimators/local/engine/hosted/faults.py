@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from estimators.local.chaos import Chaos, JobFault, LoseHost, NoCapacity, Reclaim
 from estimators.local.engine.errors import ApiError, FailedJobError
 from estimators.local.engine.hosted.record import HostedRecord
-from estimators.local.engine.hosted.request import Ways
+from estimators.local.engine.hosted.request import Preferences
 from estimators.local.engine.hosts import InstanceGroup
 from estimators.metric_definition import MetricDefinition, pieces, regex_of_line
 
@@ -36,12 +36,12 @@ class JobFaults:
         self._attempt: AttemptFaults | None = None
         self._lacking: NoCapacity | None = None
 
-    def allocate(self, ways: Ways, say: Callable[[str], None]) -> tuple[InstanceGroup, ...]:
+    def allocate(self, preferences: Preferences, say: Callable[[str], None]) -> tuple[InstanceGroup, ...]:
         """Return the first of the alternative instance groups that has capacity, else the last one.
 
         ``say`` logs each alternative passed over.
         """
-        *preferred, last = ways
+        *preferred, last = preferences
         for groups in preferred:
             lacking = self._meet_lack_of(groups)
             if lacking is None:

@@ -215,7 +215,7 @@ class EarlierLogs:
         # before the store's lock.
         self._lock = threading.Lock()
         self._jobs = set(store.jobs_with_lines(group))
-        self._until = store.place()  # later lines, of jobs that go on, are sent as they come
+        self._until = store.last_position()  # later lines, of jobs that go on, are sent as they come
 
     def bring(self, streams: str) -> None:
         """Return once all streams whose names, ``JOB/HOST-TIME``, begin with ``streams`` are in CloudWatch."""

@@ -25,7 +25,7 @@ _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 1024
 """Well below Linux's 4096: the directory is inside another one on this machine, and has files in it."""
 
-Ways = tuple[tuple[InstanceGroup, ...], ...]
+Preferences = tuple[tuple[InstanceGroup, ...], ...]
 _CHANNELS = "/opt/ml/input/data"
 
 
@@ -60,7 +60,7 @@ class HostedRequest:
     image: str
     members: Mapping[str, Any]
     """The request itself, for descriptions."""
-    ways: Ways
+    preferences: Preferences
     """Alternative instance groups in order of preference: only one, unless the job has InstancePreferences."""
     channels: tuple[InputChannel, ...]
     network_isolation: bool
@@ -87,17 +87,17 @@ class HostedRequest:
     @property
     def groups(self) -> tuple[InstanceGroup, ...]:
         """The instance groups of its hosts: the most preferred ones."""
-        return self.ways[0]
+        return self.preferences[0]
 
 
-def read_faults(tags: Mapping[str, str], ways: Ways, *, spot: bool = False) -> tuple[JobFault, ...]:
+def read_faults(tags: Mapping[str, str], preferences: Preferences, *, spot: bool = False) -> tuple[JobFault, ...]:
     """Return the faults of a job's tag; raise ApiError for a fault that the job's attempts can't meet."""
     try:
         faults = require_job_faults(parse(tags.get(TAG, "")))
     except ValueError as error:
         raise invalid(f"Tags: {TAG}: {error}") from None
-    hosts = max(([host.name for host in name_hosts(groups)] for groups in ways), key=len)
-    types = {group.instance_type for groups in ways for group in groups}
+    hosts = max(([host.name for host in name_hosts(groups)] for groups in preferences), key=len)
+    types = {group.instance_type for groups in preferences for group in groups}
     for fault in faults:
         if isinstance(fault, Reclaim) and not spot:
             raise invalid(f"Tags: {TAG}: {fault}: only spot jobs are reclaimed. Set EnableManagedSpotTraining.")

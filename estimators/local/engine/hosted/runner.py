@@ -117,7 +117,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
         """Run one attempt, from new hosts to their end; return whether the job is finished."""
         remove_tree(self._directory)
         passed_over: list[str] = []
-        groups = self._faults.allocate(self._request.ways, passed_over.append)
+        groups = self._faults.allocate(self._request.preferences, passed_over.append)
         hosts = name_hosts(groups)
         roots = {host.name: self._directory / host.name for host in hosts}
         logs = {host.name: self._log(host) for host in hosts}
@@ -161,7 +161,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
                 self._job.enter(states.DOWNLOADING)
                 for host in hosts:
                     self._lay_out(hosts, host, trees[host.name].root, cluster)
-                self._require_places()  # fail before the program runs, not after
+                self._require_outputs()  # fail before the program runs, not after
                 inputs.bring(cancelled=self._job.must_end)
                 self._syncs = list(self._make_syncs(trees))
                 for log in logs.values():
@@ -205,7 +205,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
         """Make one host's /opt/ml, without its input from S3."""
 
     @abc.abstractmethod
-    def _require_places(self) -> None:
+    def _require_outputs(self) -> None:
         """Raise FailedJobError if one of the job's output locations can't be written to."""
 
     @abc.abstractmethod

@@ -49,13 +49,13 @@ class ProcessingRequest(HostedRequest):
         application = members["AppSpecification"]
         channels, outputs = tuple(_channels(members)), tuple(_outputs(members))
         _refuse_shared_paths(channels, outputs)
-        ways = ((_group(members["ProcessingResources"]["ClusterConfig"]),),)
+        preferences = ((_group(members["ProcessingResources"]["ClusterConfig"]),),)
         tags = read_tags(members.get("Tags", ()))
         return cls(
             name=members["ProcessingJobName"],
             image=application["ImageUri"],
             members=members,
-            ways=ways,
+            preferences=preferences,
             channels=channels,
             outputs=outputs,
             network_isolation=members.get("NetworkConfig", {}).get("EnableNetworkIsolation", False),
@@ -64,7 +64,7 @@ class ProcessingRequest(HostedRequest):
             arguments=tuple(application.get("ContainerArguments", ())),
             environment=members.get("Environment", {}),
             tags=tags,
-            faults=read_faults(tags, ways),
+            faults=read_faults(tags, preferences),
         )
 
 

@@ -20,7 +20,7 @@ from estimators.local.engine.hosts import Host
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.processing.request import RULES, ProcessingRequest
 from estimators.local.engine.transfers.folder_sync import FolderSync
-from estimators.local.engine.transfers.objects import require_place
+from estimators.local.engine.transfers.objects import require_writable
 from estimators.local.executors import HostCluster, inherited_environment
 from smddp.container.requirements import activated, make_environment
 
@@ -74,9 +74,9 @@ class ProcessingRunner(HostedRunner[ProcessingRequest]):
         if self._own_python:
             _make_python_environment(root)
 
-    def _require_places(self) -> None:
+    def _require_outputs(self) -> None:
         for output in self._request.outputs:
-            require_place(self._platform.s3, output.uri, "S3Output")
+            require_writable(self._platform.s3, output.uri, "S3Output")
 
     def _make_syncs(self, trees: Mapping[str, HostTree]) -> Iterator[FolderSync]:
         self._trees = trees

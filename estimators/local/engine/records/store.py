@@ -153,15 +153,15 @@ class RecordStore:
             return None
 
     def lines(self, group: str, job: str, *, until: int) -> Iterator[StoredLine]:
-        """Yield the lines of a job's log up to a `place`, in the order they came."""
+        """Yield the lines of a job's log up to a position, in the order they came."""
         after = 0
         while rows := self._query(_PAGE_OF_LINES, group, job, after, until, _PAGE):
             yield from (StoredLine(*row) for _, *row in rows)
             after = rows[-1][0]
 
-    def place(self) -> int:
+    def last_position(self) -> int:
         """Return the position of the newest line of all jobs, 0 without lines."""
-        return next((place or 0 for (place,) in self._query("SELECT max(rowid) FROM lines")), 0)
+        return next((position or 0 for (position,) in self._query("SELECT max(rowid) FROM lines")), 0)
 
     def jobs_with_lines(self, group: str) -> list[str]:
         """Return the names of the jobs that have lines in a log group."""

@@ -16,9 +16,9 @@ from estimators.local.engine.errors import ApiError, invalid, refuse
 from estimators.local.engine.hosted.request import (
     ML_ROOT,
     HostedRequest,
+    Preferences,
     Rule,
     Support,
-    Ways,
     parse_uri,
     read_faults,
     require_path,
@@ -65,13 +65,13 @@ class TrainingRequest(HostedRequest):
         """Check and read a request; raise ApiError if AWS or the local platform would refuse it."""
         members = copy.deepcopy(check_request("CreateTrainingJob", request))
         refuse(broken_rules(members))
-        algorithm, ways = _algorithm(members), _ways(members)
+        algorithm, preferences = _algorithm(members), _preferences(members)
         output, condition = members["OutputDataConfig"], members.get("StoppingCondition", {})
         return cls(
             name=members["TrainingJobName"],
             image=algorithm["TrainingImage"],
             members=members,
-            ways=ways,
+            preferences=preferences,
             channels=tuple(_channels(members, algorithm["TrainingInputMode"])),
             checkpoints=_synced(members, "CheckpointConfig", "Checkpoint"),
             tensorboard=_synced(members, "TensorBoardOutputConfig", "TensorBoard"),
@@ -84,7 +84,7 @@ class TrainingRequest(HostedRequest):
             network_isolation=members.get("EnableNetworkIsolation", False),
             max_runtime=condition.get("MaxRuntimeInSeconds", DEFAULT_MAX_RUNTIME),
             max_wait=condition.get("MaxWaitTimeInSeconds"),
-            max_pending=condition.get("MaxPendingTimeInSeconds") if _may_be_accelerated(ways) else None,
+            max_pending=condition.get("MaxPendingTimeInSeconds") if _may_be_accelerated(preferences) else None,
             max_retries=members.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0),
             entrypoint=tuple(algorithm.get("ContainerEntrypoint", ())),
             arguments=tuple(algorithm.get("ContainerArguments", ())),
@@ -95,7 +95,7 @@ class TrainingRequest(HostedRequest):
             environment=members.get("Environment", {}),
             hyperparameters=members.get("HyperParameters", {}),
             tags=(tags := read_tags(members.get("Tags", ()))),
-            faults=read_faults(tags, ways, spot=members.get("EnableManagedSpotTraining", False)),
+            faults=read_faults(tags, preferences, spot=members.get("EnableManagedSpotTraining", False)),
         )
 
     @property
@@ -113,11 +113,11 @@ def _algorithm(members: Mapping[str, Any]) -> Mapping[str, Any]:
     return algorithm
 
 
-def _ways(members: Mapping[str, Any]) -> Ways:
+def _preferences(members: Mapping[str, Any]) -> Preferences:
     resources = members["ResourceConfig"]
     alone = {"InstanceGroupName": HOMOGENEOUS, **resources}
     preferred = [[{**alone, **each}] for each in resources.get("InstancePreferences", ())]
-    ways = tuple(
+    preferences = tuple(
         tuple(
             InstanceGroup(
                 name=group["InstanceGroupName"], instance_type=group["InstanceType"], count=group["InstanceCount"]
@@ -126,19 +126,19 @@ def _ways(members: Mapping[str, Any]) -> Ways:
         )
         for groups in preferred or [resources.get("InstanceGroups") or [alone]]
     )
-    if (total := max(sum(group.count for group in groups) for groups in ways)) > MAX_HOSTS:
+    if (total := max(sum(group.count for group in groups) for groups in preferences)) > MAX_HOSTS:
         raise ApiError(
             "ResourceLimitExceeded", f"The job asks for {total} instances; the local platform runs {MAX_HOSTS} at most."
         )
-    return ways
+    return preferences
 
 
-def _may_be_accelerated(ways: Ways) -> bool:
+def _may_be_accelerated(preferences: Preferences) -> bool:
     """Return whether one of the instance types has GPUs or Trainium: MaxPendingTimeInSeconds counts for those only.
 
     https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StoppingCondition.html
     """
-    return any(group.instance_type.startswith(("ml.p", "ml.g", "ml.trn")) for groups in ways for group in groups)
+    return any(group.instance_type.startswith(("ml.p", "ml.g", "ml.trn")) for groups in preferences for group in groups)
 
 
 def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[InputChannel]:
@@ -193,7 +193,7 @@ def _synced(members: Mapping[str, Any], member: str, what: str) -> SyncedFolder 
     config = members.get(member)
     if config is None:
         return None
-    place, default, below_job = _SYNCED[member]
+    uri_member, default, below_job = _SYNCED[member]
     path = PurePosixPath(config.get("LocalPath", default))
     below = path.relative_to(ML_ROOT) if path.is_relative_to(ML_ROOT) else PurePosixPath()
     if not below.parts or ".." in below.parts or below.parts[0] == "input":
@@ -202,7 +202,7 @@ def _synced(members: Mapping[str, Any], member: str, what: str) -> SyncedFolder 
             f"not below {ML_ROOT}/input, such as {default}."
         )
     require_path(path, f"{member}.LocalPath")
-    uri = parse_uri(config[place], f"{member}.{place}")
+    uri = parse_uri(config[uri_member], f"{member}.{uri_member}")
     return SyncedFolder(
         what=what, uri=uri.below(f"{members['TrainingJobName']}/{below_job}") if below_job else uri, path=below
     )

@@ -19,7 +19,7 @@ from estimators.local.engine.hosts import Host
 from estimators.local.engine.training.request import RULES, TrainingRequest
 from estimators.local.engine.transfers.artifacts import upload_model, upload_output
 from estimators.local.engine.transfers.folder_sync import CheckpointSync, FolderSync, SyncedFolder
-from estimators.local.engine.transfers.objects import require_place
+from estimators.local.engine.transfers.objects import require_writable
 from estimators.local.executors import HostCluster
 
 
@@ -39,10 +39,10 @@ class TrainingRunner(HostedRunner[TrainingRequest]):
     def _lay_out(self, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
         lay_out(self._request, hosts, host, root, cluster)
 
-    def _require_places(self) -> None:
-        require_place(self._platform.s3, self._request.output, "S3OutputPath")
+    def _require_outputs(self) -> None:
+        require_writable(self._platform.s3, self._request.output, "S3OutputPath")
         for folder in self._only_written():
-            require_place(self._platform.s3, folder.uri, f"{folder.what} output")
+            require_writable(self._platform.s3, folder.uri, f"{folder.what} output")
 
     def _make_syncs(self, trees: Mapping[str, HostTree]) -> Iterator[FolderSync]:
         if (folder := self._request.checkpoints) is not None:

@@ -97,7 +97,7 @@ def explaining(what: str, uri: S3Uri | FileUri) -> Iterator[None]:
         raise FailedJobError(f"{head}: {error.strerror or error}{where}") from error
 
 
-def require_place(s3: S3Client, uri: S3Uri | FileUri, what: str) -> None:
+def require_writable(s3: S3Client, uri: S3Uri | FileUri, what: str) -> None:
     """Raise FailedJobError if nothing can be put at ``uri``: its bucket is absent, or its directory not writable."""
     with explaining(what, uri):
         if isinstance(uri, S3Uri):

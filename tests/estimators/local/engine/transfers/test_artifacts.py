@@ -15,7 +15,7 @@ import pytest
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.transfers.artifacts import upload_model, upload_output
-from estimators.local.engine.transfers.objects import FileUri, S3Uri, require_place, upload
+from estimators.local.engine.transfers.objects import FileUri, S3Uri, require_writable, upload
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
 
@@ -182,7 +182,7 @@ def test_a_directory_of_this_machine_takes_them_too(roots: list[Path], trees: li
     longest = "p" * 255
     (roots[0] / "output" / "data" / longest).write_text("2")
     place, s3 = FileUri(path=tmp_path / "to" / "come"), object()
-    require_place(s3, place, "S3OutputPath")  # type: ignore[arg-type]  # no S3 is asked
+    require_writable(s3, place, "S3OutputPath")  # type: ignore[arg-type]  # no S3 is asked
     assert not place.path.exists()
     archive = upload_model(s3, trees, place, tmp_path, compressed=True)  # type: ignore[arg-type]
     assert archive == f"file://{place.path}/model.tar.gz"
@@ -217,4 +217,4 @@ def test_of_two_jobs_that_leave_a_file_in_one_place_at_once_one_is_there_whole(
 def test_what_is_no_directory_is_refused_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FailedJobError, match=f"no directory that you can write to .{tmp_path}/file"):
-        require_place(object(), FileUri(path=tmp_path / "file" / "out"), "S3OutputPath")  # type: ignore[arg-type]
+        require_writable(object(), FileUri(path=tmp_path / "file" / "out"), "S3OutputPath")  # type: ignore[arg-type]
