@@ -1,4 +1,7 @@
-"""The API's own limits on a parameter: lengths, patterns, counts, types.
+"""The API's own limits: of a single parameter, and of the finished request, which has more than the parameters.
+
+The request also shows the names and hyperparameters that the SDK adds, the contents of its own classes, and members
+that exclude each other; its problems are reported in the Estimator's parameters.
 
 `service_model` finds the violations; this file words them for the Estimator's parameters. Enumerations grow with time,
 so a value unknown to the installed botocore is a warning; AWS refuses every other violation.
@@ -10,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from estimators.problem import Problem, error, nearest, warning
+from estimators.request_rules import broken_rules
 from estimators.service_model import Violation, service_model, size, violations
 
 FIELDS: Mapping[str, str] = {
@@ -119,3 +123,61 @@ def _words(violation: Violation) -> tuple[str, str]:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+Path = tuple[str | int, ...]
+
+_MADE_BY_SDK: Mapping[str, str] = {
+    "TrainingJobName": "base_job_name",
+    "ResourceConfig.InstanceGroups": "instance_groups",
+    "ResourceConfig.InstancePreferences": "instance_preferences",
+    "MlflowConfig": "mlflow_config",
+    "AlgorithmSpecification.TrainingImageConfig": "training_repository_access_mode",
+    "DebugHookConfig": "debugger_hook_config",
+    "DebugRuleConfigurations": "rules",
+    "ProfilerConfig": "profiler_config",
+    "ProfilerRuleConfigurations": "rules",
+    "TensorBoardOutputConfig": "tensorboard_output_config",
+}
+"""The parameter behind each field that the SDK builds; those of `FIELDS` go into the request unchanged."""
+_PARAMETERS: Mapping[Path, str] = {
+    tuple(field.split(".")): parameter
+    for field, parameter in [*((field, name) for name, field in FIELDS.items()), *_MADE_BY_SDK.items()]
+}
+_NOTES: Mapping[str, str] = {
+    "base_job_name": "The SDK makes the job's name of it, or of the image's name: give letters, digits and hyphens.",
+    "hyperparameters": "The SDK adds some of its own (sagemaker_…), which count, too.",
+    "inputs": "A job without channels takes none; the model's channel counts, too.",
+}
+"""Hints for a valid parameter from which the SDK makes an invalid field."""
+_SDKS_MODEL_CHANNEL = "model"
+
+
+def check_form(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what the API's model does not allow in a request, which the SDK made from `arguments`."""
+    for violation in violations(service_model().operation_model("CreateTrainingJob").input_shape, request):
+        parameter, path = _origin(violation.path, request, arguments)
+        problem = told(violation, parameter, path)
+        if problem.severity == "error":  # the parameter's own check has already yielded a warning
+            yield error(parameter, problem.found, f"{_NOTES.get(parameter, '')} {problem.remedy}".strip())
+
+
+def check_rules(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield broken rules between the members of a valid request, which the SDK made from `arguments`."""
+    for broken in broken_rules(request):
+        parameter, _ = _origin(broken.path, request, arguments)
+        yield error(parameter, broken.found, broken.remedy)
+
+
+def _origin(path: Path, request: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[str, Path]:
+    """Return the parameter behind a path in the request, and the rest of the path within that parameter."""
+    if path[:1] == ("InputDataConfig",) and len(path) > 1:
+        assert isinstance(path[1], int)
+        name = request["InputDataConfig"][path[1]].get("ChannelName")
+        if "model_uri" in arguments and name == arguments.get("model_channel_name", _SDKS_MODEL_CHANNEL):
+            return ("model_channel_name" if path[2:] == ("ChannelName",) else "model_uri"), ()
+        return f"inputs[{name!r}]", path[2:]
+    for length in range(len(path), 0, -1):
+        if parameter := _PARAMETERS.get(path[:length]):
+            return parameter, path[length:]
+    return str(path[0]), path[1:]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from estimators.checks import channels
 from estimators.checks.local_jobs import ONLY_SAGEMAKER
-from estimators.image import Framework
 from estimators.local_mode.sdk_arguments import UNUSED_ROLE
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, build
@@ -27,7 +26,7 @@ def build_local(
 
     arguments = job.arguments
     try:
-        image = training_images.image_uri(Framework.of(arguments, session.boto_region_name))
+        image = training_images.image_uri(training_images.Framework.of(arguments, session.boto_region_name))
     except ValueError as fault:
         return None, str(fault)
     checkpoints = channels.local_path(arguments.get("checkpoint_s3_uri"))

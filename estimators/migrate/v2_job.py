@@ -13,7 +13,6 @@ from typing import Any
 
 import libcst as cst
 
-from estimators.image import Framework
 from estimators.migrate import names
 from estimators.migrate.arguments import items, laid_out, renamed, without
 from estimators.migrate.job import ScriptJob
@@ -260,7 +259,7 @@ def _check_versions(job: ScriptJob, given: Mapping[str, cst.BaseExpression | Non
     from estimators.sdk import training_images
 
     kind = instance_type if isinstance(instance_type, str) else "ml.m5.xlarge"
-    asked = Framework.of({**values, "instance_type": kind}, "us-east-1")
+    asked = training_images.Framework.of({**values, "instance_type": kind}, "us-east-1")
     if refusal := training_images.refusal(asked):
         remedy = "Give versions that it has, leave both out for the newest, or give an image_uri."
         job.tell(

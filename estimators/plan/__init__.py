@@ -5,8 +5,7 @@ from estimators.plan.given_prices import HostPrice, Prices
 from estimators.plan.make import FitArguments, make_local_plan, make_plan, recipe_plan
 from estimators.plan.plan import Plan
 from estimators.plan.policies import Policies
-from estimators.plan.resources import Channel, Resources
-from estimators.plan.topology import Topology
+from estimators.plan.resources import Channel, Resources, Topology
 
 __all__ = [
     "Channel",

@@ -8,9 +8,8 @@ from decimal import ROUND_UP, Decimal, InvalidOperation
 from typing import Any
 
 from estimators.instances import instance_preferences
-from estimators.plan.duration import in_words
 from estimators.plan.given_prices import PriceTable
-from estimators.plan.topology import Topology
+from estimators.plan.resources import Topology, in_words
 from estimators.problem import Problem, error
 
 _REMEDY = "Give prices that have it, or leave max_cost out."

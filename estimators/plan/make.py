@@ -8,22 +8,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
-from estimators.checks import channels, finished_request, local_jobs, parameters
-from estimators.image import Framework
+from estimators.checks import aws_limits, channels, local_jobs, parameters
 from estimators.local_mode.request import build_local
 from estimators.plan import cost
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import Prices, price_table
 from estimators.plan.plan import Plan
-from estimators.plan.resources import Resources
-from estimators.plan.topology import Topology
+from estimators.plan.resources import Resources, Topology
 from estimators.problem import Problem, error
-from estimators.request import large_hyperparameters
-from estimators.request.completed_job import CompletedJob
+from estimators.request.completed_job import CompletedJob, check_bundled
 from estimators.request.job_request import JobRequest, build, build_recipe
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
+    from estimators.sdk.training_images import Framework
 
 
 _COSTS_OF_THEIR_OWN = frozenset({"rules", "profiler_config"})
@@ -48,20 +46,20 @@ class FitArguments:
 
 def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Session | None) -> Plan:
     """Plan a job on a session; raise EstimatorError if the prices can't be read."""
-    from estimators.sdk import pipeline_variables, sessions
+    from estimators.sdk import request_values, sessions
 
     given = {**arguments, "inputs": call.inputs, "job_name": call.job_name, "experiment_config": call.experiment_config}
-    not_known_yet = pipeline_variables.any_unknown(given)
-    in_pipeline = list(pipeline_variables.check(given))
+    not_known_yet = request_values.any_unknown(given)
+    in_pipeline = list(request_values.check_variables(given))
     decided_later = arguments.get("instance_type")
-    arguments, call = pipeline_variables.with_defaults(arguments), _with_defaults(call)
+    arguments, call = request_values.with_defaults(arguments), _with_defaults(call)
     if is_for_docker := _is_for_docker(arguments, session):
         session = sessions.session_here(session)  # a local job needs no region
     job = CompletedJob.of(arguments, session)
     problems = [
         *in_pipeline,
         *_problems(job, arguments, call, session),
-        *large_hyperparameters.check(job.bundled, job.source),
+        *check_bundled(job.bundled, job.source),
     ]
     if decided_later is not arguments.get("instance_type") and not any(each.severity == "error" for each in problems):
         problems += _refused_variable(job, decided_later)
@@ -87,7 +85,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
 
 
 def _with_defaults(call: FitArguments) -> FitArguments:
-    from estimators.sdk.pipeline_variables import with_defaults
+    from estimators.sdk.request_values import with_defaults
 
     return replace(
         call,
@@ -245,8 +243,8 @@ def _checked(
     """Return the request, or None if it is invalid, and the refusals by the SDK, the API's model, or AWS's rules."""
     if request is None:
         return None, [error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")]
-    problems = list(finished_request.check_form(request.members, arguments))
-    problems = problems or list(finished_request.check_rules(request.members, arguments))
+    problems = list(aws_limits.check_form(request.members, arguments))
+    problems = problems or list(aws_limits.check_rules(request.members, arguments))
     return (None if problems else request), problems
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from estimators.errors import EstimatorError
 from estimators.plan.cost import Cost
 from estimators.plan.policies import Policies
-from estimators.plan.resources import Resources
-from estimators.plan.topology import Topology
+from estimators.plan.resources import Resources, Topology
 from estimators.problem import Problem
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest

@@ -16,8 +16,7 @@ from types import MappingProxyType
 
 from estimators.errors import EstimatorError
 from estimators.source_code.contents import Contents
-from estimators.source_code.package import PACKAGE
-from estimators.source_code.source import SourceCode
+from estimators.source_code.source import PACKAGE, SourceCode
 
 logger = logging.getLogger(__name__)
 

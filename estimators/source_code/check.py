@@ -12,10 +12,8 @@ from pathlib import Path
 
 from estimators.errors import EstimatorError
 from estimators.problem import Problem, error, nearest, warning
-from estimators.source_code.ignore_rules import IGNORE_FILE
-from estimators.source_code.package import PACKAGE, imports_at_top, needs_package, package_requirements
-from estimators.source_code.source import SourceCode
-from estimators.source_code.tree import Tree
+from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, needs_package, package_requirements
+from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from estimators.errors import EstimatorError
-from estimators.source_code.package import PACKAGE, WHEELS, package_requirements
+from estimators.source_code.source import PACKAGE, WHEELS, package_requirements
 
 _ARM = re.compile(r"ml\.([a-z]+\d+g[a-z]*|p6e-gb\d+)\.")
 """Instance types with Arm processors: AWS's Graviton, NVIDIA's Grace."""

@@ -12,10 +12,9 @@ from sagemaker.core.common_utils import instance_supports_kms
 from sagemaker.core.config import config_schema
 
 from estimators.errors import EstimatorError
-from estimators.image import Framework
 from estimators.instances import BEYOND_PYTORCH
 from estimators.sdk.library import fw_utils, get_config_value
-from estimators.sdk.training_images import validated_distribution
+from estimators.sdk.training_images import Framework, validated_distribution
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session

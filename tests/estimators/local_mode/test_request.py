@@ -14,7 +14,7 @@ from botocore.credentials import Credentials
 from sagemaker.session import Session
 
 from estimators import Estimator
-from estimators.checks import finished_request
+from estimators.checks import aws_limits
 from estimators.errors import EstimatorError
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.training.request import TrainingRequest
@@ -97,7 +97,7 @@ def test_what_the_plan_has_checked_is_what_the_platform_gets(
         seen["parsed"] = json.dumps(request)
         raise ApiError("ValidationException", "seen")
 
-    monkeypatch.setattr(finished_request, "check_form", checked)
+    monkeypatch.setattr(aws_limits, "check_form", checked)
     monkeypatch.setattr(TrainingRequest, "parse", parsed)
     monkeypatch.setattr("tempfile.tempdir", str(Path(script).parent.parent))
     options = {"instance_count": 2, "enable_network_isolation": True, "hyperparameters": {"lr": 0.1}}

@@ -10,7 +10,7 @@ import pytest
 
 from estimators.errors import EstimatorError
 from estimators.plan import Topology
-from estimators.plan.duration import in_words
+from estimators.plan.resources import in_words
 
 PRICES = {"ml.g5.xlarge": {"on_demand": "1.408", "spot": "0.5"}, "ml.m5.xlarge": 0.23}
 

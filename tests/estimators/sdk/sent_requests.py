@@ -25,7 +25,7 @@ import jsonschema.validators
 from botocore.awsrequest import AWSResponse
 
 from estimators import Estimator, source_code
-from estimators.checks import finished_request
+from estimators.checks import aws_limits
 from estimators.errors import EstimatorError
 from estimators.problem import Problem
 from estimators.sdk import sessions
@@ -108,13 +108,13 @@ def _repetition_spared(module: str) -> Iterator[None]:
 @contextmanager
 def _checks_recorded(checked: list[str]) -> Iterator[None]:
     """Append each request that is checked to `checked`, as JSON."""
-    check = finished_request.check_form
+    check = aws_limits.check_form
 
     def recording(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
         checked.append(json.dumps(request))
         return check(request, arguments)
 
-    with patch.object(finished_request, "check_form", recording):
+    with patch.object(aws_limits, "check_form", recording):
         yield
 
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from moto import mock_aws
 
-from estimators.image import Framework
 from estimators.sdk import quiet, sessions, training_images
+from estimators.sdk.training_images import Framework
 
 PLAIN = Framework(
     region="us-east-1",
