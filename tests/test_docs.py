@@ -185,7 +185,10 @@ def test_every_script_guards_the_call_that_begins_its_job(script: str) -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     broken = [
         f"{page.relative_to(ROOT)} -> {target}"
-        for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "RESULTS.md"]
+        for page in [
+            *PAGES,
+            *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "llms.txt", "benchmarks/RESULTS.md")),
+        ]
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
         if not (page.parent / target).exists()
     ]
