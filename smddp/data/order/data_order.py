@@ -24,11 +24,6 @@ Tail = Literal["drop", "short", "wrap"]
 makes a smaller last batch of them; ``wrap`` fills that batch with the first samples of the epoch's order, which then
 come twice."""
 
-_MEANING = {
-    "global_batch": " (the batch_size of trainer.loader)",
-    "size": " (the number of samples: the data changed)",
-}
-
 
 class DataOrder(Protocol):
     """The training data of one rank, with a position that a checkpoint keeps."""
@@ -83,25 +78,6 @@ class DataOrder(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position from `state_dict`, saved at any number of ranks; raise ValueError if it does not fit."""
         ...
-
-
-def refuse_other_order(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raise ValueError if a value that decides the order differs between a saved position and this run."""
-    for name, here in identity.items():
-        if state.get(name) != here:
-            raise ValueError(
-                f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}"
-                f"{_MEANING.get(name, '')}: the samples would come in another order; resume with the same {name}, "
-                "or start a new run"
-            )
-
-
-def saved_epoch(state: Mapping[str, Any]) -> int:
-    """Return the epoch of a saved position; raise ValueError if it has none."""
-    epoch = state.get("epoch")
-    if type(epoch) is not int or epoch < 0:
-        raise ValueError(f"the saved position in the data has epoch={epoch!r}: epochs are counted from 0")
-    return epoch
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

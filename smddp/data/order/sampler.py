@@ -17,11 +17,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from smddp.data.order.data_order import Partition, Tail, refuse_other_order, saved_epoch
+from smddp.data.order.data_order import Partition, Tail
 from smddp.data.order.permutation import ALGORITHM, Permutation
 
 logger = logging.getLogger(__name__)
 
+_MEANING = {
+    "global_batch": " (the batch_size of trainer.loader)",
+    "size": " (the number of samples: the data changed)",
+}
 _BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one block of the permutation
 _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with its first to another batch"}
 
@@ -250,6 +254,25 @@ class ElasticSampler:
 
     def _go_to(self, step: int) -> None:
         self._consumed = min(step * self.global_batch, self._end)
+
+
+def refuse_other_order(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raise ValueError if a value that decides the order differs between a saved position and this run."""
+    for name, here in identity.items():
+        if state.get(name) != here:
+            raise ValueError(
+                f"the saved position in the data has {name}={state.get(name)!r}, this run {name}={here!r}"
+                f"{_MEANING.get(name, '')}: the samples would come in another order; resume with the same {name}, "
+                "or start a new run"
+            )
+
+
+def saved_epoch(state: Mapping[str, Any]) -> int:
+    """Return the epoch of a saved position; raise ValueError if it has none."""
+    epoch = state.get("epoch")
+    if type(epoch) is not int or epoch < 0:
+        raise ValueError(f"the saved position in the data has epoch={epoch!r}: epochs are counted from 0")
+    return epoch
 
 
 class EvaluationSampler:

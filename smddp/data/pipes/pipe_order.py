@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from smddp.data.formats.record import RawRecord
-from smddp.data.order.data_order import Partition, refuse_other_order, saved_epoch
+from smddp.data.order.data_order import Partition
+from smddp.data.order.sampler import refuse_other_order, saved_epoch
 from smddp.data.pipes.dataset import PipeDataset
 from smddp.data.shards.prefetch import prefetch
 from smddp.errors import DataError

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from smddp.data.formats.record import RawRecord
-from smddp.data.order.data_order import Tail, refuse_other_order
-from smddp.data.order.sampler import ElasticSampler, EvaluationSampler
+from smddp.data.order.data_order import Tail
+from smddp.data.order.sampler import ElasticSampler, EvaluationSampler, refuse_other_order
 from smddp.data.shards.dataset import ShardedDataset
 from smddp.data.shards.interleave import ALGORITHM, Interleave, read_micro_batches, shares_of
 from smddp.data.shards.prefetch import prefetch
