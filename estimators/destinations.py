@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from estimators.checks import channels
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, Problem
 from estimators.plan import FitArguments, Plan, recipe_plan
-from estimators.problem import Problem
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, Problem, error, nearest, warning
 from estimators.instances import instance_groups
-from estimators.problem import Problem, error, nearest, warning
 from smddp.container.command import PROCESSES_PER_HOST
 
 

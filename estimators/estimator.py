@@ -21,10 +21,9 @@ from estimators import source_code
 from estimators.checks import parameters
 from estimators.destinations import Destination, DockerEngine, FitOptions, PipelineStep, SageMaker, SdkLocalMode
 from estimators.distribution import from_name
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, nearest
 from estimators.instances import instance_preferences as known_preferences
 from estimators.plan import FitArguments, Plan, Prices, make_local_plan, make_plan
-from estimators.problem import nearest
 from estimators.request.completed_job import CompletedJob
 from estimators.training_job import TrainingJob
 from smddp.process.script_multiprocessing import refuse_in_import

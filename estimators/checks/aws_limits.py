@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from estimators.problem import Problem, error, nearest, warning
+from estimators.errors import Problem, error, nearest, warning
 from estimators.request_rules import broken_rules
 from estimators.service_model import Violation, service_model, size, violations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from estimators.problem import Problem, error, warning
+from estimators.errors import Problem, error, warning
 
 _UPLOAD = "Upload it with sagemaker_session.upload_data(path) and give the s3:// URI that it returns."
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from estimators.problem import Problem, error
+from estimators.errors import Problem, error
 
 _SYSTEMS_OWN = tuple(map(Path, ("/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
 """Refused, with everything below them."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from estimators import source_code
 from estimators.checks import checkpoint_directory
 from estimators.checks.channels import local_path, uri_of
-from estimators.problem import Problem, error, warning
+from estimators.errors import Problem, error, warning
 
 ONLY_SAGEMAKER = (
     "max_retry_attempts",

@@ -15,8 +15,8 @@ from typing import Any
 
 from estimators.checks import aws_limits
 from estimators.distribution import trained_groups, uses_data_parallel_library
+from estimators.errors import Problem, error, warning
 from estimators.instances import instance_groups, instance_preferences, request_form
-from estimators.problem import Problem, error, warning
 from estimators.request_rules import LONGEST_RUNTIME
 from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST, check_processes, check_settings
 from smddp.container.contract import fault_of_hyperparameter

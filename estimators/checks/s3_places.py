@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import ClientError, ParamValidationError
 
 from estimators.checks.channels import requested, uri_of
-from estimators.problem import Problem, error, warning
+from estimators.errors import Problem, error, warning
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

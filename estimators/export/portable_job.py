@@ -16,8 +16,7 @@ from typing import Any
 
 from estimators.checks import channels
 from estimators.distribution import enabled_kinds, launcher, processes_per_host
-from estimators.errors import EstimatorError
-from estimators.problem import Problem, error
+from estimators.errors import EstimatorError, Problem, error
 from estimators.source_code import REQUIREMENTS, SourceCode
 from estimators.submit_script.run import SentJob
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import libcst as cst
 
+from estimators.errors import nearest
 from estimators.migrate import names
 from estimators.migrate.arguments import items, laid_out, renamed, without
 from estimators.migrate.job import ScriptJob
 from estimators.migrate.script import Script, Variable, within
-from estimators.problem import nearest
 
 _ON_BY_DEFAULT = {
     "debugger_hook_config=True": {"debugger_hook_config", "rules"},

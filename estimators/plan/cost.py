@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from decimal import ROUND_UP, Decimal, InvalidOperation
 from typing import Any
 
+from estimators.errors import Problem, error
 from estimators.instances import instance_preferences
 from estimators.plan.given_prices import PriceTable
 from estimators.plan.resources import Topology, in_words
-from estimators.problem import Problem, error
 
 _REMEDY = "Give prices that have it, or leave max_cost out."
 

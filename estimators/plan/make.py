@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
 from estimators.checks import aws_limits, channels, local_jobs, parameters
+from estimators.errors import Problem, error
 from estimators.local_mode.request import build_local
 from estimators.plan import cost
 from estimators.plan.cost import Cost
 from estimators.plan.given_prices import Prices, price_table
 from estimators.plan.plan import Plan
 from estimators.plan.resources import Resources, Topology
-from estimators.problem import Problem, error
 from estimators.request.completed_job import CompletedJob, check_bundled
 from estimators.request.job_request import JobRequest, build, build_recipe
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, Problem
 from estimators.plan.cost import Cost
 from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources, Topology
-from estimators.problem import Problem
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest
 

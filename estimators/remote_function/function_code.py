@@ -16,8 +16,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from estimators import source_code
-from estimators.errors import EstimatorError
-from estimators.problem import Problem
+from estimators.errors import EstimatorError, Problem
 
 ENTRY_POINT = Path(__file__).with_name("smddp_call.py")
 _OWN_PACKAGE = "estimators"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from estimators import metric_definition, source_code
 from estimators.checks import aws_limits
 from estimators.checks.parameters import is_local_mode
-from estimators.problem import Problem, error, warning
+from estimators.errors import Problem, error, warning
 from estimators.source_code import PACKAGE, SourceCode, calls_package
 from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER, bundle_file
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from subprocess import CalledProcessError
 from typing import Any
 
-from estimators.errors import EstimatorError
-from estimators.problem import Problem, error, warning
+from estimators.errors import EstimatorError, Problem, error, warning
 from estimators.sdk.library import format_tags, git_utils, is_pipeline_variable
 from smddp.container.contract import DISTRIBUTION_GROUPS
 

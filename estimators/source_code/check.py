@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from estimators.errors import EstimatorError
-from estimators.problem import Problem, error, nearest, warning
+from estimators.errors import EstimatorError, Problem, error, nearest, warning
 from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, needs_package, package_requirements
 from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from estimators.errors import nearest
 from estimators.local.engine import ApiError
 from estimators.local.engine.errors import invalid
-from estimators.problem import nearest
 
 S3 = "s3"
 SAGEMAKER = "sagemaker"

@@ -11,7 +11,7 @@ import re
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
-from estimators.problem import nearest
+from estimators.errors import nearest
 
 TAG = "smddp:chaos"
 """Key of the job tag whose value is the text of the job's faults."""

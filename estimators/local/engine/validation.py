@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from botocore.validate import ParamValidator
 
+from estimators.errors import nearest
 from estimators.local.engine.errors import invalid
-from estimators.problem import nearest
 from estimators.service_model import Violation, dotted, service_model, size, violations
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]

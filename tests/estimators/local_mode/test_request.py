@@ -15,14 +15,13 @@ from sagemaker.session import Session
 
 from estimators import Estimator
 from estimators.checks import aws_limits
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, Problem
 from estimators.local.engine.errors import ApiError
 from estimators.local.engine.training.request import TrainingRequest
 from estimators.local.engine.transfers.objects import FileUri, S3Uri
 from estimators.local_mode.fit import training_request
 from estimators.local_mode.request import build_local
 from estimators.local_mode.run import access
-from estimators.problem import Problem
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import CODE_URI
 from estimators.sdk import request_values, sessions

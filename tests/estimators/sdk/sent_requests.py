@@ -26,8 +26,7 @@ from botocore.awsrequest import AWSResponse
 
 from estimators import Estimator, source_code
 from estimators.checks import aws_limits
-from estimators.errors import EstimatorError
-from estimators.problem import Problem
+from estimators.errors import EstimatorError, Problem
 from estimators.sdk import sessions
 from estimators.sdk.installed import installed
 from tests.estimators.sdk.job_sets import REGIONS, REPOSITORY, built
