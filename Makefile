@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # pytest-xdist workers. Half of the time tests wait, for processes of their own and for clocks.
 JOBS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
-.PHONY: demo test test-docker torture lint format docs dist bench clean
+.PHONY: demo test test-docker torture lint format docs dist bench bench-check clean
 
 demo: .venv/demo.stamp  ## train digits on two hosts, through a spot interruption
 	$(BIN)/smddp demo
@@ -53,6 +53,9 @@ dist: | $(BIN)/python  ## the wheel of the last commit: the same bytes on each m
 
 bench: .venv/bench.stamp  ## the benchmarks, each against its peers in one run
 	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+bench-check: .venv/bench.stamp  ## the ratios of benchmarks/RESULTS.md, each against a limit with room for noise
+	$(BIN)/python benchmarks/checking/check.py
 
 clean:
 	rm -rf .venv .cache site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
