@@ -1,4 +1,4 @@
-"""Files that a release carries: llms.txt is current, and CITATION.cff has the version."""
+"""Files that a release carries: llms.txt is current, CITATION.cff and the changelog have the version."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def test_citation_has_the_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == __version__
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+
+
+def test_the_changelog_begins_with_what_is_unreleased_and_has_the_version() -> None:
+    versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[:2] == ["Unreleased", __version__]
+    links = re.findall(r"\bdocs/[\w/.-]+\.md\b", (ROOT / "CHANGELOG.md").read_text())
+    assert links
+    assert [link for link in links if not (ROOT / link).is_file()] == []
