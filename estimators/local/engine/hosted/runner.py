@@ -123,14 +123,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
         logs = {host.name: self._log(host) for host in hosts}
         first_log = logs[hosts[0].name]
         self._job.metrics.report_to(first_log.say)
-        for remark in self._remarks():
-            first_log.say(f"[platform] {remark}")
-        for line in passed_over:
-            first_log.say(line)
-        if self._retried_for:
-            number, most = self._job.retries, self._request.max_retries
-            first_log.say(f"[platform] Retry {number} of {most}, as RetryStrategy asks, after {self._retried_for}")
-            self._retried_for = ""
+        self._introduce(first_log, passed_over)
         cluster = self._platform.executor.cluster(
             ClusterSpec(
                 name=self._job.name,
@@ -178,6 +171,23 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
             raise
         except HandOverError as error:
             raise FailedJobError(f"InternalServerError: {error}{self._rescue()}") from error
+        return self._conclude(ending, exits, trees, logs)
+
+    def _introduce(self, log: HostLog, passed_over: Sequence[str]) -> None:
+        """Write the lines that precede the program's into the attempt's first log."""
+        for remark in self._remarks():
+            log.say(f"[platform] {remark}")
+        for line in passed_over:
+            log.say(line)
+        if self._retried_for:
+            number, most = self._job.retries, self._request.max_retries
+            log.say(f"[platform] Retry {number} of {most}, as RetryStrategy asks, after {self._retried_for}")
+            self._retried_for = ""
+
+    def _conclude(
+        self, ending: Ending, exits: Mapping[str, Exit], trees: Mapping[str, HostTree], logs: Mapping[str, HostLog]
+    ) -> bool:
+        """Finish the job, or return False if another attempt follows; the hosts have ended."""
         if ending is Ending.CLOSE:
             raise StoppedError
         problems: list[str] = []
