@@ -24,7 +24,7 @@ _SHOWN = re.compile(r"^::: (\S+)(?:\n    options:\n      heading: (\S+))?$", re.
 def public_names() -> dict[str, set[str]]:
     """The public names of each module, from the code and from the pages that show its docstrings."""
     names = {module: set(importlib.import_module(module).__all__) for module in _EXPORTED}
-    names |= {module: _own_classes(module) for module in _ERRORS}
+    names |= {module: _own_exceptions(module) for module in _ERRORS}
     for page in REFERENCE.glob("*.md"):
         for path, heading in _SHOWN.findall(page.read_text()):
             if path not in names:
@@ -33,9 +33,9 @@ def public_names() -> dict[str, set[str]]:
     return names
 
 
-def _own_classes(module: str) -> set[str]:
-    values = vars(importlib.import_module(module)).items()
-    return {name for name, value in values if isinstance(value, type) and value.__module__ == module and name[0] != "_"}
+def _own_exceptions(module: str) -> set[str]:
+    values = [value for value in vars(importlib.import_module(module)).values() if isinstance(value, type)]
+    return {each.__name__ for each in values if issubclass(each, Exception) and each.__module__ == module}
 
 
 def listed() -> dict[str, set[str]]:
