@@ -23,7 +23,7 @@ from transformers.trainer_callback import TrainerState
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
 from smddp.job import Job
-from smddp.metrics.lines import report
+from smddp.metrics.metric_lines import report
 from smddp.process.preemption import Stopped, stop_signal
 
 if TYPE_CHECKING:

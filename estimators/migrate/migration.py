@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from estimators.errors import EstimatorError
-from estimators.migrate import names
+from estimators.migrate import parameter_names as names
 from estimators.migrate.imports import Imports
 from estimators.migrate.job import Note, ScriptJob
 from estimators.migrate.script import Edit, Script, within

@@ -14,8 +14,8 @@ from typing import Any
 import libcst as cst
 
 from estimators.errors import nearest
-from estimators.migrate import names
-from estimators.migrate.arguments import items, laid_out, renamed, without
+from estimators.migrate import parameter_names as names
+from estimators.migrate.call_layout import items, laid_out, renamed, without
 from estimators.migrate.job import ScriptJob
 from estimators.migrate.script import Script, Variable, within
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from estimators.migrate import names
-from estimators.migrate.arguments import Item, around, items, keyword, laid_out, renamed, without
+from estimators.migrate import parameter_names as names
+from estimators.migrate.call_layout import Item, around, items, keyword, laid_out, renamed, without
 from estimators.migrate.job import ScriptJob
 from estimators.migrate.script import Script
 from estimators.migrate.v3_values import Values

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import libcst as cst
 
-from estimators.migrate import names
-from estimators.migrate.arguments import Item, items, keyword, laid_out, renamed, without
+from estimators.migrate import parameter_names as names
+from estimators.migrate.call_layout import Item, items, keyword, laid_out, renamed, without
 from estimators.migrate.job import ScriptJob
 
 _Convert = Callable[[cst.BaseExpression], None]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from smddp.cluster import mpi, openpai, sagemaker, slurm, torchrun
-from smddp.cluster.environment import DEFAULT_PORT, Environment, EnvValue, EnvValues, unnamed_hosts
+from smddp.cluster.strict_variables import DEFAULT_PORT, Environment, EnvValue, EnvValues, unnamed_hosts
 from smddp.errors import ClusterError
 
 

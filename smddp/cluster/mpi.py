@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smddp.cluster import sagemaker, slurm
-from smddp.cluster.environment import DEFAULT_PORT, Environment, EnvValue, EnvValues, unnamed_hosts
+from smddp.cluster.strict_variables import DEFAULT_PORT, Environment, EnvValue, EnvValues, unnamed_hosts
 from smddp.errors import ClusterError
 
 _JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 
-from smddp.cluster.environment import Environment, EnvValue, EnvValues
+from smddp.cluster.strict_variables import Environment, EnvValue, EnvValues
 from smddp.errors import ClusterError
 
 _INDICES = ("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "PAI_TASK_INDEX")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from smddp.cluster.environment import Environment, EnvValue, EnvValues
+from smddp.cluster.strict_variables import Environment, EnvValue, EnvValues
 from smddp.errors import ClusterError
 
 MASTER_PORT = 7777

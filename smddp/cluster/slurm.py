@@ -2,7 +2,7 @@
 
 A shell in an allocation (salloc), or a batch script before its first srun, is one plain process, for any number of
 allocated tasks. Slurm gives no master address: without MASTER_ADDR and MASTER_PORT it is the step's first node, and the
-port is derived from the ids of job and step (see :meth:`~smddp.cluster.environment.Environment.port_of_job`).
+port is derived from the ids of job and step (see :meth:`~smddp.cluster.strict_variables.Environment.port_of_job`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from smddp.cluster.environment import Environment, EnvValue, EnvValues
+from smddp.cluster.strict_variables import Environment, EnvValue, EnvValues
 from smddp.errors import ClusterError
 
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0

@@ -7,7 +7,7 @@ WORLD_SIZE. Reading these as processes would silently train on one process of ea
 from __future__ import annotations
 
 from smddp.cluster import mpi, sagemaker, slurm
-from smddp.cluster.environment import Environment, EnvValue, EnvValues, is_equal_share, unnamed_hosts
+from smddp.cluster.strict_variables import Environment, EnvValue, EnvValues, is_equal_share, unnamed_hosts
 from smddp.errors import ClusterError
 
 

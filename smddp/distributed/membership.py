@@ -21,8 +21,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
-from smddp.cluster.environment import check_timeout, read_timeout
 from smddp.cluster.slurm import unused_nodes
+from smddp.cluster.strict_variables import check_timeout, read_timeout
 from smddp.distributed.device import (
     CPU,
     choose_backend,

@@ -28,7 +28,7 @@ from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-de
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
-from smddp.cluster.environment import DEFAULT_PORT, is_equal_share
+from smddp.cluster.strict_variables import DEFAULT_PORT, is_equal_share
 from smddp.distributed.store import PREFIX, connect_again, innermost, meet
 from smddp.errors import ClusterError, DistributedError
 

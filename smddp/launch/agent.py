@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from smddp.job.failure_report import describe_rank_exit, find_printed, killed_by
 from smddp.job.printed_error import CAUSE_SECONDS
 from smddp.launch.failure_file import FailureFile, host_name
-from smddp.launch.node_lines import JobFailure
+from smddp.launch.node_connections import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
 from smddp.process.exit_codes import RESUMABLE, stop_announced

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smddp.cluster import OF_RUN_DIRECTORY, Cluster, openpai, slurm
-from smddp.cluster.environment import TIMEOUT_VARIABLE, Environment, check_timeout
 from smddp.cluster.gpus import count_gpus, count_visible
+from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report, with_run_variables
 from smddp.launch.torchrun import check_port, free_port

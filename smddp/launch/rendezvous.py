@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from smddp.distributed.first_failure import publish
-from smddp.launch.node_lines import NodeLines
+from smddp.launch.node_connections import NodeLines
 
 logger = logging.getLogger(__name__)
 

@@ -133,7 +133,7 @@ def _run_agent(
     from torch.distributed.elastic.agent.server.api import WorkerSpec
 
     from smddp.launch.agent import Agent
-    from smddp.launch.node_lines import NodeLines
+    from smddp.launch.node_connections import NodeLines
     from smddp.launch.rendezvous import NodeRendezvous
 
     port = node.master_port or free_port()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from smddp.job import Job
 from smddp.metrics import Profile
 from smddp.metrics.device_use import peak_memory
-from smddp.metrics.lines import StepRate
+from smddp.metrics.metric_lines import StepRate
 from smddp.metrics.profile import StepProfiler
 from smddp.metrics.tracking import Tracker
 from smddp.training.active_runs import OpenRun

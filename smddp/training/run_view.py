@@ -18,7 +18,8 @@ import torch
 
 from smddp.job import Job
 from smddp.metrics.device_use import peak_memory
-from smddp.metrics.lines import LiveLine, LiveRun, report, shown_on_terminal
+from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
+from smddp.metrics.metric_lines import report
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.process.terminal_text import is_watched

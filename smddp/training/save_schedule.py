@@ -32,7 +32,8 @@ from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training.active_runs import OpenRun, Progress, active_runs
-from smddp.training.checkpoint_policy import AutoInterval, CheckpointPolicy
+from smddp.training.auto_interval import AutoInterval
+from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.stop_deadline import seconds_to_save
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from smddp.distributed import (
 from smddp.job import MAX_STEPS_VARIABLE, Job
 from smddp.job.saved_model import write_model
 from smddp.metrics import Profile
-from smddp.metrics.lines import check_names
+from smddp.metrics.metric_lines import check_names
 from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
 from smddp.metrics.tracking import Tracker
 from smddp.training.argument_checks import check_bounds, check_counts, check_kinds, check_options_agree

@@ -28,7 +28,7 @@ def job_with(channel: Path, run_dir: Path) -> Job:
 def test_digits_are_learned_in_a_few_epochs(
     entry_point: ModuleType, digits: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="smddp.metrics.lines")
+    caplog.set_level("INFO", logger="smddp.metrics.metric_lines")
     job = job_with(digits, tmp_path / "run")
     try:
         entry_point.main(config(entry_point, epochs=3), job)

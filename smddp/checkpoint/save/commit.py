@@ -49,7 +49,7 @@ from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest, write
 from smddp.checkpoint.save.save_group import Failure, RankResult, SaveGroup, SaveResult
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.save.staging import Staging
-from smddp.checkpoint.stores.owner import Owner
+from smddp.checkpoint.stores.owner_record import Owner
 from smddp.checkpoint.stores.store import CommitListener, Hold, Store, StoreError
 from smddp.distributed import PeerFailedError
 from smddp.errors import CheckpointError

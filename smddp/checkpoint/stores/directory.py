@@ -23,7 +23,7 @@ from pathlib import Path
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST, MANIFEST_NAME, is_attempt_name
 from smddp.checkpoint.stores.directory_hold import DirectoryHold
 from smddp.checkpoint.stores.filesystem import FileSystem, telling, telling_unless_missing
-from smddp.checkpoint.stores.owner import Owner
+from smddp.checkpoint.stores.owner_record import Owner
 from smddp.checkpoint.stores.store import (
     PARTIAL_SUFFIX,
     AlreadyCommittedError,

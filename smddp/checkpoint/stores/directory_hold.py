@@ -20,9 +20,9 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-from smddp.checkpoint.stores import owner as owners
+from smddp.checkpoint.stores import owner_record as owners
 from smddp.checkpoint.stores.filesystem import FileSystem
-from smddp.checkpoint.stores.owner import LARGEST_OWNER, OWNER_NAME, LocationTakenError, Owner
+from smddp.checkpoint.stores.owner_record import LARGEST_OWNER, OWNER_NAME, LocationTakenError, Owner
 
 _PAUSE = 0.1  # seconds between two tries; `PATIENCE_SECONDS` bounds all of them
 

@@ -2,7 +2,7 @@
 
 The keys equal the paths of the directory store, so each store reads checkpoints that the other, or SageMaker's copying
 agent, wrote. S3 shows an object whole or not at all. So a save uploads the data files, then puts the manifest on a
-condition that one writer can meet (`s3_commit`).
+condition that one writer can meet (`s3_conditional`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST, is_attempt_name
-from smddp.checkpoint.stores.owner import Owner
+from smddp.checkpoint.stores.owner_record import Owner
 from smddp.checkpoint.stores.s3_conditional import Commits, S3Hold
 from smddp.checkpoint.stores.s3_location import ADVICE, Listing, S3Location, read_small, store_error
 from smddp.checkpoint.stores.store import StoreError, existing_manifest, mentions, removed_beside

@@ -31,8 +31,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from smddp.checkpoint.format.manifest import LARGEST_MANIFEST
-from smddp.checkpoint.stores import owner as owners
-from smddp.checkpoint.stores.owner import LARGEST_OWNER, OWNER_NAME, LocationTakenError, Owner
+from smddp.checkpoint.stores import owner_record as owners
+from smddp.checkpoint.stores.owner_record import LARGEST_OWNER, OWNER_NAME, LocationTakenError, Owner
 from smddp.checkpoint.stores.s3_location import S3Location, read_small
 from smddp.checkpoint.stores.store import AlreadyCommittedError, StoreError
 from smddp.storage.s3_bucket import S3Bucket

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from smddp.checkpoint.format.manifest import MANIFEST_NAME, STATE_NAME, is_attempt_name, is_file_name
-from smddp.checkpoint.stores.owner import Owner
+from smddp.checkpoint.stores.owner_record import Owner
 from smddp.errors import CheckpointError
 
 PARTIAL_SUFFIX = ".smddp-partial"

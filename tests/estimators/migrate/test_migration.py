@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from estimators.errors import EstimatorError
-from estimators.migrate import names
+from estimators.migrate import parameter_names as names
 from estimators.migrate.migration import migrate
 from estimators.sdk.adapter import adapter
 from tests.estimators.migrate.scripts import OF_V2, OF_V3

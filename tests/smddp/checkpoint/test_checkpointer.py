@@ -20,11 +20,11 @@ from smddp.checkpoint import Checkpointer, Manifest, list_checkpoints
 from smddp.checkpoint.format.manifest import MANIFEST_NAME, STATE_NAME
 from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.stores import StoreError, open_store
-from smddp.checkpoint.stores import owner as owners
+from smddp.checkpoint.stores import owner_record as owners
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.directory_hold import DirectoryHold
 from smddp.checkpoint.stores.filesystem import FileSystem
-from smddp.checkpoint.stores.owner import OWNER_NAME, LocationTakenError
+from smddp.checkpoint.stores.owner_record import OWNER_NAME, LocationTakenError
 from smddp.data import ElasticSampler
 from smddp.errors import CheckpointError
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.cluster import Cluster
-from smddp.cluster.environment import EnvValue
 from smddp.cluster.slurm import expand_nodes, expand_tasks
+from smddp.cluster.strict_variables import EnvValue
 from smddp.errors import ClusterError
 
 TASK_5_OF_7 = {

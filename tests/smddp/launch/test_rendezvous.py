@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from smddp.launch import rendezvous as module
-from smddp.launch.node_lines import NodeLines
+from smddp.launch.node_connections import NodeLines
 from smddp.launch.rendezvous import NodeRendezvous
 from tests.ports import free_port
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from smddp.training.checkpoint_policy import AutoInterval, best_interval
+from smddp.training.auto_interval import AutoInterval, best_interval
 
 MINUTE, HOUR = 60.0, 3600.0
 

@@ -228,13 +228,13 @@ def test_a_step_that_fp16_skips_consumes_its_batch(job: Job) -> None:
 
 
 def test_metric_lines_tell_step_epoch_loss_and_rate(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="smddp.metrics.lines")
+    caplog.set_level("INFO", logger="smddp.metrics.metric_lines")
     run = Run(job, log_every=5)
     for _ in run.trainer.epochs(1):
         for batch in run.trainer.batches(run.loader):
             run.trainer.step(loss_of(run.trainer.model, batch))
         run.trainer.log(accuracy=torch.tensor(0.5), count=3)
-    line, logged = (record.getMessage() for record in caplog.records if record.name == "smddp.metrics.lines")
+    line, logged = (record.getMessage() for record in caplog.records if record.name == "smddp.metrics.metric_lines")
     assert line.startswith("step=5 epoch=0 loss=")
     assert " lr=" in line
     assert float(line.rpartition("samples_per_second=")[2]) > 0
@@ -242,7 +242,7 @@ def test_metric_lines_tell_step_epoch_loss_and_rate(job: Job, caplog: pytest.Log
 
 
 def test_a_metric_line_has_the_norm_that_clipping_measured(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="smddp.metrics.lines")
+    caplog.set_level("INFO", logger="smddp.metrics.metric_lines")
     run = Run(job, log_every=1, clip_norm=1e-3)
     run.trainer.step(run.model[3].bias.sum() * 30)  # type: ignore[index, union-attr]
     assert "grad_norm=30" in caplog.text
@@ -252,7 +252,7 @@ def test_a_metric_line_has_the_norm_that_clipping_measured(job: Job, caplog: pyt
 def test_timing_tells_where_the_time_went_and_changes_no_bit(
     accumulate: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="smddp.metrics.lines")
+    caplog.set_level("INFO", logger="smddp.metrics.metric_lines")
     policy = CheckpointPolicy(every=2)
     runs = []
     for timing in (False, True):
@@ -264,7 +264,7 @@ def test_timing_tells_where_the_time_went_and_changes_no_bit(
     lines = [
         dict(pair.split("=") for pair in record.getMessage().split())
         for record in caplog.records
-        if record.name == "smddp.metrics.lines"
+        if record.name == "smddp.metrics.metric_lines"
     ]
     assert not any(name.startswith("time_") for line in lines[:2] for name in line)
     for line in lines[2:]:

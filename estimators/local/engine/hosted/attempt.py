@@ -11,7 +11,7 @@ from typing import Any, Generic
 
 from estimators.hosts.failure import Exit, tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
-from estimators.local.engine.hosted.faults import JobFaults
+from estimators.local.engine.hosted.job_faults import JobFaults
 from estimators.local.engine.hosted.logs import HostLog
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.record import HostedRecord, Request_co

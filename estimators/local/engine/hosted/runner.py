@@ -21,7 +21,7 @@ from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosted import states
 from estimators.local.engine.hosted.attempt import AttemptHosts
-from estimators.local.engine.hosted.faults import JobFaults
+from estimators.local.engine.hosted.job_faults import JobFaults
 from estimators.local.engine.hosted.logs import HostLog
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.record import KILLED, HostedRecord, Request_co

@@ -31,7 +31,7 @@ from estimators.local.executors.supervised_process import (
     SupervisedProgram,
     not_started,
 )
-from smddp.cluster.environment import Environment
+from smddp.cluster.strict_variables import Environment
 from smddp.process.exit_codes import as_shell
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Mapping
 
 from estimators.local.executors.executor import ExecutorError
-from smddp.cluster.environment import EnvValue
 from smddp.cluster.slurm import expand_nodes
+from smddp.cluster.strict_variables import EnvValue
 
 SECONDS = 30.0
 """Time limit in seconds for Slurm's answer; a controller under load takes some."""

@@ -19,7 +19,7 @@ from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
 from smddp.checkpoint.save.save_group import RankResults, SaveGroup
 from smddp.checkpoint.save.snapshot import WHOLE_BELOW, Snapshotter
 from smddp.checkpoint.stores.directory import DirectoryStore
-from smddp.checkpoint.stores.owner import OWNER_NAME
+from smddp.checkpoint.stores.owner_record import OWNER_NAME
 from smddp.distributed import Ranks, is_communication_error
 from smddp.errors import CheckpointError
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from smddp.checkpoint.stores import owner as owners
+from smddp.checkpoint.stores import owner_record as owners
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.directory_hold import DirectoryHold
-from smddp.checkpoint.stores.owner import OWNER_NAME, LocationTakenError, Owner
+from smddp.checkpoint.stores.owner_record import OWNER_NAME, LocationTakenError, Owner
 from smddp.checkpoint.stores.store import Hold
 
 RUN, OTHER = "0123456789ab", "ba9876543210"

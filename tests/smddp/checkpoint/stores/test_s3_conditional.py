@@ -18,9 +18,9 @@ import moto
 import pytest
 from moto.s3.responses import S3Response
 
-from smddp.checkpoint.stores import owner as owners
+from smddp.checkpoint.stores import owner_record as owners
 from smddp.checkpoint.stores import s3_conditional
-from smddp.checkpoint.stores.owner import OWNER_NAME, LocationTakenError, Owner
+from smddp.checkpoint.stores.owner_record import OWNER_NAME, LocationTakenError, Owner
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.s3_conditional import S3Hold
 

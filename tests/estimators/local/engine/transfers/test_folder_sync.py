@@ -17,7 +17,7 @@ from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.transfers.folder_sync import CheckpointSync, SyncedFolder
 from estimators.local.engine.transfers.objects import S3Uri
-from smddp.checkpoint.stores.owner import OWNER_NAME
+from smddp.checkpoint.stores.owner_record import OWNER_NAME
 
 FilesIn = Callable[[str, str], dict[str, bytes]]
 

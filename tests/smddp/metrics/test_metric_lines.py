@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import smddp.metrics.lines
-from smddp.metrics.lines import LiveLine, LiveRun, StepRate, check_names, metrics_line, report
+import smddp.metrics.metric_lines
+from smddp.metrics.live_line import LiveLine, LiveRun
+from smddp.metrics.metric_lines import StepRate, check_names, metrics_line, report
 
 
 def test_a_line_reads_as_documented() -> None:
@@ -49,14 +50,14 @@ def test_each_number_is_found_by_one_regular_expression(value: float, text: str)
 
 
 def test_reports_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="smddp.metrics.lines"):
+    with caplog.at_level("INFO", logger="smddp.metrics.metric_lines"):
         report(7, 1, {"accuracy": 0.5})
     assert caplog.messages == ["step=7 epoch=1 accuracy=0.5"]
 
 
 def test_the_rate_counts_from_the_last_lap(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 10.0, 12.0, 15.0])
-    monkeypatch.setattr(smddp.metrics.lines, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(smddp.metrics.metric_lines, "time", SimpleNamespace(monotonic=lambda: next(times)))
     rate = StepRate()
     rate.restart(100)
     assert rate.lap(110) == 5.0
@@ -66,7 +67,7 @@ def test_the_rate_counts_from_the_last_lap(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.usefixtures("fork_python")
 @pytest.mark.parametrize("in_notebook", [False, True])
 def test_without_logging_a_report_is_printed(in_notebook: bool) -> None:
-    program = "from smddp.metrics.lines import report; report(7, 1, {'accuracy': 0.5})"
+    program = "from smddp.metrics.metric_lines import report; report(7, 1, {'accuracy': 0.5})"
     if in_notebook:
         program = f"import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel'); {program}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
@@ -77,7 +78,9 @@ def test_without_logging_a_report_is_printed(in_notebook: bool) -> None:
 @pytest.mark.usefixtures("fork_python")
 @pytest.mark.parametrize("choice", ["basicConfig()", "disable(logging.INFO)"])
 def test_whoever_wants_warnings_alone_sees_no_report(choice: str) -> None:
-    program = f"import logging; logging.{choice}; from smddp.metrics.lines import report; report(7, 1, {{'a': 0.5}})"
+    program = (
+        f"import logging; logging.{choice}; from smddp.metrics.metric_lines import report; report(7, 1, {{'a': 0.5}})"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout + done.stderr == ""
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from smddp.launch.node_lines import JobFailure, NodeLines
+from smddp.launch.node_connections import JobFailure, NodeLines
 
 HEEDLESS = dict.fromkeys(("lost_first", "failed", "stopped"), lambda: None)
 KILLED = JobFailure(code=137, report="Rank 1 was killed")

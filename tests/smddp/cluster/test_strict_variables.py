@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from smddp.cluster.environment import Environment
+from smddp.cluster.strict_variables import Environment
 from smddp.errors import ClusterError
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 
 from estimators.local.chaos import Chaos, JobFault, LoseHost, Reclaim
-from estimators.local.engine.hosted.faults import AttemptFaults, JobFaults
+from estimators.local.engine.hosted.job_faults import AttemptFaults, JobFaults
 from estimators.local.engine.hosted.states import Ending
 from tests.estimators.local.engine.hosted.test_record import training
 from tests.estimators.local.submitted_jobs import await_that
