@@ -24,7 +24,7 @@ from estimators.distribution import from_name
 from estimators.errors import EstimatorError, nearest
 from estimators.instances import instance_preferences as known_preferences
 from estimators.plan import FitArguments, Plan, Prices, make_local_plan, make_plan
-from estimators.request.completed_job import CompletedJob
+from estimators.request.completed_parameters import CompletedJob
 from estimators.training_job import TrainingJob
 from smddp.process.script_multiprocessing import refuse_in_import
 

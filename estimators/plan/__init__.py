@@ -1,10 +1,10 @@
 """A job before it is sent: its hosts, resources, cost and problems."""
 
 from estimators.plan.cost import Cost
-from estimators.plan.given_prices import HostPrice, Prices
 from estimators.plan.make import FitArguments, make_local_plan, make_plan, recipe_plan
 from estimators.plan.plan import Plan
 from estimators.plan.policies import Policies
+from estimators.plan.prices import HostPrice, Prices
 from estimators.plan.resources import Channel, Resources, Topology
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from estimators.errors import Problem, error
 from estimators.instances import instance_preferences
-from estimators.plan.given_prices import PriceTable
+from estimators.plan.prices import PriceTable
 from estimators.plan.resources import Topology, in_words
 
 _REMEDY = "Give prices that have it, or leave max_cost out."

@@ -13,11 +13,12 @@ from estimators.errors import Problem, error
 from estimators.local_mode.request import build_local
 from estimators.plan import cost
 from estimators.plan.cost import Cost
-from estimators.plan.given_prices import Prices, price_table
 from estimators.plan.plan import Plan
+from estimators.plan.prices import Prices, price_table
 from estimators.plan.resources import Resources, Topology
-from estimators.request.completed_job import CompletedJob, check_bundled
+from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import JobRequest, build, build_recipe
+from estimators.request.large_hyperparameters import check_bundled
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session

@@ -10,7 +10,7 @@ from estimators.errors import EstimatorError, Problem
 from estimators.plan.cost import Cost
 from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources, Topology
-from estimators.request.completed_job import CompletedJob
+from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import JobRequest
 
 

@@ -13,7 +13,7 @@ import pytest
 from botocore.stub import Stubber
 
 from estimators.errors import EstimatorError
-from estimators.plan.given_prices import price_table
+from estimators.plan.prices import price_table
 
 TYPE = "ml.g5.xlarge"
 

@@ -1,4 +1,9 @@
-"""A job's parameters as its request needs them: completed once, from the code and the SDK's images."""
+"""Hyperparameters that are too large for a request are sent as a file in the code's bundle.
+
+1. The API takes 100 of them, of 2,500 characters each.
+2. AWS's training toolkit does not know the file: in its images only smddp reads these hyperparameters.
+3. So a job whose script does not use smddp is refused, unless it has its own image.
+"""
 
 from __future__ import annotations
 
@@ -7,85 +12,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from estimators import metric_definition, source_code
 from estimators.checks import aws_limits
-from estimators.checks.parameters import is_local_mode
 from estimators.errors import Problem, error, warning
 from estimators.source_code import PACKAGE, SourceCode, calls_package
 from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER, bundle_file
 
 if TYPE_CHECKING:
-    from estimators.sdk.library import Session
-    from estimators.sdk.training_images import Framework
+    pass
 
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletedJob:
-    """A job with its completed parameters, and its code."""
-
-    arguments: Mapping[str, Any]
-    """The parameters for ``PyTorch``, and those that only the Estimator has."""
-    source: SourceCode
-    """The job's code, whose directories and script are read once for all checks and the upload."""
-    bundled: BundledHyperparameters
-    """The hyperparameters in the code's bundle."""
-    chosen: Framework | None
-    """The versions of PyTorch and Python; None if they do not decide the image, or the instance type is unknown."""
-    refusal: str | None
-    """The SDK's reason to refuse the distribution, instance type and versions, or None."""
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any], session: Session | None) -> CompletedJob:
-        """Complete the parameters of a job: hyperparameters for the bundle, metric definitions, versions."""
-        from estimators.sdk import request_values, sessions, training_images
-
-        source = SourceCode.of(arguments)
-        bundled = bundle_large_hyperparameters(arguments, source)
-        completed = dict(bundled.arguments)
-        if "metric_definitions" not in arguments and not _ignores_metrics(arguments, session):
-            completed |= _metric_definitions(source)
-        chosen = refusal = None
-        if chooses_image_by_version(arguments) and (region := sessions.region(session)):
-            framework = training_images.Framework.of(request_values.with_defaults(arguments), region)
-            if framework.image_instance_type:
-                chosen, refusal = training_images.choose_versions(framework)
-                completed |= chosen.arguments
-        return cls(arguments=completed, source=source, bundled=bundled, chosen=chosen, refusal=refusal)
-
-    def log_choice(self, given: Mapping[str, Any]) -> None:
-        """Log the versions, unless the user's parameters, `given`, have both."""
-        if self.chosen is not None and not {"framework_version", "py_version"} <= given.keys():
-            logger.info("using PyTorch %s on %s, the newest that fits", self.chosen.version, self.chosen.py_version)
-
-
-def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
-    """Return whether the versions of PyTorch and Python decide the image, because the job names none."""
-    return "image_uri" not in arguments and "training_recipe" not in arguments
-
-
-def _ignores_metrics(arguments: Mapping[str, Any], session: Session | None) -> bool:
-    """Return whether the SDK's Local Mode runs the job, which ignores metric definitions."""
-    from estimators.sdk.adapter import adapter
-
-    return is_local_mode(arguments) and adapter().is_local(session)
-
-
-def _metric_definitions(source: SourceCode) -> dict[str, Any]:
-    """Return the definitions of smddp's metric lines, or an empty dict if the code does not import smddp."""
-    if not source.is_local or not source_code.imports_package(source):
-        return {}
-    most = aws_limits.most("metric_definitions")
-    return {"metric_definitions": metric_definition.definitions(source.syntax, most=most)}
-
-
-# Hyperparameters that are too large for a request are sent as a file in the code's bundle.
-#
-# 1. The API takes 100 of them, of 2,500 characters each.
-# 2. AWS's training toolkit does not know the file: in its images only smddp reads these hyperparameters.
-# 3. So a job whose script does not use smddp is refused, unless it has its own image.
 _OF_SDK = 12
 """The most hyperparameters that the SDK and we add: the launcher's, the job's name and region, the code's URI."""
 _STAYS = "sagemaker_"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from estimators.errors import EstimatorError
-from estimators.plan.given_prices import HostPrice, price_table
+from estimators.plan.prices import HostPrice, price_table
 
 TABLE = {
     "ml.g5.xlarge": HostPrice(on_demand=Decimal("1.408")),

@@ -12,7 +12,7 @@ import pytest
 from estimators import Estimator
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import Changes, resumed_request
-from estimators.request.completed_job import bundle_large_hyperparameters
+from estimators.request.large_hyperparameters import bundle_large_hyperparameters
 from estimators.source_code import SourceCode
 from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER
 

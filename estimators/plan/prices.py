@@ -112,10 +112,6 @@ def _price(value: Any, where: str) -> HostPrice:
     return HostPrice(on_demand=on_demand, spot=of_spot)
 
 
-# Prices from AWS's Price List API: on-demand training on an instance type in a region.
-#
-# The API has no prices of managed spot training. Its answers are described in
-# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/price-changes.html
 def _dollars(value: Any, where: str) -> Decimal:
     try:
         price = Decimal(str(value))
@@ -126,6 +122,10 @@ def _dollars(value: Any, where: str) -> Decimal:
     return price
 
 
+# Prices from AWS's Price List API: on-demand training on an instance type in a region.
+#
+# The API has no prices of managed spot training. Its answers are described in
+# https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/price-changes.html
 _API_REGION = "us-east-1"
 """One of the few regions with the API, which has the prices of all regions."""
 _OFFER = "Give a table of prices, or a file, instead of 'aws'."
