@@ -1,6 +1,8 @@
 """Where `Estimator.fit` brings a job: SageMaker, Docker on this machine, the SDK's Local Mode, or a pipeline's step.
 
-Each takes the plan of a job, and changes nothing of the request that the plan has checked.
+Each takes the plan of a job. SageMaker gets the request that the plan has checked, with the code's URI filled in.
+Docker gets it with the local paths in place of those in S3. The SDK's Local Mode and a pipeline take the SDK's own
+object, which builds its request itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Estimator`: SageMaker's ``PyTorch`` with safe defaults, checked before anything is uploaded.
 
 It takes the parameters of ``sagemaker.pytorch.PyTorch`` and sends the request that ``PyTorch`` sends;
-docs/reference/estimator.md lists every difference. The SDK is loaded only to plan, build or send a job.
+docs/reference/estimator.md lists every difference. The SDK is loaded by the first Estimator, not by this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Check a job parameter by parameter: the rules that no other file owns.
 
 Each function checks one subject and yields problems. The API's limits are in ``aws_limits``, the distribution's rules
-in ``distribution``, the code's in ``source_code``, S3 prefixes in ``channels``; ``finished_request`` finds parameters
-that exclude each other.
+in ``distribution``, the code's in ``source_code``, S3 prefixes in ``channels``; ``aws_limits`` also finds
+parameters that exclude each other.
 """
 
 from __future__ import annotations

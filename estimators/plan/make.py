@@ -1,4 +1,7 @@
-"""Check a job completely before it is sent. Only the request for AWS's prices uses the network."""
+"""Check a job completely before it is sent.
+
+Only the request for AWS's prices uses the network, and `recipe_plan`, for which the SDK downloads the recipe.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One job's request: its parameters completed, its CreateTrainingJob built once, its code uploaded, and sent."""
+"""One job's request: its parameters completed, its CreateTrainingJob built once, and its code uploaded."""

@@ -1,9 +1,9 @@
-"""One job's CreateTrainingJob: built once, without the network; then checked; then completed and sent.
+"""One job's CreateTrainingJob: built once, without the network; then checked; then completed.
 
 1. The SDK builds the request on a session that sends nothing. The few values that only AWS and the upload decide are
    placeholders: the code's URI, the account in the default bucket's name, and the ARN of a role known by its name.
 2. Checks, price and policies read `JobRequest.members` and change nothing.
-3. `complete` puts in these values, and nothing else. So what was checked is what is sent.
+3. `complete` uploads the code, and puts in these values and nothing else. So what was checked is what is sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The SageMaker Python SDK V2: its ``PyTorch`` builds a job's request and sends it."""
+"""The SageMaker Python SDK V2: its ``PyTorch`` builds a job's request."""
 
 from __future__ import annotations
 

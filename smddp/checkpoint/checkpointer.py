@@ -45,8 +45,9 @@ class Checkpointer:
     call it at every step, it is cheap. The next `save`, `wait` or `close` raises the error, too. A save that fails on
     one rank fails on every rank.
 
-    `load` is collective. The first call of `load`, `warm_up` or `save` is collective, too. Later calls of `warm_up` and
-    `save` are not, but every rank must save the same steps.
+    `load`, `check_writable`, `is_empty` and `lock_location` are collective. The first call of `warm_up` or `save` is
+    collective, too. Later calls are not, unless a part of the state is sharded among the ranks; but every rank must
+    save the same steps.
 
     Examples:
         >>> with Checkpointer(
@@ -441,7 +442,7 @@ class Checkpointer:
             self.last_report, self._durable = report, request.number
         except SaveFailedError:
             if request.failure is not None:
-                return None  # `save` raised this error already
+                return None  # `save_moment` raised this error already
             raise
         if self._is_main:
             logger.info(

@@ -1,4 +1,4 @@
-"""Run a few network-bound calls in parallel."""
+"""Run a few calls that wait for the network or a disk, or release the GIL, in parallel."""
 
 from __future__ import annotations
 

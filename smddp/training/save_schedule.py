@@ -1,7 +1,7 @@
-"""Never lose more than seconds of work: decide when to save, when to stop, and what to resume from.
+"""Never lose more than seconds of work: decide when to save, and when to stop.
 
 It joins three things that must agree: how far training has come, its checkpoints, and the ranks' agreement to stop. The
-trainer calls it at each boundary, when all ranks are between the same two steps.
+trainer calls it at the steps that `SaveSchedule.next_step` names, when all ranks are between the same two steps.
 
 How a stop becomes a checkpoint:
 
@@ -230,7 +230,7 @@ class SaveSchedule:
             )
 
     def save(self, *, again: bool = False) -> None:
-        """Save a checkpoint of this moment, unless one exists.
+        """Save a checkpoint of this moment, unless a save of it has begun.
 
         ``again`` saves in any case, because parts beside the model may have changed.
         """

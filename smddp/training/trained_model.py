@@ -1,6 +1,6 @@
 """A model that is trained: a loss goes in, an optimizer step comes out.
 
-It knows neither where the data comes from, nor what is saved or shown.
+It knows neither where the data comes from, nor when anything is saved or shown.
 """
 
 from __future__ import annotations

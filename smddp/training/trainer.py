@@ -285,7 +285,8 @@ class Trainer(TrainingLoop):
     def step(self, loss: Tensor, *, weight: Tensor | float | None = None) -> bool:
         """Run the backward pass of one micro-batch; after the last one of an optimizer step, take that step.
 
-        A step unscales and clips the gradients, steps optimizer and schedule, and then logs, saves or stops if due.
+        A step unscales and clips the gradients, steps optimizer and schedule, and then logs if due. It saves or stops
+        if due outside of ``batches``; within, that happens when the loop asks for the next batch.
 
         Args:
             loss: A scalar, the mean over this rank's micro-batch.

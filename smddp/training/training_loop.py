@@ -229,7 +229,7 @@ class TrainingLoop:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
 
     def _after_step(self) -> None:
-        """Count and show an optimizer step of the model, and save or stop if due, unless a batch is under way."""
+        """Show an optimizer step of the model, and save or stop if due, unless a batch is under way."""
         self._data.count_step()
         self._report.after_step()
         if not self._in_step:  # else `_training_batches` does it when the script is done with the batch

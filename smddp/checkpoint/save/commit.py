@@ -67,7 +67,7 @@ class SaveFailedError(CheckpointError):
 
 
 class RankSaver:
-    """Writes this rank's part of each save, in a background thread."""
+    """Copies this rank's part of each save in the training thread, and writes it in a background thread."""
 
     def __init__(self, store: Store, group: SaveGroup, committer: Committer, snapshotter: Snapshotter) -> None:
         """Write nothing yet. Only rank 0 uses `committer`."""
@@ -182,7 +182,10 @@ class RankSaver:
 
 
 class Committer:
-    """Commits the save attempts of one run, one after the other, in the background thread of rank 0."""
+    """Commits the save attempts of one run, one after the other, in the background thread of rank 0.
+
+    The training thread may lock the location before the first save.
+    """
 
     def __init__(
         self, store: Store, *, keep: Retention, hyperparameters: Mapping[str, Any], listener: CommitListener | None

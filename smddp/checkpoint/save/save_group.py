@@ -227,7 +227,7 @@ class SaveGroup:
     results: RankResults
 
     @classmethod
-    def gather(cls, ranks: Ranks, share: Literal["node", "all", "alone"]) -> SaveGroup:
+    def gather(cls, ranks: Ranks, share: Literal["node", "all"]) -> SaveGroup:
         """Agree on a group; collective. Raise DistributedError or PeerFailedError if a rank cannot reach the store."""
         run = ranks.on_main(lambda: secrets.token_hex(6))
         if ranks.world_size == 1:

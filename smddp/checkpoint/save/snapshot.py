@@ -131,9 +131,8 @@ def _sizes(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, int]]:
 # Divides the replicated tensors among the ranks that write them.
 #
 # A pure function of names and sizes, so that every rank computes the same answer without communication. Whole tensors
-# go,
-# largest first, to the writer with the fewest bytes so far (Graham's longest-processing-time rule): no writer gets more
-# than a fair share and one tensor.
+# go, largest first, to the writer with the fewest bytes so far (Graham's longest-processing-time rule): no writer gets
+# more than a fair share and one tensor.
 WHOLE_BELOW = 2**20
 """Bytes. The first writer writes a smaller part alone: another file would cost more than it saves."""
 

@@ -1,8 +1,8 @@
 """The owner record of a checkpoint store: which run saves there, and whether that run is still alive.
 
 Two runs in one store remove each other's checkpoints while they are written. So the first run owns the store until it
-ends, and a second run is refused at its start. A killed run must not keep the store: the second run reads the record,
-and checks whether the first run's process is gone.
+ends, and a second run is refused at its start. A killed run must not keep the store: in a directory, the kernel drops
+its lock; in S3, the second run reads the record, and checks whether the first run's process is gone.
 """
 
 from __future__ import annotations

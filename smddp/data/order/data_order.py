@@ -38,7 +38,7 @@ class DataOrder(Protocol):
 
     @property
     def consumed(self) -> int:
-        """Samples of this epoch consumed by optimizer steps, over all ranks."""
+        """Samples of this epoch in batches that the loop has finished, over all ranks."""
         ...
 
     @property
