@@ -63,9 +63,9 @@ async def ask_async(call: Callable[[], T]) -> T:
 def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
     """Create a job exactly once, however often the request is repeated; raise botocore's error if it is refused.
 
-    1. AWS gives a name to one job only, so a repeated request can't create a second job.
-    2. An attempt without an answer, ours or one of boto3's own retries, may have created the job.
-    3. ResourceInUse after such an attempt is a success if the existing job matches the request.
+    1. A job's name is unique in an account, so a repeated request can't create a second job.
+    2. An attempt that AWS did not answer may have created the job. boto3's own retries are attempts, too.
+    3. ResourceInUse after an unanswered attempt is a success if the existing job matches the request.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 

@@ -17,16 +17,16 @@ _SAMPLED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What was found in one parameter, what is allowed there, and what to do."""
+    """A problem in one parameter of a job: the value found, the allowed values, and the remedy."""
 
     severity: Severity
     """An error can't work, or would waste money; a warning may be intended."""
     parameter: str
     """The Estimator's parameter, or ``inputs`` or ``job_name`` of ``fit()``."""
     found: str
-    """What the parameter holds, or lacks."""
+    """The bad value, or the missing one."""
     remedy: str
-    """What is allowed instead, and what to do."""
+    """The allowed values, and how to correct the parameter."""
 
     def __str__(self) -> str:
         return f"{self.parameter}: {self.found}. {self.remedy}"

@@ -50,7 +50,10 @@ def deciding_type(instance_types: list[str]) -> str:
 
 
 def for_pytorch(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that ``PyTorch`` takes, with one preferred type for all; `complete` adds the rest."""
+    """Return the parameters that ``PyTorch`` accepts. `complete` adds the others to the request.
+
+    Of several preferred instance types, ``PyTorch`` gets the one that decides the image.
+    """
     known = {name: value for name, value in arguments.items() if name not in BEYOND_PYTORCH}
     if preferences := instance_preferences(arguments):
         known["instance_type"] = deciding_type([each.instance_type for each in preferences])
@@ -59,9 +62,9 @@ def for_pytorch(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def complete(request: dict[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the CreateTrainingJob with the members that ``PyTorch`` has no parameters for.
+    """Return the CreateTrainingJob request with the members that ``PyTorch`` can't set.
 
-    `request` is the one that ``PyTorch(**for_pytorch(arguments))`` makes.
+    `request` is the request made by ``PyTorch(**for_pytorch(arguments))``.
     """
     completed = dict(request)
     if preferences := instance_preferences(arguments):

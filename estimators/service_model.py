@@ -1,4 +1,4 @@
-"""SageMaker's API as the installed botocore knows it, and a walk that finds what it does not allow in a value.
+"""SageMaker's API as the installed botocore knows it, and a walk that finds a value's violations of it.
 
 The plan checks the request it is about to send, the local platform the request it received; each words a `Violation`
 itself. Types, names, counts, lengths, patterns and enumerations come from the model, so this file has no copy of them.
@@ -40,7 +40,7 @@ _JAVA_CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One thing that the model does not allow."""
+    """One value in a request that breaks a rule of the service model."""
 
     rule: Literal["type", "required", "unknown", "least", "most", "pattern", "enum", "null"]
     """The broken rule. ``null`` is ours, not the model's: no variable or argument can hold the character U+0000."""
@@ -56,14 +56,14 @@ class Violation:
 
 @functools.cache
 def service_model(service: str = "sagemaker") -> ServiceModel:
-    """Return SageMaker's model, or that of a related service, such as ``sagemaker-metrics``."""
+    """Return the model of SageMaker, or of a related service such as ``sagemaker-metrics``."""
     import botocore.session
 
     return botocore.session.get_session().get_service_model(service)
 
 
 def violations(shape: Any, value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Violation]:
-    """Yield what the model does not allow in a value at `path`, as a request would hold it.
+    """Yield the violations in the value of a request's member at `path`.
 
     A value of any other Python type, such as a pipeline's variable, is skipped: the SDK resolves it later.
     """

@@ -61,7 +61,7 @@ _SHOWN = 60
 
 
 def check(parameter: str, value: Any) -> Iterator[Problem]:
-    """Yield what the API would refuse in a parameter's value, as the request would hold it; skip pipeline variables."""
+    """Yield the API's limits that a parameter's value in the request exceeds; skip pipeline variables."""
     for violation in violations(_field(FIELDS[parameter]), value):
         yield told(violation, parameter, violation.path)
 
@@ -84,7 +84,7 @@ def is_too_large(parameter: str, value: Any) -> bool:
 
 
 def most(parameter: str) -> int:
-    """Return the most items that the API takes in a list or dict parameter."""
+    """Return the maximum number of items of a list or dict parameter."""
     return int(_field(FIELDS[parameter]).metadata["max"])
 
 
@@ -96,7 +96,7 @@ def _field(path: str) -> Any:
 
 
 def _words(violation: Violation) -> tuple[str, str]:
-    """Return what was found, and what is allowed."""
+    """Return two texts: the value found, and the allowed values."""
     value, limit = violation.value, violation.limit
     match violation.rule:
         case "type":
@@ -154,7 +154,7 @@ _SDKS_MODEL_CHANNEL = "model"
 
 
 def check_form(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what the API's model does not allow in a request, which the SDK made from `arguments`."""
+    """Yield the violations of the API's model in a request, which the SDK made from `arguments`."""
     for violation in violations(service_model().operation_model("CreateTrainingJob").input_shape, request):
         parameter, path = _origin(violation.path, request, arguments)
         problem = told(violation, parameter, path)

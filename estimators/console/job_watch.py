@@ -98,7 +98,7 @@ class JobWatch:
     """Follows one job from its beginning to its end, or until no page has asked for it for a while."""
 
     def __init__(self, source: JobSource, name: str, pause: Callable[[], float]) -> None:
-        """Describe the job and start to follow it; `pause` returns the least seconds between two polls.
+        """Describe the job and start to follow it; `pause` returns the minimum seconds between two polls.
 
         Raise botocore's error if the job does not exist, may not be described, or AWS does not answer.
         """
@@ -293,6 +293,6 @@ class Watches:
                 watch.close()
 
     def _pause(self) -> float:
-        """Return the least seconds between two polls of one job, so that all jobs together cost one poll a second."""
+        """Return the minimum seconds between two polls of one job. All jobs together are polled once a second."""
         with self._lock:
             return float(max(1, sum(not watch.has_ended and not watch.is_stale for watch in self._watches.values())))

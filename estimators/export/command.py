@@ -95,7 +95,7 @@ def export(
 
 
 def _directories(command: str, channels: list[str]) -> dict[str, Path]:
-    """Return the directory of each --channel option by channel."""
+    """Parse the ``NAME=DIRECTORY`` texts of --channel: return each channel's directory by channel name."""
     data = {}
     for given in channels:
         name, _, directory = given.partition("=")

@@ -223,7 +223,7 @@ class _NotebookLine:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Show the line below the cell's output so far."""
+        """Display the live line below the notebook cell's present output, and start the thread that refreshes it."""
         from IPython.display import display
 
         show: Callable[..., Any] = display
@@ -240,7 +240,7 @@ class _NotebookLine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Show the line's final text; ends the thread."""
+        """End the thread, and leave the final text on display."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

@@ -30,7 +30,7 @@ _THERE = (
     "fit(), plan() and to_sagemaker(), and neither model_data nor deploy(): the TrainingJob that fit() returns has."
 )
 _HARMLESS = (cst.Expr, cst.Del, cst.Comparison, cst.If, cst.Assert, cst.FormattedStringExpression)
-"""Nodes in which an estimator may stand by itself without being passed on."""
+"""Nodes that may contain an estimator's name without passing the estimator on."""
 SEND_ON = "Give what takes it estimator.to_sagemaker(), which is the SDK's own object."
 
 
@@ -63,7 +63,7 @@ class V2Jobs:
         return job
 
     def _arguments(self, job: ScriptJob, class_name: str) -> dict[str, cst.BaseExpression | None]:
-        """Return the arguments by the Estimator's names, with None for the keys of an unpacked dict; edit the call."""
+        """Rename the call's arguments to the Estimator's, and return their values; None for an unpacked dict's keys."""
         given: dict[str, cst.BaseExpression | None] = {}
         new_names: list[str | None] = []
         positions = iter(names.POSITIONS[class_name])

@@ -131,7 +131,7 @@ def _limit(max_cost: object) -> Decimal | None:
 
 
 def rule_instances(request: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the instance types of a request's Debugger and profiler rules. AWS's own rules have none, and are free."""
+    """Return the instance types that a request's Debugger and profiler rules pay for. AWS's own rules are free."""
     rules = [*request.get("DebugRuleConfigurations", ()), *request.get("ProfilerRuleConfigurations", ())]
     return tuple(rule["InstanceType"] for rule in rules if "InstanceType" in rule)
 

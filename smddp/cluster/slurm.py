@@ -37,7 +37,7 @@ def rank_and_size(environment: Environment) -> tuple[EnvValue[int], EnvValue[int
 
 
 def read(environment: Environment) -> EnvValues:
-    """Return the tasks as Slurm numbers them."""
+    """Return the cluster's values as srun sets them: one rank per task."""
     rank, world_size = rank_and_size(environment)
     node_rank = environment.integer("SLURM_NODEID", beside="SLURM_PROCID")
     node_count = environment.integer("SLURM_STEP_NUM_NODES", "SLURM_NNODES", beside="SLURM_PROCID", minimum=1)

@@ -1,7 +1,7 @@
 """Check and time one communication of torch.distributed on all ranks, and report what a backend lacks.
 
 A communication has inputs with a known result, a call, and a size. Sizes and bandwidths are defined as in NVIDIA's
-nccl-tests (doc/PERFORMANCE.md): the size is that of the largest buffer on a rank, the algorithm bandwidth is size over
+nccl-tests (doc/PERFORMANCE.md): the size is the largest buffer on a rank, the algorithm bandwidth is size over
 time, and the bus bandwidth is the algorithm bandwidth times a factor, which makes it comparable with the hardware's
 bandwidth for any number of ranks.
 """
@@ -119,7 +119,7 @@ class Measurement:
 def measure(
     operations: Sequence[Operation], settings: Sequence[Setting], sizes: Sequence[int], *, seconds: float
 ) -> Iterator[Measurement]:
-    """Measure each operation in each setting, with each reduce operation; all ranks must iterate over it.
+    """Measure each operation in each setting, with each reduce operation. All ranks must iterate over the result.
 
     ``sizes`` are approximate bytes of the largest buffer on a rank; each call is repeated for about ``seconds``.
     """

@@ -1,10 +1,10 @@
-"""Which rank failed first, told to every rank through the store, so that each host reports the cause and no echo.
+"""Tells every rank, through the store, which rank failed first, so that each host reports the cause.
 
 1. When a rank fails, the others fail too, with a lost connection as their reason.
 2. The first rank that fails for its own reason publishes its report, by one atomic compare-and-set.
 3. A rank that only lost contact waits for that report, for a few seconds.
-4. Every rank also polls for the report twice a second, in a thread with its own connection. So a rank that is stuck in
-   a collective, or whose store is about to vanish with rank 0, learns of the failure, too.
+4. Every rank also polls for the report twice a second, in a thread with its own connection. So a rank learns of the
+   failure even if it is stuck in a collective, or if rank 0 ends soon and takes the store with it.
 5. The failed rank ends only after all ranks have read the report, or a few seconds later.
 """
 

@@ -208,7 +208,7 @@ class Agent(SimpleElasticAgent):
             raise
 
     def _end_healthy(self) -> None:
-        """Kill ranks that did not fail, and forget their exit codes, which are not the reason of the job's end."""
+        """Kill the ranks that did not fail, and ignore their exit codes: they do not explain why the job ended."""
         self._processes.kill()
         self._processes.forget()
 

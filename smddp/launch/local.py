@@ -47,9 +47,9 @@ def run_local(
     """Run a script on ``nodes`` times ``processes_per_node`` ranks, wait for it, and return the exit code.
 
     SIGTERM, or Ctrl-C once, stops every rank with a checkpoint; if one node fails, the others are ended. Call it from
-    the main thread. Without ``nodes``, these are the tasks of srun or OpenPAI, or one; without ``node_rank``, all nodes
-    run here. ``run_dir`` keeps the model, output and checkpoints (default: ``SMDDP_RUN_DIR``, or ``runs/<script's
-    name>``), and running again there resumes. ``timeout`` is in seconds.
+    the main thread. Without ``nodes``, each task of srun or OpenPAI is a node; outside of them there is one node.
+    Without ``node_rank``, all nodes run here. ``run_dir`` keeps the model, output and checkpoints (default:
+    ``SMDDP_RUN_DIR``, or ``runs/<script's name>``), and running again there resumes. ``timeout`` is in seconds.
 
     The exit code is 0, 75 if the run was stopped and can resume, or the code of the first failing rank. Raise
     DistributedError if the arguments contradict each other or the script is missing, JobError if ``checkpoint_s3_uri``

@@ -74,7 +74,7 @@ class Tracker(Protocol):
     def checkpoint(self, step: int, place: str) -> None:
         """Record a durable checkpoint.
 
-        The call may come late, and not for each checkpoint if they follow each other fast.
+        The call may come late. If checkpoints follow each other fast, some get no call.
         """
 
     def finish(self, status: Status, model: str | None) -> None:
@@ -146,7 +146,7 @@ class _LineFile:
     """A file to which whole lines are appended; its directory is created.
 
     Lines after ``step`` are removed: a killed run took these steps after its checkpoint, and a resume takes them again.
-    ``step_of`` returns the step of a line, or None for one that is incomplete or foreign. ``header`` is the first line.
+    ``step_of`` returns the step of a line; None if the line is incomplete or foreign. ``header`` is the first line.
     """
 
     def __init__(

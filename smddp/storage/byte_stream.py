@@ -17,7 +17,7 @@ class ByteStream:
     def __init__(self, file: BinaryIO, *, name: str, offset: int = 0, size: int | None = None) -> None:
         """Take ownership of a file: anything with ``read(n)`` and ``close()``, such as a pipe or an HTTP body.
 
-        It begins at byte `offset` of a whole of `size` bytes, None if unknown.
+        The file's next byte is byte `offset` of the content, whose `size` in bytes is None if unknown.
         """
         self.name = name
         self.offset = offset

@@ -1,4 +1,4 @@
-"""The runs of this process that may have unsaved steps: how far each came, its checkpoints, and ``active_runs``.
+"""The runs of this process that may have unsaved steps: their progress, their checkpoints, and ``active_runs``.
 
 A process runs one script, and its stop or end concerns all its runs. Each run is registered twice, because two
 lifetimes meet: its ``SaveSchedule`` lives as long as the trainer, from before the first step; its `OpenRun` lives
@@ -32,7 +32,7 @@ class Progress:
     """The progress of training; part of each checkpoint."""
 
     steps: int = 0
-    """Optimizer steps taken since the very first start; one that fp16's loss scaler skipped counts too."""
+    """Optimizer steps taken since the very first start; steps that fp16's loss scaler skipped count, too."""
 
     epoch: int = 0
     """The epoch under way, from 0."""
@@ -55,7 +55,7 @@ class Progress:
 
 
 class OpenRun:
-    """A run that has begun, until its script ends, even after its trainer: its checkpoints, and how far it came.
+    """A run from its beginning to its script's end, which may outlive its trainer: its checkpoints and progress.
 
     As a context it ends the saves: after success once all are durable, with an exception after ten seconds at most.
     """
@@ -188,11 +188,11 @@ class ActiveRuns:
         self._trained.add(run)
 
     def discard(self, run: Run) -> None:
-        """Forget a run whose steps another run saves."""
+        """Remove a run, because another run's checkpoints contain its state."""
         self._trained.discard(run)
 
     def add_open(self, run: OpenRun) -> None:
-        """Register a run that has begun, and close that of a dropped trainer in the same location."""
+        """Register a run that has begun, and close a dropped trainer's run in the same location."""
         for dropped in self.open_runs():
             if dropped.location == run.location:
                 dropped.is_open = False
@@ -200,7 +200,7 @@ class ActiveRuns:
         self.end_with_script(run)
 
     def open_runs(self) -> list[OpenRun]:
-        """Return the runs that may still save, those of dropped trainers included."""
+        """Return the runs that may still save, including the runs of dropped trainers."""
         return [run for run in self._open if run.is_open]
 
     def saving_runs(self) -> list[Run]:

@@ -16,8 +16,8 @@ ConfigReader = Callable[[Any, Job], tuple[Any, Mapping[str, Any]] | None]
 def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReader) -> tuple[dict[str, Any], Job]:
     """Return the arguments to call main with, and the job with all hyperparameters.
 
-    ``job`` is the parameter of that name or of type `smddp.Job`; the reader makes any other. Raise TypeError for a
-    parameter of a type that it can't make.
+    A parameter gets the job if its name is ``job`` or its type `smddp.Job`; ``read_config`` makes the value of any
+    other. Raise TypeError if it can't make a value of a parameter's type.
     """
     hints = get_type_hints(main)
     arguments: dict[str, Any] = {}

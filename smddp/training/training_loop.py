@@ -64,7 +64,7 @@ class TrainingLoop:
         return self._membership.cluster.is_main
 
     def resume(self) -> bool:
-        """Load the newest valid checkpoint; ``epochs`` calls it unless the script has.
+        """Load the newest valid checkpoint. If the script does not call ``resume``, ``epochs`` does.
 
         Returns:
             Whether a checkpoint was loaded.

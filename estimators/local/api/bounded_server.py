@@ -121,14 +121,14 @@ class Connections:
             return True
 
     def waits(self, connection: socket.socket, since: float) -> None:
-        """Mark a connection as waiting for its client: it may be closed for a new one after `since` and the grace."""
+        """Mark a connection as idle: the grace period after `since`, it may be closed to make room for a new one."""
         with self._changed:
             if connection not in self._waiting:
                 self._waiting[connection] = since
                 self._changed.notify()
 
     def works(self, connection: socket.socket) -> None:
-        """Mark a connection as served: it is not closed for a new one."""
+        """Mark a connection as being served: it is not closed to make room for a new connection."""
         with self._changed:
             self._waiting.pop(connection, None)
 

@@ -52,7 +52,7 @@ class TrainingJobApi:
         }
 
     def answers(self, request: ApiRequest) -> bool:
-        """Return whether a request is for the engine or for the platform itself."""
+        """Return whether this class answers a request: one about the engine's jobs, or an operation of the platform."""
         of_engine = request.is_sagemakers and request.operation in self._engine.operations
         return request.is_own or (of_engine and _is_about_engine_job(request))
 

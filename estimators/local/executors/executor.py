@@ -96,12 +96,13 @@ class HostCluster(Protocol):
     ) -> None:
         """End all hosts.
 
-        Raise HandOverError if this process's user does not own the programs' files and no other error is on its way.
+        Raise HandOverError if the programs' files can't be given to this process's user, unless another error is being
+        raised.
         """
 
 
 class Executor(Protocol):
-    """Runs clusters."""
+    """Starts a job's hosts, as processes or containers: what differs between processes, Docker and Slurm."""
 
     @property
     def cannot_pipe(self) -> str | None:
@@ -127,7 +128,7 @@ class HostStartError(RuntimeError):
 
 
 class NoNamespacesError(HostStartError):
-    """This machine lets a program have no namespaces of its own, now or later; ``why`` is the reason alone."""
+    """This machine does not allow programs their own namespaces, now or later; ``why`` is the bare reason."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -143,4 +144,4 @@ class HandOverError(RuntimeError):
 
 
 class NoImageError(LookupError):
-    """Nothing on this machine stands for a job's image."""
+    """No image on this machine is mapped to a job's image."""

@@ -154,7 +154,7 @@ def _mount_hosts(hosts: dict[str, str]) -> None:
 
 
 def _mount_environment() -> None:
-    """Give the host a private /etc/environment: a root user's program may add to it, as it would in a container."""
+    """Mount a private copy of /etc/environment, because a program that runs as root may write to the file."""
     if Path(ENVIRONMENT).exists():
         _mount_file(ENVIRONMENT, Path(ENVIRONMENT).read_bytes())
 

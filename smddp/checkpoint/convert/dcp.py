@@ -66,7 +66,7 @@ class _Record:
 
 
 class _Index(_Record):
-    """Stands in for a piece's index, which is a dict key."""
+    """Stands in for DCP's ``MetadataIndex``, the key of the dict that locates each piece of a tensor."""
 
     fqn: str
     offset: Any = None

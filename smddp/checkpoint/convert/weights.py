@@ -161,7 +161,7 @@ _AVERAGED = "n_averaged"  # AveragedModel's counter
 
 @dataclass(kw_only=True, slots=True)
 class _Match:
-    """The weights that fit and those that do not. `unexpected` has the source's names, all others the module's."""
+    """A comparison of weights with a module. Names are the module's; only in `unexpected` they are the source's."""
 
     state: OrderedDict[str, Any] = field(default_factory=OrderedDict)
     """The weights that fit, for the module's load_state_dict."""

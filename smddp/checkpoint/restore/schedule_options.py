@@ -202,7 +202,7 @@ def _of_another_kind(saved: str, own: str) -> ValueError:
 def _approximate(scheduler: Any, saved: Mapping[str, Any], own: ScriptSchedule, unknown: list[str]) -> ScriptSchedule:
     """Estimate the initial options of a schedule for a checkpoint of an older version, which lacks them.
 
-    Add to `unknown` the entries that may or may not be options.
+    Add entries to `unknown` if they could be either options or state.
     """
     options = {name: copied(value) for name, value in saved.items() if name in own.options}
     if _is_torchs(scheduler):

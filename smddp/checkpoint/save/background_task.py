@@ -1,4 +1,4 @@
-"""A background thread for one action at a time, whose error or result the training thread takes. Not about checkpoints.
+"""A background thread for one action at a time; the training thread takes the result or error. Not about checkpoints.
 
 Notes on the hand-over:
   1. Each action has its own thread, so that between two saves no thread runs that a fork or the exit could interrupt.
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 
 class BackgroundTask(Generic[_Result]):
-    """Runs one action at a time in the background. Each gets an event that is set when it shall give up."""
+    """Runs one action at a time in the background. The action's argument is an event, set to cancel the action."""
 
     def __init__(self) -> None:
         self._task: _Task[_Result] | None = None

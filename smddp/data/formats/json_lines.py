@@ -14,7 +14,7 @@ class JsonLinesReader:
     """Cuts a file into lines; `RawRecord.parse` parses them later.
 
     ``file`` starts at byte ``offset`` of the shard, at record ``number``; ``location`` precedes the name in errors.
-    ``size`` is the shard's bytes, None if unknown (a pipe); ``largest_record`` is the most bytes of a line.
+    ``size`` is the shard's bytes, None if unknown (a pipe); ``largest_record`` is the maximum bytes of a line.
     """
 
     def __init__(

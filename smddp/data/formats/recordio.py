@@ -22,7 +22,7 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 class RecordIOReader:
     """Cuts a stream into records, each ``{"__key__": "17", "record": b"..."}``, numbered from 0.
 
-    ``name`` names the stream in errors; ``largest_record`` is the most bytes of a record.
+    ``name`` names the stream in errors; ``largest_record`` is the maximum size in bytes.
     """
 
     def __init__(self, file: BinaryIO, *, name: str, largest_record: int = LARGEST_RECORD) -> None:

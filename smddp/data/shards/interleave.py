@@ -32,11 +32,11 @@ class Interleave:
     """The order of one epoch."""
 
     records: int
-    """All records."""
+    """The number of records in all shards."""
     global_batch: int
     """Samples of an optimizer step, a multiple of the lanes."""
     lanes: int
-    """Streams read at a time, over all ranks."""
+    """The number of streams that all ranks together read at a time."""
     window: int
     """The shuffle window in records, over all lanes."""
     seed: int
@@ -45,17 +45,17 @@ class Interleave:
 
     @property
     def steps(self) -> int:
-        """Whole global batches of an epoch."""
+        """The number of whole global batches in an epoch."""
         return self.records // self.global_batch
 
     @property
     def stride(self) -> int:
-        """Records of each lane in a step."""
+        """The number of records of each lane in one step."""
         return self.global_batch // self.lanes
 
     @property
     def length(self) -> int:
-        """Records of each lane."""
+        """The number of records in each lane."""
         return self.steps * self.stride
 
     @property

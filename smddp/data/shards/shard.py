@@ -147,7 +147,7 @@ class ShardSequence:
     """Maps a position in a sequence of shards to a shard and a record."""
 
     def __init__(self, source: Source, shards: Sequence[Shard], *, largest_record: int = LARGEST_RECORD) -> None:
-        """Put the shards in this order, one after the other; ``largest_record`` is the most bytes of a record."""
+        """Put the shards in this order, one after the other; ``largest_record`` is a record's maximum bytes."""
         self.source = source
         self.shards = shards
         self.largest_record = largest_record

@@ -294,7 +294,7 @@ class HostedRecord(JobRecord[Request_co]):
             self._move(self._progress.enter(states.UPLOADING, _now()))
 
     def finish(self, *, failure_reason: str | None = None, model_artifacts: str | None = None) -> None:
-        """End the job: Failed if there is a reason, else Completed or as the stop decided."""
+        """End the job as Failed if a reason is given; otherwise as Completed, or with the status of its stop."""
         with self._changed:
             if failure_reason is not None:
                 status = states.FAILED

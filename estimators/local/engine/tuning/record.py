@@ -170,7 +170,7 @@ class TuningRecord(JobRecord[TuningRequest]):
             self.note()
 
     def outlive(self) -> None:
-        """End a tuning job whose platform was killed: its search is lost."""
+        """End a tuning job after its platform was killed: Stopped if it was stopping, otherwise Failed."""
         self.finish(*((STOPPED,) if self.is_stopping else (FAILED, KILLED)))
 
     def wants_more(self) -> bool:
