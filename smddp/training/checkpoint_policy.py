@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from smddp.checkpoint import Retention
-from smddp.checkpoint.restore.script_options import OnChange
+from smddp.checkpoint.parts.script_options import OnChange
 from smddp.job import Job
 
 

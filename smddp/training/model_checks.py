@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from smddp.checkpoint.restore.sharded_optimizer import is_sharded
+from smddp.checkpoint.parts.sharded_optimizer import is_sharded
 from smddp.distributed.ddp_options import CommHookName
 from smddp.distributed.replica import find_sharding
 from smddp.training.argument_checks import describe

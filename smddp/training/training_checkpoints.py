@@ -18,10 +18,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from smddp.checkpoint.restore.optimizers import NamedOptimizer
-from smddp.checkpoint.restore.schedules import OptimizerSchedules
-from smddp.checkpoint.restore.script_options import OnChange
-from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer, is_sharded
+from smddp.checkpoint.parts.optimizers import NamedOptimizer
+from smddp.checkpoint.parts.schedules import OptimizerSchedules
+from smddp.checkpoint.parts.script_options import OnChange
+from smddp.checkpoint.parts.sharded_optimizer import ShardedOptimizer, is_sharded
 from smddp.checkpoint.run_state import Stateful, check_parts
 from smddp.distributed import Membership
 from smddp.job import Job

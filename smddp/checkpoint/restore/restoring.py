@@ -21,7 +21,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.restore.optimizers import check_optimizer, some
+from smddp.checkpoint.parts.optimizers import check_optimizer, some
 from smddp.checkpoint.restore.reader import Loaded, read_newest
 from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, restore_random_state
 from smddp.checkpoint.stores.store import Store

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 from smddp import CheckpointPolicy, Trainer
-from smddp.checkpoint.restore.script_options import OnChange
+from smddp.checkpoint.parts.script_options import OnChange
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 

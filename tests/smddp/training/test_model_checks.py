@@ -15,7 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import smddp
-from smddp.checkpoint.restore.sharded_optimizer import ShardedOptimizer
+from smddp.checkpoint.parts.sharded_optimizer import ShardedOptimizer
 from smddp.job import Job
 from smddp.training.model_checks import check_sharded_optimizers
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from smddp.checkpoint.restore.optimizers import RATE_OPTIONS, NamedOptimizer, group_options
-from smddp.checkpoint.restore.schedule_options import (
+from smddp.checkpoint.parts.optimizers import RATE_OPTIONS, NamedOptimizer, group_options
+from smddp.checkpoint.parts.schedule_options import (
     RATES,
     Differences,
     compare,
@@ -31,7 +31,7 @@ from smddp.checkpoint.restore.schedule_options import (
     told,
     with_states,
 )
-from smddp.checkpoint.restore.script_options import SCRIPT_OPTIONS, OnChange, copied, same
+from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, OnChange, copied, same
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from smddp.checkpoint import Checkpointer
-from smddp.checkpoint.restore.optimizers import NamedOptimizer
+from smddp.checkpoint.parts.optimizers import NamedOptimizer
 from smddp.job.saved_model import plain_name, write_model
 
 NAMES = ["encoder.0.bias", "encoder.0.weight", "encoder.1.bias", "encoder.1.num_batches_tracked"]

@@ -34,7 +34,7 @@ from torch.optim.lr_scheduler import (
 
 from smddp import warmup_cosine
 from smddp.checkpoint.format.state_tree import flatten, unflatten
-from smddp.checkpoint.restore.script_options import SCRIPT_OPTIONS, OnChange
+from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, OnChange
 from smddp.checkpoint.run_state import Checking
 from smddp.training.training_checkpoints import state_parts
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from smddp.checkpoint.restore.script_options import SCRIPT_OPTIONS, OnChange, change, copied, same
+from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, OnChange, change, copied, same
 from smddp.job.saved_model import plain_name
 
 logger = logging.getLogger(__name__)

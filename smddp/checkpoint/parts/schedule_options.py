@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from smddp.checkpoint.restore.script_options import SCRIPT_OPTIONS, change, close, copied, describe_function, same
+from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, change, close, copied, describe_function, same
 
 RATES = frozenset({"base_lrs", "_last_lr"})
 """Entries that follow from the optimizer's options. They count as changes only if nothing else has changed."""

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from smddp.checkpoint.restore.optimizers import DTYPES, NAMES, NamedOptimizer
-from smddp.checkpoint.restore.script_options import OnChange
+from smddp.checkpoint.parts.optimizers import DTYPES, NAMES, NamedOptimizer
+from smddp.checkpoint.parts.script_options import OnChange
 from smddp.distributed import Ranks
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from smddp import Checkpointer, CheckpointPolicy, Trainer
-from smddp.checkpoint.restore.optimizers import NamedOptimizer
+from smddp.checkpoint.parts.optimizers import NamedOptimizer
 from smddp.distributed import leave
 from smddp.errors import CheckpointError
 from smddp.job import Job
