@@ -88,7 +88,7 @@ def write_jpegs(directory: Path, size: int) -> None:
     for number in range(FILES):
         folder = directory / str(number % CLASSES)
         folder.mkdir(parents=True, exist_ok=True)
-        coarse = random.integers(256, size=(16, 16, 3), dtype=np.uint8)  # noise of single pixels is no photograph
+        coarse = random.integers(256, size=(16, 16, 3), dtype=np.uint8)  # noise of single pixels is not a photograph
         Image.fromarray(coarse).resize((size * 8 // 7,) * 2).save(folder / f"{number}.jpg", quality=90)
 
 

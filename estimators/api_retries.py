@@ -63,7 +63,7 @@ async def ask_async(call: Callable[[], T]) -> T:
 def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
     """Create a job exactly once, however often the request is repeated; raise botocore's error if it is refused.
 
-    1. A job's name is unique in an account, so a repeated request can't create a second job.
+    1. A job's name is unique in an account and region, so a repeated request can't create a second job.
     2. An attempt that AWS did not answer may have created the job. boto3's own retries are attempts, too.
     3. ResourceInUse after an unanswered attempt is a success if the existing job matches the request.
     """

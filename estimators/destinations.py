@@ -170,7 +170,7 @@ class PipelineStep:
     """Makes the SDK's own object for the job."""
 
     def check(self, options: FitOptions) -> None:
-        """Raise EstimatorError if the job shall be rehearsed or tell its events: `fit` starts none."""
+        """Raise EstimatorError for options about a rehearsal or events: `fit` starts no job here."""
         if options.on_event is not None or options.rehearses:
             raise EstimatorError(
                 "With a PipelineSession fit() trains nothing, so that there is nothing to rehearse, and no event. "

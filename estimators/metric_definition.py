@@ -58,7 +58,7 @@ def pieces(line: str) -> list[str]:
 
 
 def finite(text: str | None) -> float | None:
-    """Return a text's number, or None if it is no finite number: CloudWatch ignores those."""
+    """Return a text's number, or None if it is not a finite number: CloudWatch ignores those."""
     if text is None or "_" in text:  # only Python accepts 1_000 as a number
         return None
     try:

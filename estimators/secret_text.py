@@ -1,9 +1,9 @@
 """Detect secrets by name, by form, or as a private key. Pages mask them, bundles leave them out.
 
-The names and forms are those of detect-secrets (its plugins ``keyword``, ``private_key`` and of single services), plus
-those of machine-learning tools, whose ``token_ids`` are not secret. detect-secrets is no dependency because it brings
-an HTTP client, asks services whether a secret is valid, and recognises neither file names nor variables such as
-``WANDB_KEY``.
+The names and forms come from detect-secrets (its plugins ``keyword``, ``private_key`` and of single services); names
+of machine-learning tools are added, and their ``token_ids`` are not secret. detect-secrets is not a dependency because
+it brings an HTTP client, asks services whether a secret is valid, and recognises neither file names nor variables such
+as ``WANDB_KEY``.
 """
 
 from __future__ import annotations

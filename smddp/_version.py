@@ -1,3 +1,3 @@
-"""The version, in a file of its own: whoever needs it need not import the package's public names."""
+"""The version, in a separate file: reading it does not import the package's public names."""
 
 __version__ = "0.1.0"

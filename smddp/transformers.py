@@ -4,7 +4,7 @@ A script of transformers or Accelerate runs in any job as it is, if the launcher
 its ranks under other launchers, and ends a stop with a checkpoint and exit code 75.
 
 Accelerate reads torchrun's variables. Under srun, SageMaker's MPI and others it finds none, and each process trains
-alone on all of the data, without a warning. It does the same on CPUs unless it is told to use them.
+alone on all of the data, without a warning. It does the same on CPUs unless a setting makes it use them.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ _MADE_BY_SDK: Mapping[str, str] = {
     "ProfilerRuleConfigurations": "rules",
     "TensorBoardOutputConfig": "tensorboard_output_config",
 }
-"""The parameter behind each field that the SDK builds; those of `FIELDS` go into the request unchanged."""
+"""The parameter behind each field that the SDK builds; the parameters in `FIELDS` go into the request unchanged."""
 _PARAMETERS: Mapping[Path, str] = {
     tuple(field.split(".")): parameter
     for field, parameter in [*((field, name) for name, field in FIELDS.items()), *_MADE_BY_SDK.items()]

@@ -73,7 +73,7 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
 
 
 def check_code_location(arguments: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a code_location that is no S3 URI; the SDK would notice only while uploading."""
+    """Yield a code_location that is not an S3 URI; the SDK would notice only while uploading."""
     location = arguments.get("code_location")
     if isinstance(location, str) and not location.startswith("s3://"):
         yield error("code_location", f"{location!r} is not an S3 URI", "Give s3://bucket/prefix.")

@@ -116,7 +116,7 @@ def check(
 
 
 def _check_mount_point(path: str) -> Iterator[Problem]:
-    """Yield a mount point for checkpoints that hides a host's own directories, or is no absolute path."""
+    """Yield a mount point for checkpoints that hides a host's own directories, or is not an absolute path."""
     place = PurePosixPath(path)
     hides = _ML_ROOT.is_relative_to(place) or any(place.is_relative_to(_ML_ROOT / name) for name in _HOSTS_OWN)
     if not place.is_absolute() or ".." in place.parts or hides:

@@ -107,7 +107,7 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_mlflow(arguments: Arguments) -> Iterator[Problem]:
-    """Yield an mlflow_config that is no valid structure."""
+    """Yield an mlflow_config that is not a valid structure."""
     given = arguments.get("mlflow_config")
     if given is not None and request_form(given, "MlflowConfig") is None:
         known = "mlflow_resource_arn, mlflow_experiment_name, mlflow_run_name"

@@ -293,6 +293,6 @@ class Watches:
                 watch.close()
 
     def _pause(self) -> float:
-        """Return the minimum seconds between two polls of one job. All jobs together are polled once a second."""
+        """Return the minimum seconds between two polls of one job: all jobs together get at most one poll a second."""
         with self._lock:
             return float(max(1, sum(not watch.has_ended and not watch.is_stale for watch in self._watches.values())))

@@ -234,7 +234,7 @@ class HostTree:
 
 
 def walk(top: int, failed: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield each entry below a directory that is no directory: its path, and its own status, not a link target's.
+    """Yield each entry below a directory that is not a directory: its path, and its own status, not a link target's.
 
     ``top`` is a descriptor of the directory. ``failed`` is called with each directory that can't be read, and the
     error.

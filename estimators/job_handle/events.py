@@ -1,7 +1,7 @@
-"""The events of a training job: how it changes, how it ends, and who is told.
+"""The events of a training job, and the listener that receives them.
 
-An event is a change of the job's status, a line of its log, or a value of one of its metrics. A listener gets them: the
-user's function, or a shell command, for chat or mail.
+An event is a change of the job's status, a line of its log, or a value of one of its metrics. A listener is the
+user's function or a shell command, which sends a chat message or a mail.
 """
 
 from __future__ import annotations

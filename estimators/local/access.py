@@ -146,7 +146,7 @@ class _LocalSession(botocore.session.Session):
     """A botocore session with fixed endpoints, which reads no environment variable and no file.
 
     The endpoint is forced here and not in boto3's session, because every client is made here: boto3's clients and
-    resources, and those of code such as the SageMaker SDK that builds an endpoint itself.
+    resources, and clients of code such as the SageMaker SDK that builds an endpoint itself.
     """
 
     def __init__(self, access: Access) -> None:

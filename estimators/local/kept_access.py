@@ -51,7 +51,7 @@ class KeptAccess:
     def read_running(self) -> Access | None:
         """Return the addresses and keys of the platform that runs here now; None if none does. Raise as `read` does.
 
-        An answer alone is no proof, because another user's program could give it: the objects must be locked, too.
+        An answer alone is not proof, because another user's program could give it: the objects must be locked, too.
         """
         access = self.read()
         runs = access is not None and is_locked(self.directory.parent / "storage") and answers(access)

@@ -56,7 +56,7 @@ def migrate(source: bytes) -> Migration:
     """Return a submit script with its ``PyTorch`` and ``ModelTrainer`` jobs as an Estimator's.
 
     A job is migrated as a whole, or stays, and a note says why; jobs of an Estimator stay as they are. Raise
-    EstimatorError if the script is no Python, is nested too deeply or describes no job, or if no SageMaker SDK is
+    EstimatorError if the script is not Python, is nested too deeply or describes no job, or if no SageMaker SDK is
     installed.
     """
     try:

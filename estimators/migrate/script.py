@@ -34,13 +34,13 @@ class Variable:
 
     name: str
     bindings: tuple[cst.BaseExpression | None, ...]
-    """The value of each binding; None for a binding that is no plain assignment."""
+    """The value of each binding; None for a binding that is not a plain assignment."""
     uses: tuple[cst.CSTNode, ...]
     """The nodes that read it."""
 
 
 class Script:
-    """A parsed script; raises EstimatorError if it is no Python, RecursionError if it is nested too deeply."""
+    """A parsed script; raises EstimatorError if it is not Python, RecursionError if it is nested too deeply."""
 
     def __init__(self, source: bytes) -> None:
         try:
@@ -168,7 +168,7 @@ class Script:
         return self._variables[key]
 
     def variable(self, name: cst.Name) -> Variable | None:
-        """Return the variable of a name that is read or bound; None if the name is no variable of the script."""
+        """Return the variable of a name that is read or bound; None if the name is not a variable of the script."""
         scope: Scope | None = self._scopes.get(name)
         found = [each for each in scope[name.value] if isinstance(each, Assignment)] if scope else []
         if not found or any(isinstance(each, ImportAssignment) for each in found):

@@ -26,7 +26,7 @@ class Cost:
     per_hour: Decimal | None = None
     """Dollars per hour for all hosts, on demand; None if unknown."""
     per_hour_of_spot: Decimal | None = None
-    """Dollars per hour with all hosts as spot instances; None if the job is no spot job, or the price is unknown."""
+    """Dollars per hour with all hosts as spot instances; None if the job is not a spot job, or the price is unknown."""
     at_most: Decimal | None = None
     """Dollars for the whole of `max_run` and of the warm pool's time, on demand; None if unknown."""
     seconds: int = 0

@@ -142,7 +142,7 @@ def _local_problems(
 def _problems(
     job: CompletedJob, given: Mapping[str, Any], call: FitArguments, session: Session | None
 ) -> Iterator[Problem]:
-    """Yield the problems of each parameter by itself; `given` are those of the user and our defaults."""
+    """Yield the problems of each parameter by itself; `given` are the user's parameters and our defaults."""
     from estimators.sdk import request_values, sessions, training_images
     from estimators.sdk.adapter import adapter
 

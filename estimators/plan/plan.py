@@ -56,7 +56,7 @@ class Plan:
             raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}", self.errors)
 
     def policies(self) -> Policies:
-        """Return the IAM policies that this job needs: its role's, and those of the user who sends it.
+        """Return the IAM policies that this job needs: for its role, and for the user who sends it.
 
         Raises:
             EstimatorError: The policies are unknown: the job has errors, runs locally, or is a training recipe.

@@ -1,4 +1,4 @@
-"""The IAM policies that one job needs: its role's, and those of the user who sends it.
+"""The IAM policies that one job needs: for its role, and for the user who sends it.
 
 The role's rules are those that AWS lists for CreateTrainingJob, narrowed to the job's own resources:
 https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html#sagemaker-roles-createtrainingjob-perms A rule from

@@ -194,7 +194,7 @@ class Topology:
     instead: tuple[tuple[int | None, str], ...] = ()
     """Alternatives in the same form: the `instance_preferences` after the first. The job takes the first available."""
     launcher: str
-    """The launcher on each host, or on those of the `trained` groups; on the others the script runs alone."""
+    """The launcher on each host, or on each host of the `trained` groups; on other hosts the script runs alone."""
     trained: tuple[str, ...] = ()
     """The instance groups whose hosts get ranks; empty if all hosts do."""
     hosts_with_ranks: int | None

@@ -68,7 +68,7 @@ class Rehearsal:
     model_bytes: int
     """The size of model.tar.gz."""
     checkpoint_bytes: int
-    """The size of the newest checkpoint, summed over named Trainers; 0 if there is none."""
+    """The size of the newest checkpoint, summed over named Trainers; 0 if absent."""
     memory_bytes: int
     """Peak host memory of the largest process, over all hosts; 0 if no log reports it."""
     samples: tuple[str, ...]

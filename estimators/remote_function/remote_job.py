@@ -50,7 +50,7 @@ class RemoteJob(Generic[R]):
         Raises:
             TrainingJobFailed: The function raised an exception, or the job failed; the reason has the traceback.
             TrainingJobStopped: The job was stopped.
-            EstimatorError: The result is missing, is not what the job has written, or belongs to another function.
+            EstimatorError: The result is missing, was changed after the job wrote it, or belongs to another function.
         """
         self.training_job.wait(logs=logs)
         description: Any = self.training_job.describe()

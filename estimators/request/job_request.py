@@ -142,7 +142,7 @@ def _built(
 
 
 def _offline(session: Session, role: object, asked: _Asked) -> Session:
-    """Return a copy of a session that sends no request to AWS, and notes in `asked` what it would have sent."""
+    """Return a copy of a session that sends no request to AWS, and adds the requests to `asked` instead."""
     from estimators.sdk import sessions
 
     offline = copy.copy(session)

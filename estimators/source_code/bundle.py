@@ -48,7 +48,7 @@ def stage(
     """Bundle code that imports smddp with the installed package; other code without excluded files is its own bundle.
 
     `into` is a directory to create for the bundle in any case: the containers of the SDK's Local Mode write to the code
-    that is mounted. `without` are paths in the source that are no code, `more` additional files by name. Raise
+    that is mounted. `without` are paths in the source that are not code, `more` additional files by name. Raise
     EstimatorError if the code can't be copied, or a ``.smddpignore`` can't be read.
     """
     if not source.is_local:

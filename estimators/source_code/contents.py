@@ -1,7 +1,7 @@
 """The files of a job's bundle: the code without excluded files, and smddp if the code imports it; and their archive.
 
 The archive's bytes depend only on the files' names, contents and executable bits. So the same code has the same
-SHA-256, whoever sends it and when. zlib's version also affects the bytes: after an update of zlib the same code is
+SHA-256 for every sender, at any time. zlib's version also affects the bytes: after an update of zlib the same code is
 uploaded once more.
 """
 

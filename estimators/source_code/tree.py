@@ -1,6 +1,6 @@
-"""Divide a directory into bundled and left-out files: by its ``.smddpignore``, as no code, or as a secret.
+"""Divide a directory into bundled files and left-out ones: ignored by its ``.smddpignore``, not code, or secret.
 
-The lines of a ``.smddpignore`` mean what those of a ``.gitignore`` mean (gitignore(5)). An ignored directory is not
+A ``.smddpignore`` has the syntax of a ``.gitignore`` (gitignore(5)). An ignored directory is not
 entered; among the lines that match a name itself, the last one decides. pathspec parses each line by itself: its own
 combinations let a line for a directory decide about files in it, unlike git.
 """
@@ -157,7 +157,7 @@ class Tree:
 
     @classmethod
     def of(cls, root: Path, without: Sequence[Path] = ()) -> Tree:
-        """Scan a directory, skipping the paths `without`, which are no code.
+        """Scan a directory, skipping the paths `without`, which are not code.
 
         Raise EstimatorError if the ``.smddpignore`` or a directory can't be read, or a link leads to a directory above
         it.

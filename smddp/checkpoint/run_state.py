@@ -1,7 +1,7 @@
 """The state of a run that a checkpoint saves: the parts that the script names, and each rank's random numbers.
 
-The random numbers are those of Python's, numpy's global and PyTorch's generators, on the CPU and on every GPU. A
-generator that a script creates is not included: it is a part of its own.
+The random numbers are the states of Python's, numpy's global and PyTorch's generators, on the CPU and on every GPU. A
+generator that a script creates is not included: the script names it as a separate part.
 """
 
 from __future__ import annotations

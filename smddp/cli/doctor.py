@@ -268,7 +268,7 @@ def _credentials() -> Iterator[Finding]:
 
 
 def _credentials_source() -> str | None:
-    """Return a place that has credentials, of the environment or of the profile in use; None if there is none."""
+    """Return the source of credentials, such as the environment or the profile in use; None if absent."""
     from botocore.configloader import load_config, raw_config_parse
     from botocore.exceptions import BotoCoreError
 

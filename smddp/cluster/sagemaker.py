@@ -1,7 +1,7 @@
 """SageMaker's hosts, in the dialects of its SDKs V2 (SM_HOSTS, SM_CURRENT_HOST) and V3 (also SM_HOST_COUNT, ...).
 
 A job without a launcher runs one process on each host. ``torchrun`` and ``mpi`` take only the host names from here. The
-variables are those of the sagemaker-training toolkit 5.1 and of V3's container drivers.
+variables come from the sagemaker-training toolkit 5.1 and from V3's container drivers.
 """
 
 from __future__ import annotations

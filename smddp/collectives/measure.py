@@ -52,7 +52,7 @@ class Setting:
 
 
 def group_of_all(**options: Any) -> dist.ProcessGroup:
-    """Return a new process group of all ranks; ``options`` are those of ``torch.distributed.new_group``."""
+    """Return a new process group of all ranks; ``options`` go to ``torch.distributed.new_group``."""
     group = dist.new_group(**options)
     assert isinstance(group, dist.ProcessGroup), "every rank belongs to it"
     return group

@@ -19,7 +19,7 @@ from smddp.distributed import Membership, join, leave
 
 logger = logging.getLogger(__name__)
 
-_WIDTH = 110  # if the output is no terminal
+_WIDTH = 110  # if the output is not a terminal
 _RESULTS = {True: "right", False: "[bold red]WRONG[/]", None: ""}
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
@@ -92,7 +92,7 @@ def _report(measurements: list[Measurement], options: Options) -> None:
 
 
 def format_size(size: int) -> str:
-    """Return the size in its largest unit, with one digit after the point if it is no whole number."""
+    """Return the size in its largest unit, with one digit after the point if it is not a whole number."""
     number = float(size)
     for unit in _UNITS:
         if number < 1024 or unit == _UNITS[-1]:

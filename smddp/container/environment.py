@@ -1,6 +1,6 @@
 """The environment of the job's processes: the SM_* contract, as SageMaker's own training toolkit sets it.
 
-The names, values and encodings are those of sagemaker-training 5.1.4, quirks included; the tests compare with it.
+The names, values and encodings are the same as in sagemaker-training 5.1.4, quirks included; the tests compare with it.
 Variables that the user set stay unchanged. Intended differences from the toolkit:
 
 - ``SM_NUM_NEURONS`` is always 0: Trainium is not supported.

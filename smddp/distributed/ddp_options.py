@@ -57,7 +57,7 @@ class DDPOptions:
     the step after a resume may differ in the last bits."""
 
     find_unused_parameters: bool = False
-    """Search each step for parameters that its loss does not depend on, such as those of a branch not taken. This costs
+    """Search each step for parameters that its loss does not depend on, such as a skipped branch's. This costs
     a walk over the graph each step. Without it, such a model is an error."""
 
     sync_batchnorm: bool = False

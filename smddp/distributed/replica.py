@@ -146,13 +146,13 @@ class Replica(DistributedDataParallel):
         self._layout = _layout(self._weights)
         if not options.find_unused_parameters:  # else DDP never rebuilds its buckets
             self._settle_buckets(options)
-        # Order: after the rehearsal, which is no step: the hooks' counters and state begin with the first step.
+        # Order: after the rehearsal, which is not a step: the hooks' counters and state begin with the first step.
         register_cast(self, options)
         if powersgd is not None:
             powersgd.register(self, [weight.requires_grad for weight in self._weights])
 
     def _reconnect(self, weights: Sequence[nn.Parameter]) -> None:
-        """Make DDP anew after a change of the parameters; it knows only those of its making."""
+        """Make a new DDP after the parameters changed: DDP reduces only the parameters that it was made with."""
         now = sum(weight.requires_grad for weight in weights)
         if self._membership.cluster.is_main:
             logger.info("%d of the model's %d parameters are trainable now", now, len(weights))

@@ -150,7 +150,7 @@ def detect_cluster() -> Cluster:
 
 
 def _refuse_rank_of_a_rank(rank: int, world_size: int) -> None:
-    """Raise DistributedError for a spawned rank that is no equal share of the rank that spawned it."""
+    """Raise DistributedError for a spawned rank that is not an equal share of the rank that spawned it."""
     launched = _launched()
     if launched is None:
         return

@@ -31,7 +31,7 @@ PREFIX = "smddp"
 """The prefix of all keys that ranks write."""
 
 NEWEST = "meeting"
-"""The key of the newest meeting's prefix, for a process that serves the store and is no rank."""
+"""The key of the newest meeting's prefix, for a process that serves the store and is not a rank."""
 
 _LOOK_SECONDS = 0.01
 

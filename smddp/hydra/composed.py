@@ -1,8 +1,8 @@
 """One rank's config: composed by Hydra from files and overrides, compared with the other ranks', saved with the run.
 
 A job's hyperparameters become overrides in Hydra's own grammar, without loss. A text is quoted, so that Hydra does not
-read it as a number, list or sweep, and its ``${`` is escaped, so that it is no interpolation. Hydra's own parser reads
-each override back, and a value that the grammar can't express is refused.
+read it as a number, list or sweep, and its ``${`` is escaped, so that Hydra does not interpolate. Hydra's own parser
+reads each override back, and a value that the grammar can't express is refused.
 
 Hydra's own runner is not used: on each rank it would create a directory with the time in its name, set up logging
 again, and end a failed rank by ``sys.exit(1)``. Settings of that runner in a config are refused, not ignored.

@@ -25,7 +25,7 @@ from smddp.job.printed_error import PrintedError, find_error, hint
 LIMIT = 1024
 """Characters of the failure file that SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
 
-_END_BYTES = 4 * LIMIT  # the most bytes of LIMIT characters in UTF-8
+_END_BYTES = 4 * LIMIT  # the maximum bytes of LIMIT characters in UTF-8
 _MESSAGE_LIMIT = 600
 _CAUSE_LIMIT = 160
 _MOST_HELD = 2
@@ -156,7 +156,7 @@ def read(file: Path) -> str:
 
 
 def find(output_dir: Path) -> tuple[int, int] | None:
-    """Return a mark that identifies the current report file; None if there is none."""
+    """Return a mark that identifies the current report file; None if absent."""
     try:
         found = (output_dir / "failure").stat()
     except OSError:

@@ -54,7 +54,7 @@ class Job:
     cluster: Cluster
     """This process's rank and the world size."""
     hyperparameters: Mapping[str, Any]
-    """The user's hyperparameters without types: parsed if they are JSON. Outside of a job, only those of SM_HPS;
+    """The user's hyperparameters without types: parsed if they are JSON. Outside of a job, only SM_HPS has any;
     `smddp.run` adds all fields of the script's dataclass."""
     inputs: Inputs
     """Each channel's mode and location, pipes included."""

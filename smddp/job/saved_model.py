@@ -132,7 +132,7 @@ def _write_whole(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _os_error(error: BaseException) -> OSError | None:
-    """Return the operating system's error inside an error of torch or safetensors; None if there is none."""
+    """Return the operating system's error inside an error of torch or safetensors; None if absent."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         if found := _OS_ERROR.search(str(cause)):

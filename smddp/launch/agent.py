@@ -174,7 +174,7 @@ class Agent(SimpleElasticAgent):
             self._processes.end(FAILURE_GRACE)
 
     def _first_failed(self, *, is_last: bool) -> ProcessExit | None:
-        """Return the rank here that failed first by itself; None if there is none yet.
+        """Return the rank here that failed first by itself; None if no rank has.
 
         A rank that lost contact may end before the failed rank does, here or elsewhere; wait for that one at most
         CAUSE_SECONDS. ``is_last`` means that all ranks of all nodes have ended.

@@ -25,7 +25,7 @@ class FailureFile:
         self._earlier = self._find()
 
     def read(self) -> str | None:
-        """Return a report that a rank has written since; None if there is none."""
+        """Return a report that a rank has written since; None if absent."""
         if self._output_dir is None or self._find() in (None, self._earlier):
             return None
         try:

@@ -105,9 +105,9 @@ class NodeLines:
         return self._failure or failure
 
     def part(self, *, stopped: bool = False) -> None:
-        """Announce that this node's end is no loss from now on; with ``stopped``, that the other nodes shall stop, too.
+        """Announce that this node will end without a failure.
 
-        ``stopped`` means that a stop ends this node before its ranks began.
+        With ``stopped``, a stop ends this node before its ranks began, and the other nodes must stop, too.
         """
         self._tell_all({"parted": True, "stopped": stopped})
 

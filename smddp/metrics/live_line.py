@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from smddp.process.terminal_line import TerminalLine
 from smddp.process.terminal_text import duration, fitting, is_watched, speed
 
-_SPAN_SECONDS = 30.0  # the live line's speed is that of the last half minute
+_SPAN_SECONDS = 30.0  # the live line shows the speed over the last half minute
 
 
 @dataclass(kw_only=True, slots=True)

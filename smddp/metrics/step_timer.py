@@ -70,7 +70,7 @@ class StepTimer:
         self._last = now
 
     def pause(self) -> None:
-        """Ignore the time until the next mark, such as that of an evaluation between two epochs."""
+        """Ignore the time until the next mark, such as an evaluation between two epochs."""
         self._last = None
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:

@@ -1,7 +1,8 @@
 """Trackers: record a run's configuration, metrics, checkpoints and model, beside the log.
 
-A tracker has four calls, on rank 0, at each metric line and each ``trainer.log``. All trackers of a run are one that
-never fails. Two write files of lines, JSON and CSV, which a resumed run continues from its checkpoint.
+A tracker has four calls, on rank 0, at each metric line and each ``trainer.log``. `TrackerGroup`
+joins a run's trackers, and drops a tracker that raises. Two trackers write files, JSON lines and CSV, which a resumed
+run continues from its checkpoint.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ def require(package: str, tracker: str) -> None:
 
 
 class TrackerGroup:
-    """Call each tracker, in order; one that raises is not called again.
+    """Call each tracker, in order; a tracker that raises is not called again.
 
-    Making it raises TypeError for an object that is no tracker.
+    Making it raises TypeError for an object that is not a tracker.
     """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:

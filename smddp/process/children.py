@@ -121,7 +121,7 @@ class ChildProcesses:
             return bool(self._running)
 
     def pass_on(self, signum: int) -> None:
-        """Send a signal whose meaning the processes define; it is no stop, and starts no grace period."""
+        """Send a signal whose meaning the processes define; it is not a stop, and starts no grace period."""
         with self._lock:
             for process in self._running.values():
                 self._tell(process, signum)

@@ -28,7 +28,7 @@ def outlive_stop() -> None:
 
 
 def outlives_stop() -> bool:
-    """Return whether this process's parent is no fork server, or one that survives a stop's signals."""
+    """Return whether this process's parent is not a fork server, or one that survives a stop's signals."""
     parent = multiprocessing.parent_process()
     return parent is None or parent.pid == os.getppid() or _server == os.getppid()
 

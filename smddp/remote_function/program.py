@@ -38,8 +38,8 @@ class CalledFunction:
     job_parameters: tuple[str, ...]
     """Parameters that receive the `smddp.Job`: named ``job``, or annotated with it. The caller omits them."""
     dataclasses: Mapping[str, type]
-    """Dataclasses in the annotations, and in those of their fields, by ``module:name``. Those of the function's own
-    module are by name alone, because a script's module is called ``__main__`` only where it is started."""
+    """Dataclasses in the annotations, and in their fields' annotations, by ``module:name``. The function's own module
+    is left out of the key, because a script's module is called ``__main__`` only where it is started."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> CalledFunction:

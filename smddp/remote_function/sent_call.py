@@ -86,7 +86,7 @@ class SentCall:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
 
     def check_arguments(self, document: bytes) -> None:
-        """Raise RemoteFunctionError if a document is not that of the sent arguments."""
+        """Raise RemoteFunctionError if a document does not contain the sent arguments."""
         if not hmac.compare_digest(hashlib.sha256(document).hexdigest(), self.digest):
             raise RemoteFunctionError("the arguments are not those that were sent: the code's archive was changed")
 

@@ -74,7 +74,7 @@ class Downloads:
         `cancelled()`, which is checked after each mebibyte, is true.
 
         Notes on resuming and versions:
-          1. Each try asks for the bytes after the last one that arrived.
+          1. Each try asks for the bytes after the last received byte.
           2. The first answer fixes the version, unless `version` does; `If-Match` makes S3 refuse any other.
           3. `answered` is called with the version after each answer, before its bytes; `arrived` after each block with
              the count of bytes so far.

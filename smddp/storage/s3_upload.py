@@ -97,7 +97,7 @@ class Uploads:
         return self._bucket.ask(doing, put, none_if=none_if) is not None
 
     def abort(self, key: str, upload_id: str, *, doing: str) -> None:
-        """Abort an upload, and so delete its parts. An upload that has already ended is no error."""
+        """Abort an upload, and so delete its parts. An upload that has already ended is not an error."""
         self._bucket.ask(
             doing,
             lambda client: client.abort_multipart_upload(Bucket=self._bucket.name, Key=key, UploadId=upload_id),

@@ -39,12 +39,12 @@ class CheckpointPolicy:
     """How many saves in a row may fail because of the storage, each with an error in the log, before training ends."""
 
     share: Literal["node", "all"] | None = None
-    """Which ranks write: those of the first node, or all, which must then see the same location. None chooses all for
+    """The ranks that write: the first node's, or all, which must then see the same location. None chooses all for
     S3, and the first node for a directory, which other nodes may not see."""
 
     sync: Literal["watch", "upload"] = "watch"
-    """If SageMaker copies the directory to S3: ``"watch"`` that each checkpoint arrives there, and warn if one does
-    not; or ``"upload"`` a late one."""
+    """If SageMaker copies the directory to S3: with ``"watch"``, warn if a checkpoint does not arrive there; with
+    ``"upload"``, upload a late checkpoint.""" ""
 
     on_change: OnChange = "keep"
     """What a resume does if this script's options of optimizers and schedules (learning rate, weight decay, the length

@@ -49,7 +49,7 @@ def underlying_module(model: nn.Module) -> nn.Module:
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, world_size: int) -> None:
-    """Raise TypeError for an object that is no optimizer, and ValueError for one that would not train this model.
+    """Raise TypeError for an object that is not an optimizer, and ValueError for one that would not train this model.
 
     With several ranks, an optimizer may have no parameters outside of the model: the ranks would not average them.
     """
@@ -123,7 +123,7 @@ def check_sharded_optimizers(
 
 
 def check_schedulers(schedulers: Sequence[LRScheduler], each: str, optimizers: Sequence[Optimizer]) -> None:
-    """Raise TypeError for an object that is no schedule, and ValueError for one that can't be stepped here.
+    """Raise TypeError for an object that is not a schedule, and ValueError for one that can't be stepped here.
 
     A schedule must belong to one of these optimizers, and need no metric.
     """

@@ -183,7 +183,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
 
 
 def _with_reason_of_workers(report: str, output_dir: Path, earlier: tuple[int, int] | None) -> str:
-    """Return the report below that of data loader workers that ran the script again, which is the cause.
+    """Return the report, below the report of data loader workers that ran the script again and caused the failure.
 
     A worker writes its report to ``output_dir``, too; ``earlier`` is the mark of a report from before this rank began.
     """

@@ -31,7 +31,7 @@ class RunView:
     """Show one run, from its first metric line to its end.
 
     It may outlive the trainer, so it keeps no reference to it. ``metrics.jsonl`` is written beside the user's trackers.
-    Making it raises TypeError for an object that is no tracker.
+    Making it raises TypeError for an object that is not a tracker.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ class SaveSchedule:
     def begin_anew(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
     ) -> None:
-        """Save from now on, without a checkpoint to resume; the arguments are those of ``resume``.
+        """Save from now on, without a checkpoint to resume; the arguments are the same as for ``resume``.
 
         Raise ValueError if a checkpoint exists, which should have been resumed before the first step; else as
         ``resume``.
@@ -151,7 +151,7 @@ class SaveSchedule:
         self._metrics.update(metrics)
 
     def after_step(self) -> None:
-        """Save if a checkpoint is due, and ask the other ranks if that is due; raise as ``between_steps``."""
+        """Save if a checkpoint is due, and call ``between_steps`` at the next agreement; raise as it does."""
         step = self.progress.steps
         if self._every is not None and step // self._every > self._last_due:  # a batch may have several steps
             self._last_due = step // self._every
@@ -294,7 +294,7 @@ class SaveSchedule:
         self._order = order
         location = self._job.checkpoint_location
         if _is_saved_to(location):
-            gc.collect()  # a trainer without references is no obstacle
+            gc.collect()  # a trainer without references does not count
         if _is_saved_to(location):
             raise ValueError(
                 f"another Trainer of this process keeps its checkpoints in {location}: give each a name of its own, "

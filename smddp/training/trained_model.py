@@ -45,9 +45,9 @@ _COARSE = (torch.float16, torch.bfloat16)
 class TrainedModel:
     """One model with its optimizers, on each rank; all ranks call its methods at the same points.
 
-    ``model`` is the one to call: ``module`` in its precision, and with several ranks its replica, which begins with the
-    weights of rank 0. ``save`` makes the current state durable, for ``on_nonfinite="stop"``. The other arguments are
-    those of `Trainer`; making it raises as that.
+    Call ``model``: it is ``module`` in its precision, and with several ranks its DDP replica, which begins with rank
+    0's weights. ``save`` makes the current state durable, for ``on_nonfinite="stop"``. The other arguments, and the
+    errors, are the same as for `Trainer`.
     """
 
     def __init__(

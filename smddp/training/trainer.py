@@ -286,12 +286,12 @@ class Trainer(TrainingLoop):
         """Run the backward pass of one micro-batch; after the last one of an optimizer step, take that step.
 
         A step unscales and clips the gradients, steps optimizer and schedule, and then logs if due. It saves or stops
-        if due outside of ``batches``; within, that happens when the loop asks for the next batch.
+        if due outside of ``batches``; inside, it does so when the loop asks for the next batch.
 
         Args:
             loss: A scalar, the mean over this rank's micro-batch.
             weight: The number of items in that mean, if micro-batches have unequal numbers of items, such as tokens.
-                The gradient is then that of the mean over all items of the step, on all ranks. Pass it with each
+                The step's gradient is then the gradient of the mean over all items on all ranks. Pass it with each
                 micro-batch of a step; it costs a sum over the ranks each step. The loss must be finite even if the
                 weight is 0: PyTorch's mean over no target is NaN, ``outputs.sum() * 0`` is not.
 
@@ -359,8 +359,8 @@ class Trainer(TrainingLoop):
             The numbers; with ``reduce`` the same on all ranks.
 
         Raises:
-            ValueError: A metric is no number or has a reserved name, the ranks log different metrics, or ``reduce`` is
-                unknown.
+            ValueError: A metric is not a number or has a reserved name, the ranks log different metrics, or ``reduce``
+                is unknown.
         """
         check_reduce(reduce)
         check_names(metrics)

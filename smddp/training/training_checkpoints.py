@@ -56,7 +56,7 @@ class TrainingCheckpoints:
         why_not_inner: str | None,
     ) -> None:
         self.models = {"": model}
-        """The models that the loop trains: its own, and those of inner Trainers by their names in ``state``."""
+        """The models that the loop trains: its own, and the models of inner Trainers, by their names in ``state``."""
         self._progress = model.progress
         self._data = data
         self._per_rank: dict[str, Stateful] = {}
@@ -111,7 +111,7 @@ class TrainingCheckpoints:
             )
 
     def resume(self) -> bool:
-        """Load the newest valid checkpoint, and save there from now on; return False if there is none.
+        """Load the newest valid checkpoint, and save in its location from now on; return False if absent.
 
         Raise as `Trainer.resume`, and ValueError if another loop saves these models.
         """

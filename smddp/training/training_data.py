@@ -93,7 +93,7 @@ class TrainingData:
         on_host_change: OnChange,
         options: dict[str, Any],
     ) -> DataLoader[Any]:
-        """Return the training loader. The arguments are those of `Trainer.loader`; it raises as that. Collective."""
+        """Return the training loader. Arguments and errors are the same as for `Trainer.loader`. Collective."""
         if isinstance(dataset, StatefulLoader) and batch_size is None:
             _check_shares(dataset, self._world_size)
             outlive_stop(dataset)  # a resume may start its workers
@@ -128,7 +128,7 @@ class TrainingData:
     def evaluation_loader(
         self, dataset: AnyDataset, batch_size: int, *, sharded_by_host: bool, options: dict[str, Any]
     ) -> DataLoader[Any]:
-        """Return a loader for evaluation. The arguments are those of `Trainer.evaluation_loader`. Collective."""
+        """Return a loader for evaluation. The arguments are the same as for `Trainer.evaluation_loader`. Collective."""
         return self._loaders.evaluation(
             dataset, batch_size=batch_size, sharded_by_host=sharded_by_host, options=options
         )
@@ -263,7 +263,7 @@ def _check_shares(loader: object, world_size: int) -> None:
         return
     sampler = getattr(loader.batch_sampler, "sampler", None)
     draws_alike = isinstance(sampler, WeightedRandomSampler | SubsetRandomSampler) and sampler.generator is None
-    # torchdata's own RandomSampler is no subclass of torch's.
+    # torchdata's own RandomSampler is not a subclass of torch's.
     takes_all = isinstance(sampler, RandomSampler | SequentialSampler) or type(sampler).__qualname__ == "RandomSampler"
     if draws_alike or takes_all:
         raise ValueError(

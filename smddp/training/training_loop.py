@@ -143,7 +143,7 @@ class TrainingLoop:
         With ``accumulate``, each number is yielded once per micro-batch. A checkpoint is durable when the loop ends.
 
         Raises:
-            ValueError: ``count`` is no whole number of 1 or more.
+            ValueError: ``count`` is not a whole number of 1 or more.
             Stopped, CheckpointError: As in ``epochs``.
         """
         progress = self._progress

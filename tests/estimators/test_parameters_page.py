@@ -187,7 +187,7 @@ def test_each_row_is_compared_with_what_is_sent() -> None:
 
 
 def members(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The request's members that are no structures, each with its path; the times in names are taken out."""
+    """The request's members that are not structures, each with its path; the times in names are taken out."""
     if isinstance(value, Mapping) and value:
         for name, member in value.items():
             yield from members(member, f"{path}.{name}" if path else name)

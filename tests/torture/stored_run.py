@@ -83,7 +83,7 @@ def score_of(step: int) -> float:
 
 
 def loaded_step(root: Path) -> int:
-    """Load the newest checkpoint, see that it is of one piece, and give its step; 0 if there is none."""
+    """Load the newest checkpoint, see that it is of one piece, and give its step; 0 if absent."""
     loaded = read_newest(DirectoryStore(root))
     if loaded is None:
         return 0

@@ -50,7 +50,7 @@ class BoundedServer(ThreadingMixIn):
 
     A connection that the server works for is never closed, nor one in its first `GRACE_SECONDS`: the new one waits
     until there is room. After that, a connection whose body still arrives may be closed: clients on this machine send
-    faster than the server reads, so the longest wait is that of a client that sends drop by drop. While the server
+    faster than the server reads, so the client that has waited longest is one that sends byte by byte. While the server
     works for all its connections, a new one is refused with `BUSY` after `BUSY_SECONDS` without room.
     """
 
@@ -82,7 +82,7 @@ class BoundedServer(ThreadingMixIn):
 
 
 class Connections:
-    """The open connections, and those of them that wait for their clients."""
+    """The open connections, and the idle ones among them."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -165,7 +165,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.wfile = self._writer = _Writer(self.connection, self.server.connections)
 
     def handle(self) -> None:
-        """Serve the connection; a client that leaves, or is closed, is no error."""
+        """Serve the connection; a client that leaves, or is closed, is not an error."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             super().handle()
 

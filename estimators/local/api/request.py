@@ -159,7 +159,7 @@ def _read_document(content: bytes) -> dict[str, Any]:
     """
     try:
         document = json.loads(content or b"{}", parse_constant=_refuse_constant)
-        json.dumps(document, ensure_ascii=False).encode()  # an unpaired surrogate is no text
+        json.dumps(document, ensure_ascii=False).encode()  # an unpaired surrogate is not text
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or _is_deeper(document, MAX_DEPTH):

@@ -141,7 +141,7 @@ class _RequestHandler(BoundedHandler, MotoRequestHandler):  # type: ignore[misc]
     """Keeps the head of a request for its signature, and logs requests at debug level only."""
 
     def parse_request(self) -> bool:
-        """Read the headers; refuse a target that is no URL, because werkzeug could not parse it later."""
+        """Read the headers; refuse a target that is not a URL, because werkzeug could not parse it later."""
         if not super().parse_request():
             return False
         try:

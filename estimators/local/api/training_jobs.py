@@ -16,7 +16,7 @@ from estimators.local.engine.errors import invalid
 INTERRUPT = "InterruptTrainingJob"
 """Our own operation, beside AWS's: reclaim a spot instance of a job."""
 SET_CHAOS = "SetChaos"
-"""Our own operation: replace all faults that are set by those of a text."""
+"""Our own operation: replace all faults of the platform by the faults in a text."""
 DESCRIBE_CHAOS = "DescribeChaos"
 """Our own operation: list the faults that are set, and how often each has been met."""
 

@@ -107,7 +107,7 @@ _FAILED_BY = {
 
 
 def meet_request_faults(chaos: Chaos, service: str, name: str, agent: str) -> ErrorResponse | None:
-    """Delay a request as the faults that are set say, and return its refusal; None if it goes on.
+    """Delay a request by its faults, and return the request's refusal; None if it is not refused.
 
     ``service`` is AWS's signing name; ``name`` is the operation, for S3 the method.
     """

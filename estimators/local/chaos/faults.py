@@ -33,7 +33,7 @@ class Fault:
     word: ClassVar[str]
     """First word of the fault's text."""
     count: int | None = None
-    """Number of times that the fault is met."""
+    """Number of times that the fault occurs."""
     probability: float | None = None
     """Probability of the fault at each occasion, in (0, 1]. Without a `count`, it never ends."""
     seed: int = 0
@@ -48,7 +48,7 @@ class Fault:
 
     @property
     def most(self) -> float:
-        """Limit of how often the fault is met."""
+        """Maximum number of times that the fault occurs."""
         if self.count is None:
             return 1 if self.probability is None else math.inf
         return self.count
@@ -229,7 +229,7 @@ def tag(*faults: JobFault) -> dict[str, str]:
     """Return the tag that makes a job meet these faults: an entry of the Estimator's ``tags``.
 
     Raises:
-        ValueError: One is no fault of jobs, or their text is longer than a tag's value may be.
+        ValueError: One is not a fault of jobs, or their text is longer than a tag's value may be.
 
     Examples:
         >>> tag(Reclaim(step=20), NoCapacity(seconds=30))
@@ -242,7 +242,7 @@ def tag(*faults: JobFault) -> dict[str, str]:
 
 
 def require_job_faults(faults: tuple[Fault, ...]) -> tuple[JobFault, ...]:
-    """Return the same faults; raise ValueError if one is no fault of jobs."""
+    """Return the same faults; raise ValueError if one is not a fault of jobs."""
     for fault in faults:
         if not isinstance(fault, JobFault):
             raise ValueError(f"{fault} is no fault of a job: set it for the platform")
@@ -270,7 +270,7 @@ def _make(kind: type[Fault], given: dict[str, Any]) -> Fault:
 
 
 def _require(fault: Fault, name: str, *, whole: bool = False, least: float = 0, most: float = 10**9) -> None:
-    """Refuse a value of a field that is no number or out of bounds; None passes."""
+    """Refuse a value of a field that is not a number or out of bounds; None passes."""
     value = getattr(fault, name)
     kinds = int if whole else (int, float)
     if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most):

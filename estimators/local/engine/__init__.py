@@ -16,10 +16,10 @@ attempt        the hosts of one attempt, by an executor: `AttemptHosts`, with `H
                ``transfers/`` brings their input and their output
 =============  ======================================================================================================
 
-``records/`` knows no kind of record. ``hosted/`` is what training and processing jobs share: jobs on hosts. Each kind
-has a room with the same files: ``request``, ``record``, ``runner``, ``operations``.
+``records/`` knows no kind of record. ``hosted/`` is the shared part of training and processing jobs: jobs on hosts.
+Each kind has a room with the same files: ``request``, ``record``, ``runner``, ``operations``.
 
-Locks are taken in this order: that of `Experiments`, of the records of a kind, of a record, of the store.
+The order of the locks: first `Experiments`', then a kind's records', then a record's, last the store's.
 """
 
 from __future__ import annotations

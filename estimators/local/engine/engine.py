@@ -52,7 +52,7 @@ class Engine:
         sync_seconds: float = 1.0,  # between two scans of directories that are copied to S3 while hosts run
         rescue: Path | None = None,  # where a job's files go if they can't be uploaded; None: beside `directory`
         store: RecordStore = NOTHING_KEPT,
-        chaos: Chaos | None = None,  # faults for all jobs; None: only those of a job's tag
+        chaos: Chaos | None = None,  # faults for all jobs; None: only the faults in a job's tag
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         service_model()  # takes 0.1 s to read: now, not in the first request

@@ -44,7 +44,7 @@ def list_jobs(
 ) -> dict[str, Any]:
     """Answer the List operation of a kind of job: one page of the jobs that pass the request's filters.
 
-    ``word`` begins the names of the kind's members: ``TrainingJob``. ``members`` are those of a summary, and
+    ``word`` begins the names of the kind's members: ``TrainingJob``. ``members`` are the members of a summary, and
     ``sort_by`` is the order without SortBy. Raise ApiError for an invalid NextToken.
     """
     name, status = f"{word}Name", f"{word}Status"

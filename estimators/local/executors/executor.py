@@ -50,7 +50,7 @@ class HostSpec:
     directory: str = "code"
     """Working directory, relative to /opt/ml; an image's own program runs in the image's directory."""
     environment: Mapping[str, str]
-    """Variables of the program, which override those of the executor."""
+    """Variables of the program, which override the executor's."""
 
 
 class HostProcess(Protocol):

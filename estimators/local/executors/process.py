@@ -220,7 +220,7 @@ def inherited_environment(*, hosts: int) -> dict[str, str]:
     """Return the variables of a host's program that is a process of this machine: only those that any program needs.
 
     They never include AWS credentials, or the paths of their files: a job must not reach the user's account. `python`
-    and `torchrun` are those of the Python that runs the platform.
+    and `torchrun` belong to the Python that runs the platform.
 
     ``hosts`` share this machine's cores. Without a limit, the threads of each host would take all cores and wait for
     each other: a step of a small network takes twenty times as long.

@@ -219,7 +219,7 @@ _MODEL_TYPE = "application/x-sagemaker-model"
 def input_data_config(
     inputs: Any, *, model_uri: str | None, model_channel: str, code_uri: str | None
 ) -> list[dict[str, Any]] | None:
-    """Return all channels in the request's form, with those of the model and of the code, or None if there are none.
+    """Return all channels in the request's form, including the model's and the code's; None if there are none.
 
     Raise ValueError if a channel has another type, is not on S3, or uses a name twice.
     """
@@ -240,7 +240,7 @@ def input_data_config(
 
 
 def _input_mode(inputs: Any, default: str) -> str:
-    """Return the mode of channels that set none: that of a single ``TrainingInput`` if it has one, or `default`."""
+    """Return the mode of channels that set no mode: a single ``TrainingInput``'s, or else `default`."""
     mode: str = inputs.config.get("InputMode", default) if isinstance(inputs, TrainingInput) else default
     return mode
 

@@ -55,7 +55,7 @@ class StateSource:
         return parts[part], str(self)
 
     def read_foreign(self) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-        """Read all parts of a foreign state, and the names of values that are no part."""
+        """Read all parts of a foreign state, and the names of values that are not parts."""
         assert self.kind != "checkpoint"
         return _parts_of(self._read_foreign(None), str(self))
 
@@ -166,7 +166,7 @@ def _is_name_of(name: str, part: str) -> bool:
 
 
 def _parts_of(state: Any, origin: str) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """Divide a foreign state into parts by smddp's names, and the names of values that are no part, such as numbers.
+    """Divide a foreign state into parts by smddp's names, and the names of other values, such as numbers.
 
     The state is a model's weights, or parts by name or alias. Raise CheckpointError, which names `origin`, if there is
     no part.

@@ -80,7 +80,7 @@ def read_safetensors_file(path: Path, origin: str) -> dict[str, torch.Tensor]:
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
             metadata = file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{origin} is not a safetensors file, or it is damaged: {error}") from error
@@ -205,7 +205,7 @@ class _Scale:
         self._known: dict[int, int | None] = {}  # None: in progress
 
     def weigh(self, value: Any) -> int:
-        """Return the least bytes of a value, without its tensors; a container counts each time it occurs."""
+        """Return the minimum bytes of a value, without its tensors; a container counts each time it occurs."""
         if isinstance(value, torch.Tensor):
             self._add(value)
             return 1

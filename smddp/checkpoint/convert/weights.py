@@ -92,7 +92,7 @@ def load_weights(
         part: The part of the state with the weights.
         prefix: Load only weights with this prefix, and strip it: ``backbone.`` for a part of a model.
         strict: Require that all weights fit. Otherwise weights that do not fit are unchanged, with a warning.
-        freeze: Set ``requires_grad=False`` on the loaded parameters. BatchNorm's running statistics are no parameters:
+        freeze: Set ``requires_grad=False`` on the loaded parameters. BatchNorm's running statistics are not parameters:
             they still change in training mode. `WeightsReport.running` names these layers.
 
     Returns:

@@ -167,7 +167,7 @@ def told(
 
 
 def kept(saved: ScriptSchedule, own: ScriptSchedule) -> ScriptSchedule:
-    """Return the options of a schedule that keeps the checkpoint's: its own where the checkpoint has none."""
+    """Return the checkpoint's options of a schedule, and the script's where the checkpoint lacks one."""
     functions = {}
     for name, present in own.functions.items():
         is_saved = all(each["kind"] == "object" for each in present) and _pairs(saved, own, name) is not None

@@ -4,8 +4,8 @@ PyTorch saves a schedule's options with its progress, and loads both silently: a
 would continue with a schedule of half the length.
 
 1. A schedule without changes is loaded bit for bit.
-2. ``"take"`` steps this script's schedules from the beginning, as often as the checkpoint's: the learning rates are
-   those of a run that always had these options. All schedules of an optimizer step together, as most of them compute
+2. ``"take"`` steps this script's schedules from the beginning, as often as the checkpoint's: the learning rates
+   equal a run's that always had these options. All schedules of an optimizer step together, as most of them compute
    from the current learning rate.
 3. These steps run in the check, before anything is loaded. They are undone at once, and `load` uses the result.
 """

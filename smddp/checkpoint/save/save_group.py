@@ -1,6 +1,6 @@
 """The ranks that save together: which of them write, and what their background threads tell each other.
 
-Collectives would interleave with those of training, so the threads poll keys in the job's key-value store instead.
+Collectives would interleave with the training's, so the threads poll keys in the job's key-value store instead.
 Notes on one save:
   1. Every other rank sets ``result/<rank>``. Rank 0 polls for all of them, `_WAIT_SECONDS` at most.
   2. Rank 0 commits or discards, and sets ``save_result``. The other ranks poll for it, twice `_WAIT_SECONDS` at most:

@@ -170,7 +170,7 @@ class FileSystem:
 
 _TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
 MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
-"""Error codes of an absent file, or of a path that is no file. Other codes say nothing about the file."""
+"""Error codes of an absent file, or of a path that is not a file. Other codes say nothing about the file."""
 _FULL = "free some space there, or keep fewer checkpoints"
 _BARRED = "let this user write there, or save somewhere else"
 _UNREADABLE = "let this user read it, and enter the directories above it"

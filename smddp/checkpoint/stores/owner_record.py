@@ -20,7 +20,7 @@ from smddp.errors import CheckpointError
 from smddp.process.process_tree import started
 
 OWNER_NAME = "run.smddp-owner"
-"""The name of the file or S3 object with the owner record. It is no part of a checkpoint."""
+"""The name of the file or S3 object with the owner record. It is not part of a checkpoint."""
 
 LARGEST_OWNER = 2**16
 """Bytes. A larger record is not read."""

@@ -183,8 +183,8 @@ class ElasticSampler:
             micro_batch: From 0 to ``accumulate - 1``.
 
         Returns:
-            1.0, except in a short last batch. There a micro-batch weighs as much as it has samples, and one that only
-            repeats a sample weighs 0.0. So the step's gradient, divided by ``accumulate`` and by the world size, is the
+            1.0, except in a short last batch. There a micro-batch's weight is proportional to its samples, and 0.0
+            if it only repeats a sample. So the step's gradient, divided by ``accumulate`` and by the world size, is the
             gradient of the mean over the step's samples.
         """
         if not self.is_at_short_batch:
@@ -226,7 +226,7 @@ class ElasticSampler:
         self._epoch, self._consumed = epoch, consumed
 
     def host_change(self, state: Mapping[str, Any]) -> str | None:  # noqa: ARG002  # every host has all of the data
-        """Describe a change of hosts that matters for the order since a position was saved; None if there is none."""
+        """Describe a change of hosts since a position was saved, if it affects the order; None otherwise."""
         return None
 
     def _is_between_steps(self, consumed: int) -> bool:

@@ -59,8 +59,8 @@ class _Buffer(Generic[Item]):
         self._is_at_end = False
         self._error: BaseException | None = None
         # Guards all above. Bound: until `stop`, at most `size` items wait. Order: `finish` comes after the last `put`,
-        # so a producer's error is raised after all its items. Waits have no timeout: `next_item` or `stop` ends that of
-        # `put`; `put` or `finish`, which `_fill` always calls, ends that of `next_item`.
+        # so a producer's error is raised after all its items. Waits have no timeout: `next_item` or `stop` ends a
+        # wait in `put`; `put` or `finish`, which `_fill` always calls, ends a wait in `next_item`.
         self._changed = threading.Condition()
 
     def put(self, item: Item) -> None:

@@ -233,7 +233,7 @@ class Prefetcher:
             return part.arrived
 
     def _claim_part(self) -> tuple[StreamState, int, _Part] | None:
-        """Choose the next part to fetch, and add it to its stream; None if there is none."""
+        """Choose the next part to fetch, and add it to its stream; None if no part is left to fetch."""
         stream = self._choose()
         if stream is None:
             return None

@@ -159,7 +159,7 @@ def bundle_file(texts: Mapping[str, str]) -> tuple[bytes, str]:
 
 
 def with_bundled(given: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """Return a job's hyperparameters, merged with those of the bundle under ``base``/code; the request's have priority.
+    """Return a job's hyperparameters, merged with the bundle's under ``base``/code; the request's have priority.
 
     Raise HyperparameterError if the bundled file is missing or changed.
     """

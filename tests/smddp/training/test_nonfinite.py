@@ -1,4 +1,4 @@
-"""Gradients that are NaN or inf: what each action does, what it says, and what is no event."""
+"""Gradients that are NaN or inf: what each action does, what it says, and what is not an event."""
 
 from __future__ import annotations
 

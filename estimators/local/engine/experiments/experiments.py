@@ -17,7 +17,7 @@ from estimators.local.engine.validation import Handler
 
 
 class Experiments:
-    """Experiments, trials and trial components, also those of earlier platforms in the store."""
+    """Experiments, trials and trial components, including entities of earlier platforms in the store."""
 
     def __init__(self, arn_prefix: str, store: RecordStore, find_job: FindJob) -> None:
         # Guards the records. Taken before the lock of an entity, of a job and of the store, never after one of them.

@@ -136,7 +136,7 @@ class ComponentRecord(EntityRecord):
 
     @property
     def source(self) -> str:
-        """The ARN of its job; empty if it is no job's component."""
+        """The ARN of its job; empty if it is not a job's component."""
         arn: str = self.members.get("Source", {}).get("SourceArn", "")
         return arn
 

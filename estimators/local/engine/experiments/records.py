@@ -1,6 +1,6 @@
 """All experiments, trials and trial components of a platform, and the jobs that the components follow.
 
-`EntityRecords` are those of one kind, and `Entities` are all.
+`EntityRecords` are the entities of one kind, `Entities` are all entities.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FindJob = Callable[[str], "HostedRecord[HostedRequest] | None"]
 
 
 class EntityRecords(Records[AnyEntity]):
-    """The entities of one kind, also those of earlier platforms in the store."""
+    """The entities of one kind, including entities of earlier platforms in the store."""
 
     def __init__(self, kind: EntityKind, entity: type[AnyEntity], arn_prefix: str, store: RecordStore) -> None:
         super().__init__(kind, arn_prefix, store, lambda document: entity.from_json(kind, document))
@@ -59,7 +59,7 @@ class EntityRecords(Records[AnyEntity]):
 
 
 class Entities:
-    """All entities; callers hold the lock of `Experiments`. The arguments are that class's."""
+    """All entities; callers have locked `Experiments`. The arguments are the same as for `Experiments`."""
 
     def __init__(self, arn_prefix: str, store: RecordStore, find_job: FindJob) -> None:
         self.experiments = EntityRecords(EXPERIMENT, EntityRecord, arn_prefix, store)

@@ -1,5 +1,5 @@
-"""Jobs on hosts: what training and processing jobs share.
+"""Jobs on hosts: the shared part of training and processing jobs.
 
-`HostedRecord` is what is known of a job, and decides how it ends; `HostedRunner` does its work in a thread, attempt
+`HostedRecord` stores a job's state, and decides how the job ends; `HostedRunner` does its work in a thread, attempt
 after attempt; `AttemptHosts` runs the hosts of one attempt. `HostedRecords` are all jobs of a kind.
 """

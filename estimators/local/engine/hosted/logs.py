@@ -1,4 +1,4 @@
-"""Sends the output of hosts to CloudWatch Logs: `HostLog` as it comes, `EarlierLogs` that of an earlier platform.
+"""Sends the output of hosts to CloudWatch Logs: `HostLog` at once, `EarlierLogs` after a restart of the platform.
 
 There is one stream for each host and attempt. The host never waits for CloudWatch: one thread reads, another sends. The
 buffer between them is bounded; if the sender falls behind, the oldest lines are dropped, and a line says how many. The

@@ -60,7 +60,7 @@ class Metrics:
         self._publisher = publisher
 
     def read(self, line: str) -> None:
-        """Queue a line for the search; values that are no finite number are left out, as CloudWatch does."""
+        """Queue a line for the search; values that are not finite numbers are left out, as CloudWatch does."""
         if not self._definitions or self._broken:
             return
         with self._lock:

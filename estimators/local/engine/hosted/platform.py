@@ -38,4 +38,4 @@ class Platform:
     store: RecordStore = NOTHING_KEPT
     """Remembers the jobs."""
     chaos: Chaos = field(default_factory=Chaos)
-    """The faults that jobs meet, besides those of their tags."""
+    """The platform's faults for jobs, in addition to the faults in a job's tag."""

@@ -18,7 +18,7 @@ Job = TypeVar("Job", bound="HostedRecord[HostedRequest]")
 
 
 class HostedRecords(JobRecords[Job, HostedRunner[HostedRequest]]):
-    """The jobs of one kind by name, also those of earlier platforms in the store."""
+    """The jobs of one kind by name, including jobs of earlier platforms in the store."""
 
     def __init__(
         self,

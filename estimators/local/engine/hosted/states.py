@@ -243,8 +243,8 @@ class TimeLimits:
 class HostLossLimit:
     """Limits how often in a row a spot job may lose a host without a new checkpoint.
 
-    A lost machine is no fault of the program, so the job begins again. Without a limit, a program that kills itself in
-    a way that looks like a loss would begin again for ever.
+    The program does not cause the loss of a machine, so the job begins again. Without a limit, a program that kills
+    itself, which looks like a lost machine, would begin again for ever.
     """
 
     def __init__(self) -> None:

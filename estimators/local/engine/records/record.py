@@ -51,7 +51,7 @@ class Record(abc.ABC):
         self.name = name
         self.arn = arn
         self.tags = dict(tags)  # replaced at a change, never modified: it is read without the lock
-        # Guards all state of the record, also that of subclasses. Reentrant.
+        # Guards all state of the record, including the state of subclasses. Reentrant.
         # 1. A change and its save are one step, so the last save has all changes.
         # 2. Taken after the locks of `Experiments` and `Records`, before the store's.
         self._lock = threading.RLock()

@@ -15,7 +15,7 @@ J = TypeVar("J", bound=JobRecord[Any])
 
 
 class Records(Generic[R]):
-    """The records of one kind, also those of earlier platforms in the store."""
+    """The records of one kind, including records of earlier platforms in the store."""
 
     def __init__(
         self,

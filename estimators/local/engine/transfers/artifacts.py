@@ -75,7 +75,7 @@ def upload_output(
 def _merge(trees: Iterable[HostTree], folder: PurePath, what: str, output: S3Uri | FileUri) -> dict[str, _File]:
     """Return the files and links of all hosts by path in the folder; a folder that a program removed is empty.
 
-    Raise FailedJobError if the path is no directory, or a directory can't be read.
+    Raise FailedJobError if the path is not a directory, or a directory can't be read.
     """
     merged: dict[str, _File] = {}
     for tree in trees:

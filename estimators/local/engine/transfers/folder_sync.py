@@ -34,7 +34,7 @@ _TRANSIENT = (".sagemaker-uploading", ".sagemaker-uploaded")
 _TIMESTAMP_TICK = 20_000_000
 """Nanoseconds within which two writes may leave the same modification time."""
 _OWNER_SUFFIX = ".smddp-owner"
-"""Suffix of the owner file, which names the run that saves in a directory: it is no checkpoint."""
+"""Suffix of the owner file, which names the run that saves in a directory: it is not a checkpoint."""
 
 Signature = tuple[int, int, int]
 """Identifies one state of a file: inode, size in bytes, modification time in nanoseconds."""

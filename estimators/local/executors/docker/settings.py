@@ -20,7 +20,7 @@ class Docker:
     """Runs each host of a training job as a container: ``LocalSageMaker(executor=Docker(images={"*": "my-image"}))``.
 
     Raises:
-        ValueError: `images` is no mapping of names, or a limit is out of range.
+        ValueError: `images` is not a mapping of names, or a limit is out of range.
     """
 
     images: Mapping[str, str] = field(default_factory=dict)
@@ -56,6 +56,6 @@ class Docker:
 
 
 def _bytes(memory: str) -> int:
-    """Return an amount of memory in bytes; 0 if the text is no amount."""
+    """Return an amount of memory in bytes; 0 if the text is not an amount."""
     amount = _MEMORY.fullmatch(memory)
     return int(amount[1]) * _UNITS[amount[2]] if amount else 0

@@ -9,13 +9,13 @@ from pathlib import Path
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Slurm:
-    """Runs each host of a training job as a task of Slurm, each on a node of its own.
+    """Runs each host of a training job as a task of Slurm, one host on each node.
 
     ``LocalSageMaker(executor=Slurm(partition="gpu", shared="/nfs/me"))``. The nodes need this Python's environment
     under the same path.
 
     Raises:
-        ValueError: `shared` is no absolute path of a directory, or an option is not one word that starts with ``--``.
+        ValueError: `shared` is not an absolute path of a directory, or an option is not one word starting with ``--``.
     """
 
     shared: str | Path

@@ -1,4 +1,4 @@
-"""Shards to read, written as their users' tools write them, and sources that are no directory."""
+"""Shards to read, written as their users' tools write them, and sources that are not directories."""
 
 from __future__ import annotations
 
