@@ -14,10 +14,12 @@ import sys
 import tempfile
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from smddp._version import __version__
 from smddp.cli import checkpoints, doctor
 from smddp.errors import SmddpError
 from smddp.process.terminal_text import shown_text
@@ -25,15 +27,43 @@ from smddp.process.terminal_text import shown_text
 if TYPE_CHECKING:
     from smddp.collectives.program import Options
 
+_HELP = "Managed PyTorch training, SageMaker-style: here and on AWS."
+_FIRST = ("run", "plan", "local", "demo", "doctor")  # what a newcomer looks for
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"smddp {__version__}")
+        raise typer.Exit
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, in the order of the help: the first ones, then the others by name."""
+        names = sorted(super().list_commands(ctx))
+        return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
+
+
 app = typer.Typer(
     name="smddp",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Managed PyTorch training, SageMaker-style: here and on AWS.",
+    help=_HELP,
 )
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command()(doctor.doctor)
+
+
+@app.callback(help=_HELP)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the options of ``smddp`` itself."""
+
 
 _SIZE = re.compile(r"([0-9]+) ?(B|KiB|MiB|GiB)?")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -183,6 +213,13 @@ def run(
     from smddp.cluster.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
 
+    own = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
+    if misplaced := [each for each in context.args if each.partition("=")[0] in own]:
+        typer.echo(
+            f"smddp: {shown_text(' '.join(misplaced))} goes to {shown_text(script.name)}: options of smddp run come "
+            "before the script",
+            err=True,
+        )
     if processes_per_node is None:
         processes_per_node = max(count_visible(count_gpus(), os.environ), 1)
     raise typer.Exit(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from smddp._version import __version__
 from smddp.cli.app import app
 from tests.ports import free_port
 
@@ -27,6 +28,17 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     shown = smddp("--help", cwd=tmp_path)
     assert shown.returncode == 0
     assert all(command in shown.stdout for command in ("demo", "env", "run", "local"))
+
+
+def test_help_begins_with_what_a_newcomer_looks_for(tmp_path: Path) -> None:
+    shown = smddp("--help", cwd=tmp_path).stdout
+    found = [line.split()[1] for line in shown[shown.index("Commands") :].splitlines() if line.startswith("│ ")]
+    assert found[:3] == ["run", "plan", "local"]
+
+
+def test_shows_its_version(tmp_path: Path) -> None:
+    shown = smddp("--version", cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (0, f"smddp {__version__}\n")
 
 
 def test_env_tells_which_variable_decided_each_field(tmp_path: Path) -> None:
@@ -160,3 +172,10 @@ def test_bad_input_is_told_before_a_rank_starts(arguments, told, tmp_path, monke
     done = CliRunner().invoke(app, ["collectives", *arguments], env={"COLUMNS": "300"})
     assert done.exit_code == 2
     assert told in done.output
+
+
+def test_an_option_of_run_after_the_script_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv[1:])")
+    done = smddp("run", "train.py", "--nodes", "2", "--lr=0.1", cwd=tmp_path)
+    assert "['--nodes', '2', '--lr=0.1']" in done.stdout
+    assert "smddp: --nodes goes to train.py: options of smddp run come before the script" in done.stderr
