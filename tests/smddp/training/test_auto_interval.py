@@ -63,7 +63,7 @@ def test_a_save_is_durable_before_the_next_one_is_due() -> None:
 
 
 def test_it_is_told_once_and_again_when_it_doubled(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="smddp.training.checkpoint_policy")
+    caplog.set_level(logging.INFO, logger="smddp.training.auto_interval")
     auto = AutoInterval(100 * HOUR)
     for _ in range(10):
         auto.after(stall=0.1, durable=1)
