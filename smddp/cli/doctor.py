@@ -20,12 +20,14 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from packaging.requirements import Requirement
 
 from smddp._version import __version__
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 State = Literal["works", "missing", "broken"]
 
@@ -313,6 +315,8 @@ def _extras() -> Iterator[Finding]:
 
 def _absent(extra: str) -> list[str] | None:
     """Return the unmet requirements of an extra, of smddp itself for ""; None if smddp is not an installed package."""
+    from packaging.requirements import Requirement  # slow to import, and every command imports this file
+
     try:
         listed = [Requirement(text) for text in requires("smddp") or ()]
     except PackageNotFoundError:
