@@ -99,7 +99,7 @@ class Checkpointer:
 
         Raises:
             ValueError: A name or the location is invalid, or the hyperparameters are not JSON values.
-            TypeError: A part has no state_dict or no load_state_dict.
+            TypeError: A part has no state_dict or no load_state_dict, or the listener is not a `CommitListener`.
         """
         self._state, self._per_rank = dict(state), dict(per_rank or {})
         check_parts(self._state, self._per_rank)
@@ -107,6 +107,8 @@ class Checkpointer:
             raise ValueError(
                 f"tolerate_failures is {tolerate_failures} and share {share!r}: 0 or more; 'node', 'all' or 'alone'"
             )
+        if listener is not None and not isinstance(listener, CommitListener):
+            raise TypeError(f"listener is a {type(listener).__qualname__}: make it a smddp.checkpoint.CommitListener")
         self._store = open_store(location)
         self._keep = keep
         self._share = share
@@ -358,14 +360,16 @@ class Checkpointer:
         Raises:
             CheckpointError: The save failed.
         """
+        has_arrived = False
         try:
             self.wait()
+            has_arrived = self._has_arrived(_ARRIVAL_SECONDS)
         finally:
+            if not has_arrived:
+                self._stop_following()
             self._unlock_location()
             self._rank_saver = None
             self._is_closed = True
-            if not self._has_arrived(_ARRIVAL_SECONDS):
-                self._stop_following()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -389,7 +393,7 @@ class Checkpointer:
 
     def _stop_following(self) -> None:
         if self._listener is not None:
-            self._listener.close()  # it logs late checkpoints; none matters once the newest has arrived
+            self._listener.close()
 
     def _unlock_location(self) -> None:
         """Unlock the location, unless the background thread still writes there."""

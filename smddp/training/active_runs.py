@@ -110,17 +110,17 @@ class OpenRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.is_open = False
-        try:
-            if error is None:
-                self.checkpointer.finish()
-                if self._logs and (lost := self.unsaved_steps) > 0:
-                    logger.warning(
-                        "the script ended with %d steps in no checkpoint: another run would take them again; call "
-                        "trainer.save() after the loop, or after a break out of it",
-                        lost,
-                    )
-        finally:
+        if error is not None:
             self.checkpointer.__exit__(kind, error, traceback)
+            return
+        with self.checkpointer:  # if `finish` raises or is interrupted, this waits ten seconds at most
+            self.checkpointer.finish()
+            if self._logs and (lost := self.unsaved_steps) > 0:
+                logger.warning(
+                    "the script ended with %d steps in no checkpoint: another run would take them again; call "
+                    "trainer.save() after the loop, or after a break out of it",
+                    lost,
+                )
 
 
 class Run(Protocol):

@@ -132,7 +132,7 @@ class CommitListener:
         return True
 
     def close(self) -> None:
-        """Stop to follow."""
+        """Stop following, and tell which checkpoints have not arrived."""
 
     def path(self, step: int) -> str | None:  # noqa: ARG002
         """Return the location of a checkpoint in the second place, or None."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,39 @@ def test_each_checkpoint_is_announced_once_it_is_durable(tmp_path: Path) -> None
         checkpointer.save(1)
         checkpointer.save(2)
     assert [step for step, _ in watch.expected] == [1, 2]
+
+
+def test_another_kind_of_listener_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"listener is a object: make it a smddp.checkpoint.CommitListener"):
+        Checkpointer(tmp_path, {}, listener=object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_closed_run_waits_for_the_second_place_only_if_its_last_save_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    class Watch(CommitListener):
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def settle(self, timeout: float) -> bool:
+            self.calls.append("settle")
+            return True
+
+        def close(self) -> None:
+            self.calls.append("close")
+
+    def commit(*_: object, **__: object) -> None:
+        raise OSError(5, "I/O error")
+
+    watch = Watch()
+    checkpointer = Checkpointer(tmp_path, {}, listener=watch)
+    if fails:
+        monkeypatch.setattr(DirectoryStore, "commit", commit)
+    checkpointer.save(1)
+    with pytest.raises(CheckpointError, match="I/O error") if fails else nullcontext():
+        checkpointer.close()
+    assert watch.calls == (["close"] if fails else ["settle"])
 
 
 def test_what_a_save_costs_counts_the_time_for_which_the_gpu_copied(

@@ -1,15 +1,18 @@
 """The save schedule of one rank, with the location in S3 and its agent played by a double."""
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from torch import nn
 
 import smddp.training.active_runs
 from smddp import CheckpointPolicy
-from smddp.checkpoint import list_checkpoints
+from smddp.checkpoint import Checkpointer, list_checkpoints
+from smddp.checkpoint.save import background_task
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener, Store
@@ -18,7 +21,7 @@ from smddp.errors import CheckpointError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training import stop_deadline
-from smddp.training.active_runs import Progress
+from smddp.training.active_runs import Progress, active_runs
 from smddp.training.save_schedule import SaveSchedule
 
 
@@ -208,6 +211,23 @@ def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytes
     with pytest.raises(Stopped):
         stop_at_once(guarded)
     assert [found.step for found in list_checkpoints(job.checkpoint_dir)] == [1]
+
+
+def test_an_interrupted_wait_at_the_scripts_end_is_not_begun_anew(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Checkpointer) -> bool:
+        raise KeyboardInterrupt
+
+    released = threading.Event()
+    monkeypatch.setattr(DirectoryStore, "commit", lambda *_, **__: released.wait(60))
+    monkeypatch.setattr(Checkpointer, "finish", interrupted)
+    monkeypatch.setattr(background_task, "GRACE_SECONDS", 0.2)
+    release = threading.Timer(20, released.set)
+    release.start()
+    with pytest.raises(KeyboardInterrupt), ExitStack() as ending, active_runs.until_script_ends(ending):
+        step(guard(job, every=1))
+    assert not released.is_set()  # the exit did not wait for the save
+    release.cancel()
+    released.set()
 
 
 def join_again() -> Membership:
