@@ -37,10 +37,12 @@ class Check:
     at_least: float | None = None
 
     def ratio(self, output: str) -> float | None:
-        """Return the ratio; None if the output does not have it."""
+        """Return the ratio; None without a peer. End the program if smddp's own number is absent."""
         found = re.search(self.ours, output, re.MULTILINE)
         other = re.search(self.peer, output, re.MULTILINE) if self.peer else None
-        if found is None or (self.peer and other is None):
+        if found is None:
+            raise SystemExit(f"benchmarks/{self.command} does not print {self.what}: correct the pattern {self.ours!r}")
+        if self.peer and other is None:
             return None
         return float(found[1]) / (float(other[1]) if other else 1.0)
 
@@ -176,8 +178,9 @@ def verdicts(checks: Sequence[Check], run: Callable[[str], str]) -> list[tuple[C
     for command in dict.fromkeys(each.command for each in checks):
         of_command = [each for each in checks if each.command == command]
         output = run(command)
-        found |= {each: each.ratio(output) for each in of_command}
-        if all(ratio is None or each.holds(ratio) for each, ratio in found.items()):
+        ratios = {each: each.ratio(output) for each in of_command}
+        found |= ratios
+        if all(ratio is None or each.holds(ratio) for each, ratio in ratios.items()):
             continue
         output = run(command)
         for each in of_command:

@@ -129,6 +129,8 @@ def _built(
         return None, _in_one_line(fault)
     except (TypeError, AttributeError, LookupError) as fault:  # an internal error of the SDK, with a short message
         return None, f"{type(fault).__name__}: {_in_one_line(fault)}"
+    if call["code"] is not None and CODE_URI not in json.dumps(members, default=str):  # `with_code` would find nothing
+        return None, "its installed version leaves the code out of the request; install an older one, or a newer smddp"
     return (
         JobRequest(
             members=members,

@@ -85,6 +85,24 @@ def test_a_miss_is_measured_again_and_then_told(check: ModuleType, capsys: pytes
     assert "MISSED" in capsys.readouterr().out
 
 
+def test_a_miss_has_no_other_benchmark_measured_again(check: ModuleType) -> None:
+    ran: list[str] = []
+
+    def run(command: str) -> str:
+        ran.append(command.split()[0])
+        return output(command).replace("0.973", "0.5")
+
+    check.verdicts([each for each in check.CHECKS if each.command.split()[0] in ("scaling.py", "collectives.py")], run)
+    assert ran.count("collectives.py") == 1
+    assert "scaling.py" in ran
+
+
+def test_a_number_of_ours_that_is_not_printed_ends_the_program(check: ModuleType) -> None:
+    checks = [each for each in check.CHECKS if each.command == "scaling.py"]
+    with pytest.raises(SystemExit, match=r"scaling.py does not print two ranks"):
+        check.verdicts(checks, lambda command: "")
+
+
 def test_a_peer_that_is_not_installed_is_not_measured(check: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     checks = [each for each in check.CHECKS if each.command == "trainer_overhead.py"]
     assert check.report(check.verdicts(checks, lambda command: output(command).replace("Fabric", "none")))

@@ -11,6 +11,7 @@ import pytest
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
+from estimators.sdk import v2
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 
@@ -121,3 +122,21 @@ def test_a_plan_of_no_session_asks_nobody(script: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", lambda *_: pytest.fail("the network was asked"))
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     assert Estimator(entry_point=script, role="a-name", instance_type="ml.g5.xlarge").plan().errors == ()
+
+
+def test_a_request_without_the_code_is_refused(
+    script: str, sagemaker_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = v2.request
+
+    def without_code(*arguments: Any, **options: Any) -> dict[str, Any]:
+        members = build(*arguments, **options)
+        texts = {name: text for name, text in members["HyperParameters"].items() if "submit_directory" not in name}
+        return {**members, "HyperParameters": texts}
+
+    monkeypatch.setattr(v2, "request", without_code)
+    estimator = Estimator(
+        entry_point=script, role=ROLE, instance_type="ml.g5.xlarge", sagemaker_session=sagemaker_session
+    )
+    (problem,) = estimator.plan().errors
+    assert "leaves the code out of the request" in str(problem)
