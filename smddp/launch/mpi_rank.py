@@ -1,8 +1,13 @@
-"""The program that mpirun starts for each rank: it runs the script with the environment of its own host's job.
+"""The program that mpirun starts for each rank: it runs the script with an environment that fits the rank.
 
-Over ssh a rank gets almost no environment, and by ``mpirun -x`` the first host's, with the wrong host name. So each
-rank takes the environment of the nearest process above it that has the platform's variables. MPI's own variables for
-the rank stay. mpirun starts this file by its path, so it imports nothing outside the standard library.
+1. On several hosts: over ssh a rank gets almost no environment, and by ``mpirun -x`` the first host's, with the wrong
+   host name. So each rank takes the environment of the nearest process above it that has the platform's variables.
+   MPI's own variables for the rank stay.
+2. mpirun copies what a rank writes, write by write, and unbuffered Python writes a line and its newline separately: two
+   ranks that print at once would share a line. mpirun gives each rank a terminal as standard output, to which Python
+   writes whole lines at once unless it is unbuffered. So PYTHONUNBUFFERED is removed if there is a terminal.
+
+mpirun starts this file by its path, so it imports nothing outside the standard library.
 """
 
 from __future__ import annotations
@@ -44,5 +49,9 @@ def _parent(process: int) -> int:
 
 
 if __name__ == "__main__":
-    command = sys.argv[1:]
-    os.execvpe(command[0], command, rank_environment())  # noqa: S606, this becomes the rank
+    is_on_several_hosts = sys.argv[1] == "--several-hosts"
+    command = sys.argv[2:] if is_on_several_hosts else sys.argv[1:]
+    environ = rank_environment() if is_on_several_hosts else dict(os.environ)
+    if os.isatty(1):
+        environ.pop("PYTHONUNBUFFERED", None)
+    os.execvpe(command[0], command, environ)  # noqa: S606, this becomes the rank

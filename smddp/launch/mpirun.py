@@ -165,15 +165,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     python = [sys.executable]
     if importlib.util.find_spec("mpi4py") is not None:
         python += ["-m", "mpi4py"]  # an uncaught exception then aborts the other ranks
-    if given.hosts:
-        python = [sys.executable, str(Path(__file__).with_name("mpi_rank.py")), *python]
     if given.module:
         python.append("-m")
+    of_rank = [sys.executable, str(Path(__file__).with_name("mpi_rank.py"))]
+    if given.hosts:
+        of_rank.append("--several-hosts")
     ranks = given.ranks or given.processes * max(len(given.hosts), 1)
     command = mpirun_command(
         given.processes,
         given.option,
-        [*python, given.script, *given.arguments],
+        [*of_rank, *python, given.script, *given.arguments],
         hosts=given.hosts,
         interface=given.interface,
         ranks=ranks,

@@ -121,7 +121,8 @@ def page(console: Console) -> Iterator[Page]:
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(console.link)
-        page.wait_for_selector("table.jobs")
+        page.wait_for_selector("table.jobs")  # the link's own page goes to the list by itself
+        page.wait_for_load_state("load")  # the list's style sheet too
         yield page
         assert complaints == []
 

@@ -49,6 +49,15 @@ def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
 
 @pytest.mark.mpi
 class TestRanks:
+    def test_lines_of_ranks_that_print_at_once_stay_whole(self, script):
+        line = "loss=0.25 of a rank"
+        command = [sys.executable, "-m", "smddp.launch.mpirun", "--processes", "2"]
+        at_once = "time.sleep(0.002 - time.time() % 0.002)"
+        command.append(script(f"import time\nfor _ in range(1000):\n    {at_once}\n    print({line!r})"))
+        environ = {**os.environ, "PYTHONUNBUFFERED": "1"}  # as in a container
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines() == [line] * 2_000, done.stderr
+
     def test_no_ssh_is_needed(self, tmp_path, script):
         for program in ("mpirun", "orted", "sh"):
             (tmp_path / program).symlink_to(shutil.which(program))
