@@ -27,6 +27,14 @@ _HINTS = (
         re.compile(r"Watchdog caught collective operation timeout"),
         "Not every rank came to this collective in time: one is slow, stopped, or in another part of the script.",
     ),
+    (
+        re.compile(
+            r"not compiled with CUDA|No CUDA GPUs are available|no NVIDIA driver on your system|"
+            r"no CUDA-capable device|torch\.cuda\.is_available\(\) is False"
+        ),
+        'PyTorch sees no GPU here. Write trainer.device in place of "cuda" and .cuda(); the Trainer moves model and '
+        "batches itself. To train on a GPU, see what smddp doctor says of it.",
+    ),
 )
 _DECORATION = re.compile(r"(?:\[rank\d+\]: |\[[a-z_]+\d+\]:|\[\d+,\d+\]<std\w+>:)+")
 _TRACEBACK = re.compile(r"(?P<group>\s+\+ Exception Group )?Traceback \(most recent call last\):")
@@ -79,7 +87,7 @@ class PrintedError:
 
 
 def hint(text: str) -> str | None:
-    """Return the usual meaning of an error of torch's communication; None if unknown."""
+    """Return the usual meaning of an error of torch, and the remedy; None if unknown."""
     return next((told for pattern, told in _HINTS if pattern.search(text)), None)
 
 

@@ -169,7 +169,7 @@ class Agent(SimpleElasticAgent):
         if self._failure is None and lines.failure is not None:
             self._failure = lines.failure
             self._remaining_restarts = 0  # the other node has none left, or can't join another round
-            logger.error("What failed first, on another node: %s", self._failure.report)
+            logger.error("What failed first: %s", self._failure.report)  # it names the host, even this one
             self._node_rendezvous.tell_ranks(self._failure.report)
             self._processes.end(FAILURE_GRACE)
 

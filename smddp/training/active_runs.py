@@ -203,6 +203,13 @@ class ActiveRuns:
         """Return the runs that may still save, including the runs of dropped trainers."""
         return [run for run in self._open if run.is_open]
 
+    def newest_saves(self) -> list[tuple[int, int]]:
+        """Return step and epoch of each run's newest checkpoint, which it saved or resumed from; (0, 0) if it has none.
+
+        Includes runs that a stop has ended.
+        """
+        return [run.checkpointer.newest for run in self._open]
+
     def saving_runs(self) -> list[Run]:
         """Return the runs that save, sorted by location: in the same order on all ranks."""
         return sorted((run for run in self._trained if run.saves_to is not None), key=lambda run: run.saves_to or "")

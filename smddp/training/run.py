@@ -150,6 +150,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
             code = _run_well(main)
         _end_fork(process, code)
         lost = active_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
+        following = _following_run(job)
         saves.close()  # waits until the last checkpoint is durable or has failed, with a log line
         if lost:
             raise CheckpointError(
@@ -178,8 +179,18 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
     _tell(code)
     leave(together=code == RESUMABLE)
     if code == RESUMABLE and membership.cluster.is_main:
-        logger.info("stopped on request, exit code %d: run it again and it goes on", RESUMABLE)
+        logger.info("stopped on request, exit code %d: %s", RESUMABLE, following)
     return code
+
+
+def _following_run(job: Job) -> str:
+    """Return where the next run will start. Without a Trainer, any file may be a checkpoint of the script's own."""
+    saves = active_runs.newest_saves()
+    if any(save != (0, 0) for save in saves) or (not saves and any(job.checkpoint_dir.glob("*"))):
+        return "run it again and it resumes"
+    return "nothing was saved; run it again and it starts from the beginning" + (
+        "" if saves else f", unless the script saved outside of {job.checkpoint_dir}"
+    )
 
 
 def _with_reason_of_workers(report: str, output_dir: Path, earlier: tuple[int, int] | None) -> str:

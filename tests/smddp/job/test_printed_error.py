@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from smddp.job import failure_report
 from smddp.job.printed_error import PrintedError, find_error, hint
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    main()\n'
@@ -153,6 +155,19 @@ def test_nccls_watchdog_is_told_and_what_it_means() -> None:
     assert "Not every rank came" in str(hint(error.message))
     what = f"terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0] {line}\n"
     assert found(what, crashed=True).message.endswith(line)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the error of a machine without a GPU")
+def test_cuda_without_a_gpu_is_told_with_the_remedy() -> None:
+    with pytest.raises((AssertionError, RuntimeError)) as raised:
+        torch.zeros(1).cuda()
+    report = failure_report.describe(raised.value, None)
+    assert "trainer.device" in report.splitlines()[1]
+    for said in (
+        "RuntimeError: No CUDA GPUs are available",
+        "RuntimeError: Found no NVIDIA driver on your system. ...",
+    ):
+        assert "trainer.device" in str(hint(said))
 
 
 def test_pythons_own_words_on_a_crash_are_told_with_the_frames_innermost_last() -> None:

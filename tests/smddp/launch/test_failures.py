@@ -92,6 +92,7 @@ def test_a_node_that_is_lost_ends_the_others_with_its_name(two_nodes, tmp_path):
     assert time.monotonic() - began < 30
     assert agents[0].returncode == 1, log
     assert (tmp_path / "host-0" / "output" / "failure").read_text().startswith("Node 1, algo-2, was lost")
+    assert "What failed first: Node 1, algo-2, was lost" in log
     for rank in (ranks[2], ranks[3]):  # of an agent that was killed
         os.kill(rank, signal.SIGKILL)
 

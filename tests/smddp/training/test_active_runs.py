@@ -162,6 +162,7 @@ def test_a_stop_while_a_save_is_under_way_is_saved_too_and_resumed(start: Start)
     assert job.steps[-1] == int(stopped[1]), job.log
     assert Path(stopped[2], "manifest.json").exists()
     assert "CRITICAL" not in job.log
+    assert "stopped on request, exit code 75: run it again and it resumes" in job.log
 
     again = start(body.replace("steps=100, every=10", "steps=100, seconds=0"))
     assert again.end() == 0, again.log

@@ -1,5 +1,6 @@
 import importlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -257,6 +258,21 @@ def test_a_stop_ends_with_75_and_a_late_sigterm_does_not_change_that(failure_fil
     assert code_of(main) == 75
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert not failure_file.exists()
+
+
+def test_a_stop_says_where_the_next_run_starts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    def main(job: Job, saves: bool) -> None:
+        if saves:
+            (job.checkpoint_dir / "mine.pt").touch()
+        raise Stopped
+
+    assert code_of(lambda job: main(job, saves=False)) == 75
+    assert "starts from the beginning, unless the script saved outside of" in caplog.messages[-1]
+    assert "resumes" not in caplog.messages[-1]
+    assert code_of(lambda job: main(job, saves=True)) == 75
+    assert caplog.messages[-1] == "stopped on request, exit code 75: run it again and it resumes"
 
 
 def test_an_unwritable_output_directory_does_not_hide_the_failure(
