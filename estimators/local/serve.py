@@ -37,6 +37,7 @@ from estimators.local.executors.slurm import SlurmExecutor, own_address
 from estimators.local.private_directory import make_private
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
+from smddp.process.log_form import start_log
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def main() -> None:
     parent = os.getppid()
     signal.signal(signal.SIGTERM, _stop)
     settings = ServerSettings.from_json(sys.stdin.readline())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_log()
     with contextlib.suppress(_Stop), contextlib.ExitStack() as stack:
         try:
             access = _start(settings, lifeline, stack)

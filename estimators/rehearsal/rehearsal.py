@@ -14,6 +14,7 @@ from estimators.plan import Topology
 from estimators.rehearsal.sample import bring, objects
 from estimators.source_code import PACKAGE, SourceCode, imports_package
 from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
+from smddp.job.printed_error import LOG_TIME
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -31,8 +32,8 @@ _ELSEWHERE = frozenset(
 )
 """Parameters about storage on AWS, or about services besides training: left out of a rehearsal."""
 
-_RESUMED = re.compile(r"\bsmddp\.training\.\w+\b.*\bresumed at step (\d+), in epoch \d+")
-"""The Trainer's line about a resume, with the logger's name."""
+_RESUMED = re.compile(rf"(?:{LOG_TIME}|.*\bsmddp\.training\.\w+\b.*\b)resumed at step (\d+), in epoch \d+")
+"""The Trainer's line about a resume: in smddp's form of a log line, or with the logger's name."""
 
 _MEMORY = re.compile(r"\bThe largest process had (\d+) MiB of memory\.")
 """The last line of each host's log."""
@@ -188,7 +189,7 @@ def _attempt(fit: Fit, arguments: Mapping[str, Any], session: Session, data: Map
 
 def _resumed_at(lines: Iterable[str]) -> int:
     """Return the step at which the job resumed, from its log."""
-    found = [match for line in lines if (match := _RESUMED.search(line))]
+    found = [match for line in lines if (match := _RESUMED.match(line))]
     if not found:
         raise EstimatorError(
             "The rehearsal's second attempt did not go on from the checkpoint of the first, but began anew. Let the "

@@ -29,7 +29,7 @@ from smddp.job import failure_report
 from smddp.job.failure_report import describe_exit
 from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
-from smddp.process.program import start_log
+from smddp.process.log_form import start_log
 
 logger = logging.getLogger("smddp.container")
 
@@ -169,7 +169,6 @@ def _resolves(host: str) -> bool:
 def main() -> int:
     """Run the program; return its exit code."""
     start_log()
-    logging.getLogger("botocore").setLevel(logging.WARNING)  # it logs the source of its credentials at INFO
     raise_on_stop()
     try:
         return train(os.environ)

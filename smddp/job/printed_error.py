@@ -11,6 +11,12 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+LOG_TIME = r"\d\d:\d\d:\d\d "
+"""Matches the beginning of a line in the form of `smddp.process.log_form`."""
+
+LAUNCHER = "smddp"
+"""The sender of the log lines of programs around the ranks."""
+
 CAUSE_SECONDS = 3.0
 """Seconds that a rank with lost contact waits for the failure of the rank that caused it."""
 
@@ -46,10 +52,9 @@ _BESIDE = re.compile(r"Exception in thread |Process \S+:\s*$|--- Logging error -
 """The line before the traceback of a thread, a child process, a logger or a task, none of which ends Python."""
 _MOST_LINES_OF_A_MESSAGE = 10
 """If more lines follow an exception, the program went on after it."""
-_RANK_ENDED = r"\w+ __main__: Rank \d+ ended with code"
-_NOISE = re.compile(rf"\[[WI]\d+|.*Warning: |\W*$|\S+ \S+ (?:{_RANK_ENDED}|\w+ smddp\.(?:process|launch)\.)")
+_NOISE = re.compile(rf"\[[WI]\d+|.*Warning: |\W*$|{LOG_TIME}(?:[A-Z]+ )?(?:[\w.]+: )?{LAUNCHER}: ")
 _OTHER_WORDS = re.compile(
-    r"\d{4}-\d\d-\d\d[ T]|[EWI]\d{4} \d\d:|\[[EWI]\d|Exception (ignored|in thread)|.*Warning: |-{40}"
+    rf"{LOG_TIME}|\d{{4}}-\d\d-\d\d[ T]|[EWI]\d{4} \d\d:|\[[EWI]\d|Exception (ignored|in thread)|.*Warning: |-{{40}}"
 )
 """The beginning of a line that no longer belongs to an exception's message, mostly a log line."""
 _TERMINATE = re.compile(r"terminate called ")

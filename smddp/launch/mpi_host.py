@@ -27,13 +27,14 @@ from smddp.errors import DistributedError
 from smddp.launch.failure_file import FailureFile, tell_failure
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
+from smddp.process.log_form import start_log
 from smddp.process.process_tree import (
     RankStops,
     find_ranks,
     reap_children,
     send_to_those_that_catch,
 )
-from smddp.process.program import forward_signals, start_log
+from smddp.process.program import forward_signals
 
 logger = logging.getLogger(__name__)
 

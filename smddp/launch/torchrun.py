@@ -27,7 +27,8 @@ from smddp.launch.failure_file import host_name, tell_failure
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
-from smddp.process.program import SIGNAL_SECONDS, forward_signals, start_log
+from smddp.process.log_form import start_log
+from smddp.process.program import SIGNAL_SECONDS, forward_signals
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 
 logger = logging.getLogger(__name__)

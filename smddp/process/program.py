@@ -7,7 +7,6 @@ handles signals splits an unbounded wait into short ones.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -22,11 +21,6 @@ from smddp.process.preemption import FORWARDED_SIGNALS, USER_SIGNALS
 
 SIGNAL_SECONDS = 0.25
 """Seconds that a signal may wait for its handler, at most."""
-
-
-def start_log() -> None:
-    """Log to standard error, each line with its time, level and module: the log of every program around the ranks."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def forward_signals(stop: Callable[[int], None], pass_on: Callable[[int], None]) -> Callable[[], None]:

@@ -35,6 +35,7 @@ from smddp.errors import CheckpointError, SmddpError, UnguardedScriptError
 from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
+from smddp.process.log_form import start_log
 from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs
@@ -248,10 +249,10 @@ def _exit_code(error: BaseException) -> int:
 def _set_up_logging(cluster: Cluster) -> None:
     """Log to stderr, unless the script has set up logging: all lines on rank 0, and warnings on the others."""
     level = int(os.environ.get("SM_LOG_LEVEL") or logging.INFO)
-    logging.basicConfig(
-        format=f"%(asctime)s [rank {cluster.rank}] %(levelname)s %(name)s: %(message)s",
-        level=level if cluster.is_main else max(level, logging.WARNING),
-    )
+    sender = f"rank {cluster.rank}" if cluster.world_size > 1 else ""
+    if cluster.node_count > 1:
+        sender += f" on {cluster.host}"
+    start_log(sender, named_from=logging.WARNING, level=level if cluster.is_main else max(level, logging.WARNING))
 
 
 def _output_dir_of_sagemaker() -> Path | None:

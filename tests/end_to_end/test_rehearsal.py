@@ -139,8 +139,10 @@ def test_the_newest_checkpoint_is_that_of_each_model() -> None:
 
 def test_a_line_of_the_script_is_no_resume() -> None:
     line = "2026-01-02 03:04:05,678 [rank 0] INFO smddp.training.save_schedule: resumed at step 6, in epoch 1"
-    assert _RESUMED.search(line)
-    assert not _RESUMED.search(line.replace("smddp.training.save_schedule", "__main__"))
+    assert _RESUMED.match(line)
+    assert _RESUMED.match("03:04:05 resumed at step 6, in epoch 1")
+    assert not _RESUMED.match(line.replace("smddp.training.save_schedule", "__main__"))
+    assert not _RESUMED.match("resumed at step 6, in epoch 1")
 
 
 @pytest.mark.slow

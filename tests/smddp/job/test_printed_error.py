@@ -36,14 +36,14 @@ def decorated(text: str, before: str) -> str:
 
 @pytest.mark.parametrize("before", ["[rank0]: ", "[default3]:", "[default3]:[rank3]: ", "[1,12]<stderr>:"])
 def test_what_torch_and_launchers_put_before_a_line_is_left_out(before: str) -> None:
-    error = found(decorated(BROKEN, before) + "2026-01-01 12:00:00,123 ERROR __main__: Rank 1 ended with code 1.\n")
+    error = found(decorated(BROKEN, before) + "12:00:00 ERROR smddp: Rank 1 ended with code 1.\n")
     assert error.message == "ValueError: the data is broken"
     assert error.context == TRACEBACK.rstrip("\n")
 
 
 def test_the_launchers_own_words_are_no_error() -> None:
-    log = "2026-01-01 12:00:00,123 INFO smddp.process.children: Process 9 ended with code 1: ending the others.\n"
-    log += "2026-01-01 12:00:00,124 ERROR __main__: Rank 1 ended with code 1.\n"
+    log = "12:00:00 smddp: Process 9 ended with code 1: ending the others.\n"
+    log += "12:00:00 ERROR smddp: Rank 1 ended with code 1.\n"
     assert found("no such file\n" + log).message == "no such file"
     assert find_error(log) is None
 

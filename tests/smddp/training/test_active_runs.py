@@ -216,7 +216,7 @@ def test_failures_that_are_tolerated_are_errors_in_the_log_and_training_goes_on(
     errors = [line for line in job.log.splitlines() if "ERROR" in line]
     assert len(errors) == 2
     for error, step, failures in zip(errors, (10, 20), (1, 2), strict=True):
-        assert "[rank 0]" in error
+        assert " ERROR rank 0: " in error
         assert f"step-{step:012}" in error
         assert "rank 1: OSError: [Errno 28] No space left on device" in error
         assert f"{failures} of 2" in error

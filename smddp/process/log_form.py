@@ -1,0 +1,52 @@
+"""The form of a log line in a rank, a launcher and a container: ``17:31:50 step=10 epoch=1/3 loss=1.234``.
+
+The text comes first, so that 80 columns show it. INFO is the ordinary level and is not named. The module is named only
+if the level is DEBUG. `smddp.job.printed_error` recognizes the lines.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from smddp.job.printed_error import LAUNCHER
+
+_TALKATIVE = ("botocore",)
+"""Libraries that log what only their developers need, such as the source of the credentials, at INFO."""
+
+
+class LogForm(logging.Formatter):
+    """Format a record as time, level, sender and text.
+
+    The level is left out at INFO, and the sender below `named_from`.
+    """
+
+    def __init__(self, sender: str, *, named_from: int, modules: bool) -> None:
+        super().__init__(datefmt="%H:%M:%S")
+        self._sender = sender
+        self._named_from = named_from
+        self._modules = modules
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the line; `format` appends the traceback."""
+        parts = [self.formatTime(record, self.datefmt)]
+        if record.levelno != logging.INFO:
+            parts.append(record.levelname)
+        if self._modules:
+            parts.append(f"{record.name}:")
+        if self._sender and record.levelno >= self._named_from:
+            parts.append(f"{self._sender}:")
+        return " ".join([*parts, record.message])
+
+
+def start_log(sender: str = LAUNCHER, *, named_from: int = logging.INFO, level: int = logging.INFO) -> None:
+    """Log to standard error from `level` on, unless logging is set up."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogForm(sender, named_from=named_from, modules=level <= logging.DEBUG))
+    root.addHandler(handler)
+    root.setLevel(level)
+    if level > logging.DEBUG:
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(max(level, logging.WARNING))

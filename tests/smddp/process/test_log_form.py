@@ -1,0 +1,29 @@
+import logging
+import re
+
+import pytest
+
+from smddp.process.log_form import LogForm
+
+
+def record(level: int, text: str) -> logging.LogRecord:
+    return logging.LogRecord("smddp.training.run", level, "", 0, text, (), None)
+
+
+@pytest.mark.parametrize(
+    ("level", "modules", "line"),
+    [
+        (logging.INFO, False, "step=10 loss=1.5"),
+        (logging.WARNING, False, "WARNING rank 1 on algo-2: step=10 loss=1.5"),
+        (logging.INFO, True, "smddp.training.run: step=10 loss=1.5"),
+        (logging.DEBUG, True, "DEBUG smddp.training.run: step=10 loss=1.5"),
+    ],
+)
+def test_a_line_begins_with_its_text_and_names_the_module_at_debug_only(level: int, modules: bool, line: str) -> None:
+    form = LogForm("rank 1 on algo-2", named_from=logging.WARNING, modules=modules)
+    assert re.sub(r"^\d\d:\d\d:\d\d ", "", form.format(record(level, "step=10 loss=1.5"))) == line
+
+
+def test_programs_around_the_ranks_are_named_in_each_line() -> None:
+    form = LogForm("smddp", named_from=logging.INFO, modules=False)
+    assert form.format(record(logging.INFO, "starting 2 ranks")).endswith(" smddp: starting 2 ranks")
