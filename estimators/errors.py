@@ -43,7 +43,7 @@ def warning(parameter: str, found: str, remedy: str) -> Problem:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``Did you mean …?`` with the names most similar to `name`; if none are, list `known`, or a sample."""
+    """Return ``Did you mean …?`` with the names most similar to `name`; else a list of `known`, or a sample."""
     names = sorted(known)
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     if close:

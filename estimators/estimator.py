@@ -55,7 +55,7 @@ class Estimator:
 
     Examples:
         Train on AWS; to train locally, pass ``sagemaker_session=platform.session`` inside ``with LocalSageMaker() as
-        platform``::
+        platform``:
 
             job = Estimator(
                 entry_point="train.py",
@@ -243,7 +243,7 @@ class Estimator:
             EstimatorError: The prices can't be read, or the Price List API fails.
 
         Examples:
-            Show the cost, and refuse a job of more than 50 dollars::
+            Show the cost, and refuse a job of more than 50 dollars:
 
                 plan = estimator.plan({"training": "s3://bucket/data"}, prices={"ml.g5.xlarge": 1.41}, max_cost=50)
                 print(plan)

@@ -33,7 +33,7 @@ class TrainingJob:
     """One training job, running or ended.
 
     Examples:
-        Attach to a job by its name::
+        Attach to a job by its name:
 
             job = TrainingJob.attach("run-7", sagemaker_session)
             job.wait()  # shows the log; raises TrainingJobFailed with the FailureReason
@@ -131,7 +131,7 @@ class TrainingJob:
             EstimatorError: pandas is not installed; or the job is a local one, whose log is not kept.
 
         Examples:
-            Mean loss of each epoch::
+            Mean loss of each epoch:
 
                 frame = job.metrics()
                 losses = frame[frame.metric == "loss"].groupby("epoch").value.mean()
@@ -276,7 +276,7 @@ class TrainingJob:
             `StatusChange`, `LogLine` and `MetricValue` objects. The values in a line follow it immediately.
 
         Examples:
-            Stop a job whose loss is too high::
+            Stop a job whose loss is too high:
 
                 for event in job.events():
                     match event:

@@ -149,8 +149,8 @@ def _scripts() -> Iterator[Any]:
 
 
 def _examples(docstring: str) -> Iterator[str]:
-    """Yield the code of a docstring: each indented block after ``::``, and all lines after ``>>>``."""
-    for found in re.finditer(r"::\n\n((?:[ ]+.*\n|\n)+)", docstring + "\n"):
+    """Yield the code of a docstring: each indented block after a colon, and all lines after ``>>>``."""
+    for found in re.finditer(r":\n\n((?:[ ]+.*\n|\n)+)", docstring + "\n"):
         yield textwrap.dedent(found[1])
     if lines := doctest.DocTestParser().get_examples(docstring):
         yield "".join(line.source for line in lines)

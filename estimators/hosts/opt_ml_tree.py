@@ -282,7 +282,7 @@ class _Way:
         return self._open[depth]
 
     def path(self, depth: int, name: str) -> str:
-        """Return the path, relative to the top, of an entry of the directory being walked at ``depth - 1``."""
+        """Return the path of a directory's entry, relative to the top; the directory is open at ``depth - 1``."""
         return "/".join([*self._names[1:depth], name])
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ def without(found: Sequence[Item], closing: tuple[str, ...], is_left: Callable[[
 
 
 def laid_out(call: cst.Call, found: Sequence[Item], closing: Iterable[str]) -> cst.Call:
-    """Return a call with these arguments: on one line if it was so and has no comments, else one argument per line."""
+    """Return a call with these arguments: on one line if it was on one without comments, else one argument per line."""
     closing = tuple(closing)
     on_one_line = not _has_line_break(call) and not closing and not any(item.above or item.beside for item in found)
     args = [item.arg.with_changes(whitespace_after_arg=cst.SimpleWhitespace("")) for item in found]

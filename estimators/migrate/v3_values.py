@@ -85,7 +85,7 @@ class Values:
         self._job.edit(value, lambda updated: self._as_dict(name, updated))
 
     def _is_default(self, member: str, value: cst.BaseExpression) -> bool:
-        """Return whether a member states what the Estimator does without it, or `_as_dict` converts it."""
+        """Return whether a member can be left out: it has the Estimator's default, or `_as_dict` converts it."""
         is_variable = isinstance(value, cst.Name) and value.value != "None"
         written = ... if is_variable else self._script.written(value)
         return (

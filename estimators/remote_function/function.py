@@ -108,7 +108,7 @@ class RemoteFunction(Generic[P, R]):
             **changes: Options of `remote`; a value of None removes one.
 
         Examples:
-            On a platform that the script starts itself::
+            On a platform that the script starts itself:
 
                 with LocalSageMaker() as sagemaker:
                     result = train.options(sagemaker_session=sagemaker.session)(0.1)
@@ -266,7 +266,7 @@ def remote(
             does not know are refused when the function is called, before anything is sent.
 
     Examples:
-        A script::
+        A script:
 
             @remote(instance_type="ml.g5.xlarge", role=ROLE)
             def train(lr: float, layers: list[int]) -> dict[str, torch.Tensor]: ...

@@ -22,7 +22,7 @@ class RemoteJob(Generic[R]):
     """A remote function's job.
 
     Examples:
-        Run several jobs at a time::
+        Run several jobs at a time:
 
             jobs = [train.submit(lr) for lr in (0.1, 0.01)]
             losses = [job.result() for job in jobs]

@@ -83,13 +83,13 @@ class Environment:
         return f"{name}={value if len(value) <= _LONGEST_SHOWN else value[: _LONGEST_SHOWN - 1] + '…'}"
 
     def first(self, *names: str) -> str | None:
-        """Return the first of these names that is set; None if none is."""
+        """Return the first of these names that is set, or None."""
         return next((name for name in names if name in self._variables), None)
 
     def require(self, *names: str, beside: str) -> str:
-        """Return the first of these names that is set; raise ClusterError if none is.
+        """Return the first of these names that is set; raise ClusterError if all are unset.
 
-        The error says that ``beside``, which is set, makes them necessary.
+        ``beside`` is the variable that makes them necessary; the error names it.
         """
         name = self.first(*names)
         if name is None:

@@ -51,7 +51,7 @@ _IN_TRAINING_ENV_ONLY = frozenset(
 
 
 def sagemaker_variables(contract: Contract, environ: Mapping[str, str], *, gpus: int) -> dict[str, str]:
-    """Return every SM_* variable of the toolkit, for a host with so many GPUs.
+    """Return every SM_* variable of the toolkit, for a host with this number of GPUs.
 
     ``environ``, this process's own, can name the entry point and the framework's module.
     """

@@ -110,7 +110,7 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
             ranks again.
 
     Examples:
-        In a script without ``smddp.run``, under any launcher::
+        In a script without ``smddp.run``, under any launcher:
 
             membership = smddp.join()
             model = DistributedDataParallel(build().to(membership.device))

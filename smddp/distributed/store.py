@@ -101,7 +101,7 @@ def meet(store: Store, cluster: Cluster, timeout: timedelta) -> str:
 
 
 def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
-    """Draw the prefix, and answer each rank's hello; rank 0's part.
+    """Draw the prefix, and answer each rank's hello; called on rank 0.
 
     The first hello found may be from an earlier attempt, so hellos are read again until their rank has arrived.
     """
@@ -125,7 +125,7 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
 
 
 def _ask(store: Store, cluster: Cluster, timeout: timedelta) -> str:
-    """Ask rank 0 for the prefix; every other rank's part."""
+    """Ask rank 0 for the prefix; called on every other rank."""
     nonce = secrets.token_hex(8)
     store.set(_hello(cluster.rank), nonce)
     try:

@@ -102,7 +102,7 @@ def find_error(printed: str, *, first: bool = False, crashed: bool = False, rais
     An uncaught exception has priority, then the words of C++ and Python about a crash, then the last line.
 
     1. ``first``: several programs printed there, so the first error without lost contact counts: the others follow from
-       it. Of a single program the last error counts, because it went on after the earlier ones.
+       it. Of a single program the last error counts, because it continued after the earlier ones.
     2. ``crashed``: a crash signal ended it, so the words about the crash have priority.
     3. ``raised``: its exit code fits an exception. If not, an exception counts only near the end of the output.
     """

@@ -1,13 +1,13 @@
 """The rendezvous of all nodes' agents, again for each round of the ranks; nodes keep their numbers.
 
-torchrun's own rendezvous either happens once ("static") or numbers the nodes by chance ("c10d"); here rank 0 stays on
-the first host. The agent decides what ends a round, and how many rounds there may be.
+torchrun's own rendezvous either happens once ("static") or numbers the nodes in random order ("c10d"); here rank 0
+stays on the first host. The agent decides what ends a round, and how many rounds there may be.
 
 1. The first node's agent serves a store, which outlives the rounds.
 2. Each round has its own key prefix in the store, so nothing of an earlier round is ever read.
 3. A node that joins a round sets ``begun``, which ends the round before on all nodes, and its own arrival key.
 4. The round begins once every node's arrival key is set, or fails after JOIN_SECONDS (REJOIN_SECONDS in later rounds).
-5. In the first round, the nodes then open their lines.
+5. In the first round, each node then opens its line: a connection to the first node.
 """
 
 from __future__ import annotations

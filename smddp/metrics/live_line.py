@@ -49,7 +49,7 @@ class LiveLine:
         self._checkpoint_time = clock()
 
     def text(self, columns: int) -> str:
-        """Return the most important parts that fit into so many columns."""
+        """Return the most important parts that fit into this number of columns."""
         run, now = self._run, self._clock()
         steps = run.steps()
         rate = self._rate(now, steps)

@@ -22,7 +22,7 @@ _MOST_PENDING = 4096
 class StepTimer:
     """Measure the time of each phase of a step; each mark ends a phase. Only ``lap`` waits for the GPU.
 
-    ``Trainer(timing=True)`` uses one. In a loop of your own::
+    ``Trainer(timing=True)`` uses one. In a loop of your own:
 
         timer = smddp.StepTimer(device)
         for images, labels in timer.batches(loader):
@@ -169,7 +169,7 @@ class _CpuClock:
         """Do nothing: every moment is past."""
 
     def seconds(self, first: float, second: float) -> float:
-        """Return the difference."""
+        """Return the seconds between two moments."""
         return second - first
 
 

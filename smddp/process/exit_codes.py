@@ -29,7 +29,7 @@ def as_shell(returncode: int) -> int:
 
 
 def make_directory(environ: Mapping[str, str]) -> str | None:
-    """Create a new directory in TMPDIR, /tmp or /dev/shm; None if none is writable."""
+    """Create a new directory in TMPDIR, /tmp or /dev/shm; None if all are read-only."""
     for place in (environ.get("TMPDIR"), *_PLACES):
         if place:
             directory = f"{place}/smddp-exit-codes-{os.urandom(8).hex()}"

@@ -5,7 +5,7 @@ SIGKILL. ``sbatch --signal=USR1@120`` sends SIGUSR1 or SIGUSR2 before the time l
 handler only sets a flag: it runs no collective and writes no file. The ranks agree on the step to stop at elsewhere
 (``smddp.distributed.Agreement``).
 
-``smddp.run`` watches for these signals. A custom loop reads ``job.stopping``, on all ranks at the same points::
+``smddp.run`` watches for these signals. A custom loop reads ``job.stopping``, on all ranks at the same points:
 
     for step, batch in enumerate(loader):
         ...

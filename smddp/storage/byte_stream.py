@@ -1,4 +1,4 @@
-"""Read a file in sequence, count its position, and name both in errors."""
+"""Read a file in sequence; errors name the file and the position."""
 
 from __future__ import annotations
 

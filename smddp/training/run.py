@@ -66,7 +66,7 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
             the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
 
     Examples:
-        The end of a training script::
+        The end of a training script:
 
             def main(config: Config, job: smddp.Job) -> None: ...
 

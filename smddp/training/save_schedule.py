@@ -261,7 +261,7 @@ class SaveSchedule:
     def make_durable(self, seconds: float) -> None:
         """Return once a checkpoint of this moment is durable, in S3 too if the platform copies it there.
 
-        Raise CheckpointError if it is not in so many seconds.
+        Raise CheckpointError if ``seconds`` pass first.
         """
         assert self._run is not None
         with self._random_state():
@@ -399,7 +399,7 @@ def _is_saved_to(location: str) -> bool:
 
 
 def _failure(checkpointer: Checkpointer, *, wait: float = 0.0) -> Exception | None:
-    """Return the error of a failed save that the policy no longer tolerates, or None; wait so many seconds for one."""
+    """Return the error of a failed save that the policy no longer tolerates, or None; wait ``wait`` seconds for it."""
     try:
         if wait:
             checkpointer.wait(wait)

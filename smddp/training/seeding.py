@@ -22,7 +22,7 @@ def seed_everything(seed: int, *, rank: int | None = None, deterministic: bool =
 
     Without ``rank``, all ranks draw the same numbers, as initial weights need, and each generator behaves as after its
     own ``seed(seed)``. With ``rank``, each rank draws different numbers, as dropout and augmentation need. NumPy's
-    SeedSequence derives them, so that neighbouring seeds share no numbers on any rank::
+    SeedSequence derives them, so that neighbouring seeds share no numbers on any rank:
 
         smddp.seed_everything(7)
         model = Network()

@@ -104,7 +104,7 @@ class ItemWeights:
         self._total, self._weighed = None, 0
 
     def weigh(self, items: Tensor | float) -> Tensor:
-        """Return the factor for the mean loss of a micro-batch of so many items.
+        """Return the factor for the mean loss of a micro-batch with this number of items.
 
         Only the first call waits for a GPU. Raise ValueError for a negative or infinite number, or a tensor of several.
         """
@@ -123,7 +123,7 @@ class ItemWeights:
         return weight.float()
 
     def correction(self, micro_batches: int) -> Tensor | None:
-        """Return the factor for the gradients of a step of so many micro-batches; None if none has a weight.
+        """Return the factor for the gradients of a step with this number of micro-batches; None if all lack a weight.
 
         Raise ValueError if only some of them have one.
         """

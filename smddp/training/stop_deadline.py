@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.5
 
 
 def seconds_to_save(stop_age: float, *, knows_slurm: bool) -> float:
-    """Return how long the last checkpoint may take, so many seconds after SIGTERM: ten seconds or more.
+    """Return the seconds that the last checkpoint may take, at least ten; SIGTERM came ``stop_age`` seconds ago.
 
     On rank 0, which knows Slurm's deadline, it is at most three quarters of the time left.
     """
@@ -48,7 +48,7 @@ def seconds_to_save(stop_age: float, *, knows_slurm: bool) -> float:
 
 
 class StopDeadline:
-    """Watch, in a thread, that a stop takes effect within so many seconds; else call ``late``, which ends the process.
+    """Call ``late``, which ends the process, if a stop does not take effect in time; a thread watches.
 
     ``late`` is called in the thread.
     """

@@ -66,7 +66,7 @@ class Trainer(TrainingLoop):
             optimizer step that was applied, BatchNorm's statistics included, and is part of each checkpoint.
 
     Examples:
-        A whole training::
+        A whole training:
 
             trainer = smddp.Trainer(job, model, optimizer, precision="auto", accumulate=2)
             loader = trainer.loader(train, batch_size=256)  # of all ranks together

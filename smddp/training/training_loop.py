@@ -133,7 +133,7 @@ class TrainingLoop:
     def steps_to(self, count: int) -> Iterator[int]:
         """Yield the optimizer steps taken, up to ``count``, starting at the newest checkpoint.
 
-        For loops that count steps, not epochs: ``batches`` continues with the next epoch of the data, without end::
+        For loops that count steps, not epochs: ``batches`` continues with the next epoch of the data, without end:
 
             batches = trainer.batches(loader)
             for _ in trainer.steps_to(10_000):
@@ -188,7 +188,7 @@ class TrainingLoop:
 
         ``batches`` ends with the optimizer step under way, ``epochs`` with the epoch, ``steps_to`` with the step. The
         next checkpoint records that the training is finished, so a rerun trains no further; a loop of your own must
-        call ``save``::
+        call ``save``:
 
             stopping = smddp.EarlyStopping(patience=3)
             trainer = smddp.Trainer(job, model, optimizer, state={"early_stopping": stopping})

@@ -18,7 +18,7 @@ class ApiError(Exception):
 
 
 class FailedJobError(Exception):
-    """The job can't go on; the text is its FailureReason, ``ClientError: …`` if the user can fix it."""
+    """The job can't continue; the text is its FailureReason, ``ClientError: …`` if the user can fix it."""
 
 
 def invalid(message: str) -> ApiError:

@@ -128,7 +128,7 @@ class CommitListener:
         """Receive step and manifest of a checkpoint that is durable in the store, in the background thread."""
 
     def settle(self, timeout: float) -> bool:  # noqa: ARG002
-        """Wait, so many seconds at most, until the newest checkpoint has arrived, and return whether it has."""
+        """Wait, at most this number of seconds, until the newest checkpoint has arrived, and return whether it has."""
         return True
 
     def close(self) -> None:

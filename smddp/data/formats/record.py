@@ -71,7 +71,7 @@ class RecordReader(Protocol):
         """Return the next record, or None at the end; raise DataError if it is damaged, too large or unreadable."""
 
     def skip(self) -> int | None:
-        """Skip the next record, and return the byte at which it begins, or None at the end; DataError as `read`."""
+        """Skip the next record; return its first byte's offset, or None at the end. Raise DataError as `read` does."""
 
     def close(self) -> None:
         """Close the file."""

@@ -46,7 +46,7 @@ class RecordIOReader:
         return RawRecord(shard=self._stream.name, number=self.number - 1, offset=offset, content=content)
 
     def skip(self) -> int | None:
-        """Skip the next record, and return the byte at which it begins, or None at the end; DataError as `read`."""
+        """Skip the next record; return its first byte's offset, or None at the end. Raise DataError as `read` does."""
         offset = self._stream.offset
         return offset if self._record(None) else None
 

@@ -60,7 +60,7 @@ class ElasticSampler:
         [[0, 1], [4, 5]]
         >>> sampler.advance()  # after the optimizer step
         >>> other = ElasticSampler(10, global_batch=4, rank=0, world_size=1, shuffle=False)
-        >>> other.load_state_dict(sampler.state_dict())  # goes on with one rank
+        >>> other.load_state_dict(sampler.state_dict())  # continues with one rank
         >>> list(other)
         [[4, 5, 6, 7]]
     """

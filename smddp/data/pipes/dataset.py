@@ -35,7 +35,7 @@ class PipeDataset:
     record of RecordIO is ``{"__key__": "17", "record": b"..."}``.
 
     Examples:
-        The Trainer builds the DataLoader itself::
+        The Trainer builds the DataLoader itself:
 
             data = PipeDataset(job.inputs["training"], format="jsonl", decode=decode)
             loader = trainer.loader(data, batch_size=256, num_workers=1)

@@ -23,7 +23,7 @@ _UNKNOWN = 2**62  # records: an epoch ends when its pipe does
 class PipeOrder:
     """The training data of one rank, from a channel in Pipe mode, resumable on any number of hosts.
 
-    It is a batch sampler whose indices are whole records, which a loader's workers decode::
+    It is a batch sampler whose indices are whole records, which a loader's workers decode:
 
         dataset = PipeDataset(job.inputs["training"], format="jsonl", decode=decode)
         DataLoader(dataset.decoder, batch_sampler=PipeOrder(dataset, global_batch=256), num_workers=4)

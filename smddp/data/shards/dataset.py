@@ -31,7 +31,7 @@ class ShardedDataset(IterableDataset[Any]):
     several ranks, and to resume, give a DataLoader its `decoder` and a `ShardOrder`.
 
     Examples:
-        The Trainer builds the DataLoader itself::
+        The Trainer builds the DataLoader itself:
 
             data = ShardedDataset("s3://bucket/imagenet", decode=decode)
             loader = trainer.loader(data, batch_size=256, num_workers=4)

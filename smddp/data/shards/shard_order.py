@@ -35,7 +35,7 @@ class ShardOrder:
 
     Iterating yields one list of raw records for each micro-batch of this rank, from the first optimizer step not taken
     yet to the end of the epoch; ``accumulate`` lists in a row are one optimizer step. Only `advance` counts a step as
-    taken. It is a batch sampler whose indices are whole records, which a loader's workers decode::
+    taken. It is a batch sampler whose indices are whole records, which a loader's workers decode:
 
         DataLoader(dataset.decoder, batch_sampler=ShardOrder(dataset, global_batch=256), num_workers=4)
 

@@ -131,7 +131,7 @@ class HostedRecord(JobRecord[Request_co]):
 
     @abc.abstractmethod
     def summary(self) -> dict[str, Any]:
-        """Return the description without the request's members: those that lists show and sort by."""
+        """Return the description without the request's members: the members that lists show and sort by."""
 
     def stop(self) -> None:
         """Stop the job, unless it is stopping or its program has ended; raise ApiError if the job has ended."""
@@ -228,7 +228,7 @@ class HostedRecord(JobRecord[Request_co]):
     def platform_failed(self, reason: str, *, for_good: bool = False) -> None:
         """Fail the attempt because of the platform: its data can't be sent, or its storage is gone.
 
-        Only a ``reason`` that begins with InternalServerError may be retried, and none if ``for_good``.
+        The job is retried only if ``reason`` begins with InternalServerError, and never if ``for_good``.
         """
         with self._changed:
             self._given_up = self._given_up or for_good

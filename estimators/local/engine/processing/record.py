@@ -58,7 +58,7 @@ class ProcessingRecord(HostedRecord[ProcessingRequest]):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the description without the request's members: those that lists show and sort by."""
+        """Return the description without the request's members: the members that lists show and sort by."""
         progress = self._progress
         optional = {
             "ProcessingStartTime": progress.training_start,

@@ -62,7 +62,7 @@ class TrainingRecord(HostedRecord[TrainingRequest]):
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the description without the request's members: those that lists show and sort by."""
+        """Return the description without the request's members: the members that lists show and sort by."""
         return {"TrainingJobName": self.name, "TrainingJobArn": self.arn, **_describe_progress(self._progress)}
 
     def update(self, members: Mapping[str, Any]) -> None:
