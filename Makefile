@@ -2,11 +2,16 @@
 # Each makes .venv and installs what it needs when that is missing.
 PYTHON ?= python3
 BIN := .venv/bin
-# uv, where it is installed, is eight times as quick as pip. It reads no pip.conf, but UV_DEFAULT_INDEX and the like:
-# `make UV= demo` installs with pip.
-UV := $(shell uv --version 2>/dev/null)
-INSTALLER := $(if $(UV),uv pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check)
-INSTALL := $(INSTALLER) --quiet -c constraints.txt
+# uv installs in an eighth of pip's time; if it is absent, pip brings it into .venv. It reads no pip.conf, but
+# UV_DEFAULT_INDEX and the like: `make UV= demo` installs with pip alone.
+UV := $(if $(shell uv --version 2>/dev/null),uv,$(BIN)/uv)
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# A line every 5 s, for minutes can pass without one: in a log, and where pip unpacks. On a terminal uv draws bars. The
+# loop ends with its shell, also by a signal; its sleep must not keep the output open after that.
+signs = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
+	$(1) echo "… $$(($$(date +%s) - began)) s, $$(du -sh .venv | cut -f1) in .venv"; done & trap "kill $$!" EXIT;
+INSTALL := @$(if $(UV),$(call signs,[ -t 2 ] ||) $(UV) pip install --python $(BIN)/python,$(signs) $(PIP)) -c constraints.txt
+WITHOUT_GPU := $(if $(wildcard /dev/nvidia0 /dev/kfd),,no GPU here: UV_TORCH_BACKEND=cpu make … takes the smaller torch for CPUs)
 # Where Python may not keep what it compiles, as in many images of CI, each of a thousand programs compiles torch again.
 unexport PYTHONDONTWRITEBYTECODE
 # pytest-xdist workers. Half of the time tests wait, for processes of their own and for clocks.
@@ -61,19 +66,25 @@ clean:
 	rm -rf .venv .cache site build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "smddp needs Python 3.10 or newer; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 …")'
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "smddp needs Python 3.10 or newer; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 …")'
+	@$(signs) $(PYTHON) -m venv .venv
 
-.venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing torch, torchvision, sagemaker and moto into .venv (once; about 6 GB on disk) …"
+$(BIN)/uv: | $(BIN)/python
+	@echo "installing uv, which installs the rest …"
+	@$(signs) $(PIP) -c constraints.txt uv
+
+INSTALLED := | $(BIN)/python $(filter $(BIN)/uv,$(UV))
+
+.venv/demo.stamp: pyproject.toml constraints.txt $(INSTALLED)
+	@echo "installing torch, torchvision, sagemaker and moto into .venv (once; about 6 GB on disk) … $(WITHOUT_GPU)"
 	$(INSTALL) -e '.[local,vision,console]'
-	touch $@
+	@touch $@
 
-.venv/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what the tests need into .venv (once; about 6 GB on disk) …"
+.venv/dev.stamp: pyproject.toml constraints.txt $(INSTALLED)
+	@echo "installing what the tests need into .venv (once; about 6 GB on disk) … $(WITHOUT_GPU)"
 	$(INSTALL) -e '.[dev]'
-	touch $@ .venv/demo.stamp
+	@touch $@ .venv/demo.stamp
 
-.venv/bench.stamp: pyproject.toml constraints.txt | $(BIN)/python
+.venv/bench.stamp: pyproject.toml constraints.txt $(INSTALLED)
 	$(INSTALL) -e '.[benchmarks]'
-	touch $@ .venv/dev.stamp .venv/demo.stamp
+	@touch $@ .venv/dev.stamp .venv/demo.stamp

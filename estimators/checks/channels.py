@@ -8,7 +8,14 @@ from typing import Any
 
 from estimators.errors import Problem, error, warning
 
-_UPLOAD = "Upload it with sagemaker_session.upload_data(path) and give the s3:// URI that it returns."
+
+def _upload(path: Path) -> str:
+    """Return how to bring a file or directory of this machine to S3, in Python and by AWS's command."""
+    recursive = "" if path.is_file() else "--recursive "
+    return (
+        f"Upload it, and give the s3:// URI: sagemaker_session.upload_data({str(path)!r}) returns it; or "
+        f"aws s3 cp {recursive}{path} s3://bucket/{path.resolve().name}"
+    )
 
 
 def by_name(inputs: Any) -> Mapping[str, Any]:
@@ -56,19 +63,20 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
     for name, place in channels.items():
         parameter = f"inputs[{name!r}]"
         if isinstance(place, PurePath):
-            remedy = _UPLOAD if not local_mode else f"Give the text file://{Path(place).absolute()}."
+            remedy = _upload(Path(place)) if not local_mode else f"Give the text file://{Path(place).absolute()}."
             yield error(parameter, f"{place} is a path on this machine, and no URI", remedy)
         if not isinstance(place, str):
             continue
         if place.startswith("file://"):
             if not local_mode:  # `local_jobs` checks it otherwise
-                yield error(parameter, f"{place} is on this machine, where SageMaker can't read it", _UPLOAD)
+                remedy = _upload(Path(place.removeprefix("file://")))
+                yield error(parameter, f"{place} is on this machine, where SageMaker can't read it", remedy)
         elif not place.startswith("s3://"):
             remedy = "Give s3://bucket/prefix."
             if local_mode:
                 remedy = f"Give s3://bucket/prefix, or file://{Path(place).absolute()}."
             elif Path(place).exists():
-                remedy = f"It is on this machine. {_UPLOAD}"
+                remedy = f"It is on this machine. {_upload(Path(place))}"
             yield error(parameter, f"{place!r} is not an S3 URI", remedy)
 
 
