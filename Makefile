@@ -10,7 +10,9 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # loop ends with its shell, also by a signal; its sleep must not keep the output open after that.
 signs = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
 	$(1) echo "… $$(($$(date +%s) - began)) s, $$(du -sh .venv | cut -f1) in .venv"; done & trap "kill $$!" EXIT;
-INSTALL := @$(if $(UV),$(call signs,[ -t 2 ] ||) $(UV) pip install --python $(BIN)/python,$(signs) $(PIP)) -c constraints.txt
+BRING_UV := $(if $(filter $(BIN)/%,$(UV)),[ -x $(UV) ] || $(PIP) -c constraints.txt uv;)
+INSTALLER := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(PIP))
+INSTALL := @$(call signs,$(and $(UV),[ -t 2 ] ||)) $(BRING_UV) $(INSTALLER) -c constraints.txt
 WITHOUT_GPU := $(if $(wildcard /dev/nvidia0 /dev/kfd),,no GPU here: UV_TORCH_BACKEND=cpu make … takes the smaller torch for CPUs)
 # Where Python may not keep what it compiles, as in many images of CI, each of a thousand programs compiles torch again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -69,22 +71,16 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "smddp needs Python 3.10 or newer; found " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 …")'
 	@$(signs) $(PYTHON) -m venv .venv
 
-$(BIN)/uv: | $(BIN)/python
-	@echo "installing uv, which installs the rest …"
-	@$(signs) $(PIP) -c constraints.txt uv
-
-INSTALLED := | $(BIN)/python $(filter $(BIN)/uv,$(UV))
-
-.venv/demo.stamp: pyproject.toml constraints.txt $(INSTALLED)
+.venv/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing torch, torchvision, sagemaker and moto into .venv (once; about 6 GB on disk) … $(WITHOUT_GPU)"
 	$(INSTALL) -e '.[local,vision,console]'
 	@touch $@
 
-.venv/dev.stamp: pyproject.toml constraints.txt $(INSTALLED)
+.venv/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what the tests need into .venv (once; about 6 GB on disk) … $(WITHOUT_GPU)"
 	$(INSTALL) -e '.[dev]'
 	@touch $@ .venv/demo.stamp
 
-.venv/bench.stamp: pyproject.toml constraints.txt $(INSTALLED)
+.venv/bench.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[benchmarks]'
 	@touch $@ .venv/dev.stamp .venv/demo.stamp

@@ -29,4 +29,8 @@ def demo(
 
     from estimators.demo.run import tell
 
-    tell(output, epochs=epochs)
+    try:
+        tell(output, epochs=epochs)
+    except KeyboardInterrupt as interrupt:
+        typer.echo("smddp demo: interrupted, and its job ended; the next demo starts from the beginning", err=True)
+        raise typer.Exit(130) from interrupt

@@ -40,6 +40,9 @@ def plan(
     except EstimatorError as error:
         typer.echo(f"smddp plan: {error}", err=True)
         raise typer.Exit(2) from error
+    except KeyboardInterrupt as interrupt:
+        typer.echo("smddp plan: interrupted, and nothing was sent", err=True)
+        raise typer.Exit(130) from interrupt
     typer.echo(_document(planned, iam=iam) if as_json else shown_text(_text(planned, iam=iam)))
     raise typer.Exit(0 if _can_be_sent(planned) else 1)
 

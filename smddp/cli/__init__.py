@@ -1,3 +1,3 @@
 """The command line, ``smddp ...``."""
 
-from smddp.cli.app import main as main
+from smddp.cli.program import main as main

@@ -1,5 +1,5 @@
 """``python -m smddp.cli``: the same as the ``smddp`` program."""
 
-from smddp.cli.app import main
+from smddp.cli.program import main
 
 main()

@@ -10,7 +10,6 @@ import importlib.util
 import logging
 import os
 import re
-import sys
 import tempfile
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,7 +20,6 @@ from typer.core import TyperGroup
 
 from smddp._version import __version__
 from smddp.cli import checkpoints, doctor
-from smddp.errors import SmddpError
 from smddp.process.terminal_text import shown_text
 
 if TYPE_CHECKING:
@@ -42,6 +40,14 @@ class _Commands(TyperGroup):
         """Return the names of the commands, in the order of the help: the first ones, then the others by name."""
         names = sorted(super().list_commands(ctx))
         return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; after Ctrl-C exit with 130. A command that can say what is left says it, and exits itself."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            typer.echo(f"smddp {ctx.invoked_subcommand}: interrupted", err=True)
+            raise typer.Exit(130) from interrupt
 
 
 app = typer.Typer(
@@ -245,12 +251,3 @@ for _command in sorted(entry_points(group="smddp.commands"), key=lambda command:
         app.add_typer(_loaded, name=_command.name)
     else:
         app.command(_command.name)(_loaded)
-
-
-def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
-    try:
-        app()
-    except SmddpError as error:
-        typer.echo(f"smddp: {shown_text(str(error))}", err=True)
-        sys.exit(2)

@@ -225,7 +225,7 @@ def test_what_is_wrong_is_told_in_words(build: Any, parameters: Any, said: str) 
     [
         ("s3://data/train", [], ""),
         ("data", ["inputs['training']"], "Give s3://"),
-        ({"train": "/etc"}, ["inputs['train']"], "It is on this machine. Upload it, and give the s3:// URI: sagemaker_"),
+        ({"train": "/etc"}, ["inputs['train']"], "It is on this machine. Upload it, and give the s3:// URI"),
         ({"train": "/etc"}, ["inputs['train']"], "or aws s3 cp --recursive /etc s3://bucket/etc"),
         ({"train": "/etc/hosts"}, ["inputs['train']"], "or aws s3 cp /etc/hosts s3://bucket/hosts"),
         ({"train": "file:///data"}, ["inputs['train']"], "sagemaker_session.upload_data('/data')"),

@@ -1,0 +1,57 @@
+"""Ctrl-C, which a terminal sends to the whole process group, ends each command by one line and with code 130."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ASLEEP = "import time\nprint('asleep', flush=True)\ntime.sleep(60)\n"
+
+
+def interrupted(*command: str, cwd: Path) -> tuple[int, str]:
+    """Start a program, send SIGINT to its process group once it says that it sleeps; return its code and output."""
+    with subprocess.Popen(
+        [sys.executable, *command],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as program:
+        assert program.stdout is not None
+        said = ""
+        for line in program.stdout:
+            said += line
+            if "asleep" in line:
+                os.killpg(program.pid, signal.SIGINT)
+    return program.returncode, said
+
+
+def test_a_plan_says_that_nothing_was_sent(tmp_path: Path) -> None:
+    (tmp_path / "submit.py").write_text(ASLEEP)
+    code, said = interrupted("-m", "smddp.cli", "plan", "submit.py", cwd=tmp_path)
+    assert (code, said.splitlines()) == (130, ["asleep", "smddp plan: interrupted, and nothing was sent"])
+
+
+@pytest.mark.parametrize("module", ["smddp.cli.app", "smddp.checkpoint.stores.opening"], ids=["importing", "working"])
+def test_a_command_is_named_if_it_is_known(module: str, tmp_path: Path) -> None:
+    """The program sleeps while it imports a module: before or after its command is known."""
+    finder = f"""
+import sys, time
+class Sleeper:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            print("asleep", flush=True)
+            time.sleep(60)
+sys.meta_path.insert(0, Sleeper())
+from smddp.cli import main
+main()
+"""
+    code, said = interrupted("-c", finder, "checkpoints", "ls", str(tmp_path), cwd=tmp_path)
+    who = "smddp" if module == "smddp.cli.app" else "smddp checkpoints"
+    assert (code, said.splitlines()) == (130, ["asleep", f"{who}: interrupted"])
