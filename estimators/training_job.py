@@ -13,6 +13,7 @@ from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.job_handle.events import ENDED, JobEvent, StatusChange, require_completed
 from estimators.log_reader import LOG_GROUP, LogLine, LogReader
+from smddp.process.interrupt import without_traceback
 
 if TYPE_CHECKING:
     import boto3
@@ -321,8 +322,9 @@ class TrainingJob:
         """Log that the job continues, and how to wait again, if the wait ends before the job."""
         try:
             yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             self._tell_leaving("")
+            without_traceback(interrupt)
             raise
         except Exception as error:
             if api_retries.is_about_asking(error):

@@ -101,7 +101,7 @@ def in_terminal(*, looks: int, interrupt_at: bytes | None = None, **environ: str
             except OSError:  # the program has ended
                 break
             if interrupt_at is not None and interrupt_at in output:
-                program.send_signal(signal.SIGINT)
+                os.killpg(program.pid, signal.SIGINT)  # as a terminal does
                 interrupt_at = None
         return program.wait(10), output
     finally:
@@ -139,8 +139,8 @@ def test_ctrl_c_leaves_a_terminal_without_the_live_line() -> None:
     assert live
     assert lines[-1] == ""
     assert not [line for line in lines if line.startswith(("Training ", "Starting "))]
-    assert [line for line in lines if "goes on without you" in line]
-    assert [line for line in lines if line][-1] == "KeyboardInterrupt"
+    assert "goes on without you" in [line for line in lines if line][-1]
+    assert not [line for line in lines if "Traceback" in line or "KeyboardInterrupt" in line]
 
 
 @pytest.mark.parametrize(("name", "value"), [("SMDDP_PROGRESS", "0"), ("TERM", "dumb")])

@@ -1,0 +1,20 @@
+"""Ctrl-C in a script of the user's: an interruption that was explained in a log line needs no traceback.
+
+The exception stays of Python's own type: only that makes a script end by SIGINT, which a shell shows as 130.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+
+def without_traceback(interrupt: KeyboardInterrupt) -> None:
+    """Let Python show no traceback if this interruption ends the program. Other exceptions go to the present hook."""
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if error is not interrupt:
+            show(kind, error, traceback)
+
+    sys.excepthook = hook
