@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 from estimators.errors import EstimatorError
 from estimators.source_code.tree import Tree
+from smddp.container.requirements import ADDED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +200,8 @@ def with_requirements(own: str, requirements: Iterable[Requirement], *, from_whe
     if own and not own.endswith("\n"):
         own += "\n"
     options = ["--no-index", f"--find-links {WHEELS}"] if from_wheels else []
-    return own + "".join(f"{line}\n" for line in [*options, *added])
+    below = [ADDED, *options, *added] if options or added else []
+    return own + "".join(f"{line}\n" for line in below)
 
 
 def _named_in(line: str) -> str | None:

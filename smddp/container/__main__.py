@@ -65,7 +65,14 @@ def train(environ: Mapping[str, str]) -> int:
         group=command.through_shell,
     )
     logger.info("The largest process had %d MiB of memory.", _largest_child() >> 20)
-    reason = describe_exit(entry_point, contract.current_host, result.code, result.tail, many=command.many)
+    reason = describe_exit(
+        entry_point,
+        contract.current_host,
+        result.code,
+        result.tail,
+        many=command.many,
+        code_dir=contract.code_dir,
+    )
     _report(contract.output_dir, result, reason)
     return result.code
 

@@ -21,6 +21,8 @@ from smddp.errors import SourceError
 
 logger = logging.getLogger(__name__)
 
+ADDED = "# Added with smddp:"
+"""The line of requirements.txt above those that the bundle adds to the user's own."""
 _SOURCES = ("--index-url", "-i", "--extra-index-url", "--no-index", "--find-links", "-f", "--trusted-host", "--pre")
 """Options that name package sources, and request no package."""
 _END = "[end of output]"
@@ -40,8 +42,10 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
     """
     requirements = code_dir / "requirements.txt"
     wanted = ["-r", requirements.name] if requirements.is_file() else []
-    if wanted and not package and already_installed(_lines(requirements)):
-        logger.info("All of requirements.txt is installed already.")
+    if wanted and not package and already_installed(lines := _lines(requirements)):
+        own = lines[: lines.index(ADDED)] if ADDED in lines else lines
+        if any(map(_names_a_package, own)):
+            logger.info("All of requirements.txt is installed already.")
         return sys.executable
     if package:
         wanted.append(".")
@@ -90,12 +94,9 @@ def already_installed(lines: Iterable[str]) -> bool:
 
     from packaging.requirements import InvalidRequirement, Requirement
 
-    for line in lines:
-        text = line.split(" #")[0].strip()
-        if not text or text.startswith("#") or re.split(r"[\s=]", text)[0] in _SOURCES:
-            continue
+    for line in filter(_names_a_package, lines):
         try:
-            requirement = Requirement(text)
+            requirement = Requirement(line.split(" #")[0].strip())
             if requirement.marker is not None and not requirement.marker.evaluate():
                 continue
             if requirement.url or requirement.extras:
@@ -105,6 +106,12 @@ def already_installed(lines: Iterable[str]) -> bool:
         except (InvalidRequirement, PackageNotFoundError):
             return False
     return True
+
+
+def _names_a_package(line: str) -> bool:
+    """Return whether a line is more than a comment or an option about package sources."""
+    text = line.split(" #")[0].strip()
+    return bool(text) and not text.startswith("#") and re.split(r"[\s=]", text)[0] not in _SOURCES
 
 
 def _lines(requirements: Path) -> list[str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from smddp.cluster import Cluster
 from smddp.errors import SmddpError
+from smddp.job.distribution_names import missing_package
 from smddp.job.printed_error import PrintedError, find_error, hint
 
 LIMIT = 1024
@@ -54,7 +55,7 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
     if cause is not told:
         lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
     lines += [_shorten(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
-    if meaning := hint(lines[0]):
+    if meaning := _meaning(lines[0], Path()):
         lines.append(meaning)
     frames = [_frame_line(frame) for frame in _telling(told)]
     if cause is not told:
@@ -63,16 +64,16 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
     return "\n".join([head, *_fit(frames, LIMIT - len(head) - 1)])
 
 
-def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool) -> str:
+def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool, code_dir: Path) -> str:
     """Return a program's failure as seen from outside, within `LIMIT`: the printed error first, then its context.
 
     ``tail`` is the end of its standard error. With ``many`` ranks writing there, the first error counts: the others
-    follow from it.
+    follow from it. ``code_dir`` has the job's code.
     """
     how = describe_kill(code)
     head = f"{program} ended with exit code {code}{how and f' ({how})'} on {host}"
     error = find_printed(code, tail, many=many)
-    return f"{head}."[:LIMIT] if error is None else _with_printed(f"{head}: ", error)
+    return f"{head}."[:LIMIT] if error is None else _with_printed(f"{head}: ", error, code_dir=code_dir)
 
 
 def describe_rank_exit(
@@ -170,13 +171,23 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
         (output_dir / "failure").unlink(missing_ok=True)
 
 
-def _with_printed(before: str, error: PrintedError, after: str = "") -> str:
-    """Return a reason that quotes a printed error, and the end of its context as far as it fits."""
+def _meaning(error: str, code_dir: Path) -> str | None:
+    """Return the usual remedy of an error; None if unknown."""
+    if package := missing_package(error, code_dir):
+        return f"Add {package} to requirements.txt in source_dir."
+    return hint(error)
+
+
+def _with_printed(before: str, error: PrintedError, after: str = "", *, code_dir: Path = Path()) -> str:
+    """Return a reason that quotes a printed error, and the end of its context as far as it fits.
+
+    ``code_dir`` has the job's code; ranks and their launcher run in it.
+    """
     context = _plain(error.context)
     # A short message leaves room for the context, and a short context for the message.
     most = max(_PRINTED_LIMIT, LIMIT - 1 - len(before) - len(after) - len(context))
     told = before + _shorten(_plain(error.message), most) + after
-    if meaning := hint(error.message):
+    if meaning := _meaning(error.message, code_dir):
         told = f"{_shorten(told, LIMIT - 1 - len(meaning))}\n{meaning}"
     room = LIMIT - len(told) - 1
     if room < _LEAST_CONTEXT or not context:

@@ -105,4 +105,4 @@ def test_what_smddp_needs_travels_as_wheels_where_there_is_no_network(
     assert build.plan().problems == ()
     lines = dict(line.split(" ", 1) for _, line in build.fit().logs() if line.startswith(("wheels", "asks")))
     assert lines["wheels"] == str(sorted(path.name for path in (tmp_path / "index").iterdir()))
-    assert lines["asks"].startswith("['--no-index', '--find-links', 'smddp-wheels', 'numpy")
+    assert "'--no-index', '--find-links', 'smddp-wheels', 'numpy" in lines["asks"]

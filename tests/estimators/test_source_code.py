@@ -64,7 +64,8 @@ def test_smddp_and_its_light_requirements_are_added(code: Path) -> None:
     assert not [name for name in staged if "__pycache__" in name]
     lines = staged["requirements.txt"].decode().splitlines()
     assert lines[:3] == ["einops==0.8", "Safetensors==0.5  # pinned", "-f wheels"]
-    names = {line.partition(">")[0] for line in lines[3:]}
+    assert lines[3] == "# Added with smddp:"
+    names = {line.partition(">")[0] for line in lines[4:]}
     assert names == {"numpy", "packaging", "xxhash"}
     bundle.remove()
     assert not bundle.directory.exists()

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from estimators import source_code
 from smddp.container.requirements import already_installed, cause, install_requirements
 from tests.wheels import wheel
 
@@ -45,6 +47,13 @@ def test_installs_nothing_when_all_is_there(opt_ml):
     assert done.stdout.strip() == sys.executable
     assert "All of requirements.txt is installed already." in done.stderr
     assert not (opt_ml.base / "venv").exists()
+
+
+def test_says_nothing_of_a_requirements_file_that_the_bundle_alone_has_made(tmp_path, caplog):
+    caplog.set_level("INFO")
+    (tmp_path / "requirements.txt").write_text(source_code.with_requirements("", [Requirement("packaging")]))
+    assert install_requirements(tmp_path, tmp_path / "venv", package=False, environ={}) == sys.executable
+    assert not caplog.messages
 
 
 @pytest.mark.slow

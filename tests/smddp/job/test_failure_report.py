@@ -296,7 +296,7 @@ RuntimeError: Connection closed by peer [127.0.0.1]:4242
 
 
 def outside(tail: str, *, code: int = 1, many: bool = False) -> str:
-    return describe_exit("train.py", "algo-1", code, tail, many=many)
+    return describe_exit("train.py", "algo-1", code, tail, many=many, code_dir=Path("no-code"))
 
 
 def test_of_many_ranks_the_first_exception_counts() -> None:
@@ -399,3 +399,38 @@ def test_a_report_that_begins_with_another_is_renewed_and_kept(tmp_path: Path) -
     assert renew(tmp_path, "the reason") and find(tmp_path) != earlier
     assert read(tmp_path / "failure") == "the reason\nand what followed"
     assert not renew(tmp_path / "absent", "the reason")
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [
+        ("albumentations", "albumentations"),
+        ("cv2", "opencv-python"),
+        ("sentence_transformers", "sentence-transformers"),
+        ("own", None),
+        ("deeper", None),
+        ("namespace", None),
+        ("found.but_not_this", None),
+        ("_ctypes", None),
+    ],
+)
+def test_a_missing_module_names_the_package_for_requirements_unless_it_is_the_users_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str | None
+) -> None:
+    for file in ("own.py", "src/deeper.py", "namespace/part.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+
+    def imports() -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}")
+
+    error = f"Traceback (most recent call last):\n  File 'train.py'\nModuleNotFoundError: No module named {module!r}\n"
+    reports = [
+        describe(raised(imports), rank(1)),
+        describe_exit("train.py", "algo-1", 1, error, many=False, code_dir=tmp_path),
+        describe_rank_exit(1, rank=1, world_size=2, host="algo-1", tail=error),
+    ]
+    for report in reports:
+        assert ("requirements.txt" in report) is (package is not None)
+        assert package is None or report.splitlines()[1] == f"Add {package} to requirements.txt in source_dir."
