@@ -53,7 +53,7 @@ class Access:
         """Return the endpoint of an AWS service, by boto3's name of the service."""
         return self.s3_endpoint_url if service == "s3" else self.endpoint_url
 
-    def boto_session(self) -> boto3.Session:
+    def boto_session(self) -> PlatformSession:
         """Return a boto3 session whose clients and resources all talk to the local platform."""
         return PlatformSession(botocore_session=_LocalSession(self), region_name=self.region)
 
@@ -140,6 +140,8 @@ class PlatformSession(boto3.Session):
     """The platform's jobs end with this program; jobs on AWS go on."""
     role_prefix = ROLE.removesuffix("SmddpLocal")
     """Prefix of the ARN of a role that is known by name. No role is assumed, so the role need not exist."""
+    runs_in_this_python = False
+    """Whether each job runs in this Python's environment, and in no image."""
 
 
 class _LocalSession(botocore.session.Session):

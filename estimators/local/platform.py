@@ -12,7 +12,7 @@ from botocore.exceptions import InvalidRegionError
 from botocore.utils import validate_region_name
 
 from estimators.local import running_jobs
-from estimators.local.access import ROLE, Access, ask
+from estimators.local.access import ROLE, Access, PlatformSession, ask
 from estimators.local.api.signature import KeyPair
 from estimators.local.chaos import Fault
 from estimators.local.errors import LocalPlatformError
@@ -89,7 +89,7 @@ class LocalSageMaker:
         self._executor = executor
         self._server: ServerProcess | None = None
         self._session: Any = None
-        self._boto_session: boto3.Session | None = None
+        self._boto_session: PlatformSession | None = None
 
     def start(self) -> LocalSageMaker:
         """Start the platform, and return once it answers.
@@ -183,6 +183,7 @@ class LocalSageMaker:
         """A boto3 session that can reach only this platform, whatever the environment or ~/.aws say."""
         if self._boto_session is None:
             self._boto_session = self._access.boto_session()
+            self._boto_session.runs_in_this_python = self._executor is None
         return self._boto_session
 
     @property

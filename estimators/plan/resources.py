@@ -9,6 +9,7 @@ from typing import Any
 
 from estimators import distribution
 from estimators.instances import instance_groups, instance_preferences
+from estimators.plan.runtime import Runtime
 from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import CODE_URI, NO_ACCOUNT, JobRequest
 from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST
@@ -47,6 +48,8 @@ class Resources:
     """The ARN of the job's role."""
     image: str | None
     """The image of the hosts, or None for an algorithm of the Marketplace."""
+    runtime: Runtime
+    """What runs the script, with its versions of PyTorch and Python."""
     code: str | None
     """The S3 URI of the code, uploaded already or when the job is sent; None if the job has no code."""
     uploads_code: bool
@@ -96,12 +99,14 @@ class Resources:
         place = place_below(location or output, is_prefix=bool(location) or "output_path" not in arguments)
         role: str = request["RoleArn"]
         account = role.split(":")[4]
+        image = request["AlgorithmSpecification"].get("TrainingImage")
         return cls(
             job_name=name,
             region=job_request.session.boto_region_name,
             account=ANY if account == NO_ACCOUNT else account,
             role=role.replace(f":{NO_ACCOUNT}:", f":{ANY}:"),
-            image=request["AlgorithmSpecification"].get("TrainingImage"),
+            image=image,
+            runtime=Runtime.of(image, job_request.session),
             code=given.source_dir if on_s3 else _known(code_uri(place, ANY)),
             uploads_code=not on_s3,
             channels=tuple(_channels(request)),
@@ -130,6 +135,7 @@ class Resources:
         """Yield each resource as a label and a readable value."""
         waiting = "" if self.max_wait is None else f", {in_words(self.max_wait)} with waiting for spot instances"
         kept = f"; then kept for {in_words(self.keep_alive)}" if self.keep_alive else ""
+        yield "image", str(self.runtime)
         yield "runs", f"at most {in_words(self.max_run)}{waiting}{kept}"
         if self.code:
             yield "code", self.code

@@ -87,6 +87,11 @@ def role_arn(name: str, session: Session) -> str:
     return arn
 
 
+def runs_in_this_python(session: Session | None) -> bool:
+    """Return whether a session's jobs run in this Python's environment: those of a LocalSageMaker without executor."""
+    return session is not None and bool(getattr(session.boto_session, "runs_in_this_python", False))
+
+
 def session_here(given: Session | None) -> Session:
     """Return the user's session, or a new one, with a region even if none is configured."""
     return given or session(boto3.Session(region_name=region(None) or NO_REGION))

@@ -1,0 +1,69 @@
+"""The PyTorch and Python of a job's runtime as far as they are known before it runs, and those of this machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from estimators.sdk.library import Session
+
+_AWS_TAG = re.compile(
+    r"\d+\.dkr\.ecr\.[^/]+/pytorch-training(?:-\w+)?:(?P<torch>\d+\.\d+)[^-]*-(?:.*-)?py3(?P<python>\d+)(?:-|$)"
+)
+"""AWS's training images name the versions of PyTorch and Python in their tags; nothing else is known of an image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What runs the script of a job."""
+
+    image: str | None
+    """The image in the request, or None for an algorithm of the Marketplace."""
+    torch: str | None
+    """PyTorch's major and minor version, or None if unknown."""
+    python: str | None
+    """Python's major and minor version, or None if unknown."""
+    is_here: bool
+    """Whether this Python runs the job in place of the image: on a ``LocalSageMaker`` without an executor."""
+
+    @classmethod
+    def of(cls, image: str | None, session: Session) -> Runtime:
+        """Return the runtime of a job whose request names an image."""
+        from estimators.sdk import sessions
+
+        if sessions.runs_in_this_python(session):
+            torch, python = versions_here()
+            return cls(image=image, torch=torch, python=python, is_here=True)
+        if (tag := _AWS_TAG.match(image or "")) is None:
+            return cls(image=image, torch=None, python=None, is_here=False)
+        return cls(image=image, torch=tag["torch"], python=f"3.{tag['python']}", is_here=False)
+
+    # Not a problem of the plan: the machine that sends a job seldom has the versions of the job's image, and a warning
+    # at each fit() would hide the warnings that matter.
+    def __str__(self) -> str:
+        """Return the image with its versions, and this machine's where they differ."""
+        name = self.image or "that of the algorithm"
+        if self.is_here:
+            return f"{name}, not used here: the job runs with {_named(self.torch, self.python)} of this machine"
+        if self.torch is None:
+            return f"{name}, whose PyTorch and Python are not known"
+        here = versions_here()
+        told = f"{name}: {_named(self.torch, self.python)} by its tag"
+        return told if here == (self.torch, self.python) else f"{told}; they differ here: {_named(*here)}"
+
+
+def versions_here() -> tuple[str | None, str]:
+    """Return the major and minor versions of the installed PyTorch, None if absent, and of this Python."""
+    try:
+        torch = ".".join(version("torch").split(".")[:2])
+    except PackageNotFoundError:
+        torch = None
+    return torch, f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def _named(torch: str | None, python: str | None) -> str:
+    return f"{f'PyTorch {torch}' if torch else 'no PyTorch'}, Python {python}"

@@ -1,0 +1,42 @@
+"""A plan shows the versions of its image: by the tag of AWS's images; of others nothing is known."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from estimators.plan import runtime
+from estimators.plan.runtime import Runtime
+
+AWS = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training"
+ON_AWS: Any = SimpleNamespace(boto_session=object())
+HERE: Any = SimpleNamespace(boto_session=SimpleNamespace(runs_in_this_python=True))
+
+
+@pytest.fixture(autouse=True)
+def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "versions_here", lambda: ("2.8", "3.11"))
+
+
+@pytest.mark.parametrize(
+    ("image", "session", "told"),
+    [
+        (
+            f"{AWS}:2.8.0-gpu-py312",
+            ON_AWS,
+            ": PyTorch 2.8, Python 3.12 by its tag; they differ here: PyTorch 2.8, Python 3.11",
+        ),
+        (f"{AWS}:2.8.0-cpu-py311-ubuntu22.04-sagemaker", ON_AWS, ": PyTorch 2.8, Python 3.11 by its tag"),
+        (
+            f"{AWS}-neuronx:1.13.1-neuronx-py310-sdk2.18.0-ubuntu20.04",
+            ON_AWS,
+            ": PyTorch 1.13, Python 3.10 by its tag; they differ here: PyTorch 2.8, Python 3.11",
+        ),
+        ("mine/pytorch-training:2.8.0-py312", ON_AWS, ", whose PyTorch and Python are not known"),
+        (f"{AWS}:2.6.0-gpu-py312", HERE, ", not used here: the job runs with PyTorch 2.8, Python 3.11 of this machine"),
+    ],
+)
+def test_says_what_is_known_of_the_versions_and_where_they_differ(image: str, session: Any, told: str) -> None:
+    assert str(Runtime.of(image, session)) == image + told
