@@ -18,11 +18,25 @@ def _upload(path: Path) -> str:
     )
 
 
+_MODEL = "model"
+"""The channel of ``model_uri``, unless ``model_channel_name`` names it."""
+_VARIABLE = "SM_CHANNEL_"
+
+
 def by_name(inputs: Any) -> Mapping[str, Any]:
     """Return the channels by name; a single input is called ``training``, as in the SDK."""
     if inputs is None or isinstance(inputs, (list, tuple)):
         return {}
     return inputs if isinstance(inputs, Mapping) else {"training": inputs}
+
+
+def names(arguments: Mapping[str, Any], inputs: Any) -> tuple[str, ...]:
+    """Return the names of all channels that a script finds: of its data, of a model, and of variables that it gets."""
+    model = [arguments.get("model_channel_name") or _MODEL] if arguments.get("model_uri") else []
+    environment = arguments.get("environment")
+    variables = map(str, environment) if isinstance(environment, Mapping) else ()
+    stated = [name.removeprefix(_VARIABLE).lower() for name in variables if name.startswith(_VARIABLE)]
+    return (*map(str, by_name(inputs)), *map(str, model), *stated)
 
 
 def requested(channels: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -5,17 +5,18 @@ Only the request for AWS's prices uses the network, and `recipe_plan`, for which
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
 from estimators.checks import aws_limits, channels, local_jobs, parameters
+from estimators.checks.script.facts import ScriptFacts
 from estimators.errors import Problem, error
 from estimators.local_mode.request import build_local
-from estimators.plan import cost
+from estimators.plan import cost, global_batch
 from estimators.plan.cost import Cost
+from estimators.plan.global_batch import GlobalBatch
 from estimators.plan.plan import Plan
 from estimators.plan.prices import Prices, price_table
 from estimators.plan.resources import Resources, Topology
@@ -59,15 +60,18 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     arguments, call = request_values.with_defaults(arguments), _with_defaults(call)
     if is_for_docker := _is_for_docker(arguments, session):
         session = sessions.session_here(session)  # a local job needs no region
-    job = CompletedJob.of(arguments, session)
+    job, topology, request = CompletedJob.of(arguments, session), Topology.of(arguments), None
+    script = _script(job.source, arguments)
+    batch = GlobalBatch.of(script, arguments.get("hyperparameters", {})) if script else None
     problems = [
         *in_pipeline,
         *_problems(job, arguments, call, session),
         *check_bundled(job.bundled, job.source),
+        *_script_problems(script, topology, arguments, call),
+        *global_batch.check(batch, topology),
     ]
     if decided_later is not arguments.get("instance_type") and not any(each.severity == "error" for each in problems):
         problems += _refused_variable(job, decided_later)
-    topology, request = Topology.of(arguments), None
     if not not_known_yet and not any(problem.severity == "error" for problem in problems):
         request, refused = _request(job, call, session)
         problems += refused
@@ -80,12 +84,35 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     return Plan(
         topology=topology,
         problems=tuple(problems),
-        global_batch=global_batch(job.source, arguments.get("hyperparameters", {})),
+        global_batch=batch.size if batch else None,
         resources=resources,
         cost=paid,
         job=job,
         request=request,
     )
+
+
+def _script(source: source_code.SourceCode, arguments: Mapping[str, Any]) -> ScriptFacts | None:
+    """Return the facts of the script; None if it is not on this machine, or a hyperparameter can't be sent."""
+    from estimators.sdk.request_values import hyperparameter_text
+
+    if not source.is_local:
+        return None
+    try:
+        given = {str(name): hyperparameter_text(value) for name, value in arguments.get("hyperparameters", {}).items()}
+    except (TypeError, ValueError):  # the check of the parameter says which
+        return None
+    texts = {name: text for name, text in given.items() if text is not None}
+    return ScriptFacts.of(source.modules, texts) if len(texts) == len(given) else None
+
+
+def _script_problems(
+    script: ScriptFacts | None, topology: Topology, arguments: Mapping[str, Any], call: FitArguments
+) -> Iterator[Problem]:
+    if script is not None:
+        names = channels.names(arguments, call.inputs)
+        own_image = "image_uri" in arguments
+        yield from script.check(channels=names, has_gpus=topology.has_gpus, own_image=own_image)
 
 
 def _with_defaults(call: FitArguments) -> FitArguments:
@@ -283,51 +310,3 @@ def _refused(given: Mapping[str, Any], chosen: Framework, refusal: str) -> Probl
         f"the SDK refuses it: {refusal}",
         "Use another instance_type or distribution, or give an image_uri, for which the SDK checks none of this.",
     )
-
-
-# Find the global batch if the script takes it from a hyperparameter: ``trainer.loader(…, config.batch_size)``.
-#
-# smddp's Trainer takes the batch size of an optimizer step, over all ranks and micro-batches. Only a literal in the
-# script is found: not a size that it computes, nor the size in other loops.
-def global_batch(source: source_code.SourceCode, hyperparameters: Mapping[str, Any]) -> int | None:
-    """Return the samples of an optimizer step, or None if the script does not state them in this form."""
-    if not source.is_local or not source.script.is_file():
-        return None
-    tree = source.syntax
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    mains = [functions.get(name) for name in _run_by_smddp(tree)]
-    if len(mains) != 1 or (main := mains[0]) is None or not main.args.args:
-        return None
-    sizes = {_size(call, main.args.args[0].arg, hyperparameters) for call in _loaders(main)}
-    if len(sizes) != 1 or len(list(_loaders(main))) != len(list(_loaders(tree))):
-        return None
-    return sizes.pop()
-
-
-def _run_by_smddp(tree: ast.AST) -> Iterator[str]:
-    """Yield the names of the functions passed to ``smddp.run``."""
-    for call in _calls(tree):
-        if ast.unparse(call.func) == f"{source_code.PACKAGE}.run" and call.args and isinstance(call.args[0], ast.Name):
-            yield call.args[0].id
-
-
-def _loaders(tree: ast.AST) -> Iterator[ast.Call]:
-    for call in _calls(tree):
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "loader":
-            yield call
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _size(call: ast.Call, config: str, hyperparameters: Mapping[str, Any]) -> int | None:
-    """Return the batch size in a call of ``loader``: a number, or a field of the script's configuration."""
-    given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "batch_size")]
-    match given:
-        case [ast.Constant(value=int(size))]:
-            return size
-        case [ast.Attribute(value=ast.Name(id=name), attr=field)] if name == config:
-            value = hyperparameters.get(field)
-            return value if type(value) is int else None
-    return None

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from estimators import distribution
-from estimators.instances import instance_groups, instance_preferences
+from estimators.instances import WITH_GPUS, instance_groups, instance_preferences
 from estimators.plan.runtime import Runtime
 from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import CODE_URI, NO_ACCOUNT, JobRequest
@@ -234,6 +234,14 @@ class Topology:
             hosts_with_ranks=sum(whole) if len(whole) == len(counts) and not vary else None,
             processes_per_host=distribution.processes_per_host(given) or _stated(arguments, PROCESSES_PER_HOST),
             stated_processes=_stated(arguments, PROCESSES_IN_ALL) if launcher == "mpirun" else None,
+        )
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any host may have a GPU: one whose type is unknown may."""
+        types = [name for _, name in (*self.hosts, *self.instead)]
+        return not types or any(
+            not isinstance(name, str) or name.startswith((*WITH_GPUS, "local_gpu")) for name in types
         )
 
     @property

@@ -174,7 +174,7 @@ class RemoteFunction(Generic[P, R]):
             options.setdefault("base_job_name", base_job_name)
         if place is not None and "metric_definitions" not in options:
             most = aws_limits.most("metric_definitions")
-            tree = source_code.parsed(place.file)
+            tree = source_code.PythonModule.read(place.file).tree
             options["metric_definitions"] = metric_definition.definitions(tree, most=most)
         options |= {"environment": {**environment, CALL_VARIABLE: call.to_text()}}
         options |= {"source_dir": code, "dependencies": None}

@@ -77,4 +77,4 @@ def _metric_definitions(source: SourceCode) -> dict[str, Any]:
     if not source.is_local or not source_code.imports_package(source):
         return {}
     most = aws_limits.most("metric_definitions")
-    return {"metric_definitions": metric_definition.definitions(source.syntax, most=most)}
+    return {"metric_definitions": metric_definition.definitions(source.modules.script.tree, most=most)}

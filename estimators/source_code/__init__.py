@@ -6,6 +6,8 @@ from estimators.source_code.bundle import tell_of_code_elsewhere as tell_of_code
 from estimators.source_code.check import check as check
 from estimators.source_code.contents import Contents as Contents
 from estimators.source_code.contents import write_archive as write_archive
+from estimators.source_code.modules import Modules as Modules
+from estimators.source_code.python_module import PythonModule as PythonModule
 from estimators.source_code.source import PACKAGE as PACKAGE
 from estimators.source_code.source import REQUIREMENTS as REQUIREMENTS
 from estimators.source_code.source import SourceCode as SourceCode
@@ -14,6 +16,5 @@ from estimators.source_code.source import imports_package as imports_package
 from estimators.source_code.source import needs_package as needs_package
 from estimators.source_code.source import package_directory as package_directory
 from estimators.source_code.source import package_requirements as package_requirements
-from estimators.source_code.source import parsed as parsed
 from estimators.source_code.source import with_requirements as with_requirements
 from estimators.source_code.wheels import package_wheels as package_wheels

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from estimators.errors import EstimatorError, Problem, error, nearest, warning
 from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, needs_package, package_requirements
 from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
-from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
+from smddp.process.script_multiprocessing import SPAWN_REMEDY, spawn_call_in
 
 _OTHER_ARCHIVES = tuple(
     suffix for name, suffixes, _ in shutil.get_unpack_formats() if name != "gztar" for suffix in suffixes
@@ -45,7 +44,7 @@ def check(
         return
     yield from _check_script(source, py_version)
     yield from _check_modules_beside(source)
-    if launcher is not None and (line := find_spawn_call(source.script)) is not None:
+    if launcher is not None and (line := spawn_call_in(source.modules.script.nodes)) is not None:
         yield warning(
             "distribution",
             f"{source.script} spawns ranks in line {line}, and the distribution ({launcher}) starts ranks, too: if the "
@@ -185,20 +184,15 @@ def _check_script(source: SourceCode, py_version: str | None) -> Iterator[Proble
         there = sorted(path.name for path in script.parent.glob("*.py")) if script.parent.is_dir() else []
         remedy = nearest(script.name, there) if there else "Give the path of the training script."
         yield error("entry_point", f"there is no file {script}", remedy)
-    elif script.suffix == ".py":
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
-        except (SyntaxError, ValueError) as fault:
-            line = getattr(fault, "lineno", None)
-            place = f"{script}, line {line}" if line else str(script)
-            is_newer = py_version is None or _version(py_version) > sys.version_info[:2]
-            yield (warning if is_newer else error)(
-                "entry_point",
-                f"{place}: {getattr(fault, 'msg', fault)}",
-                f"This Python {sys.version_info[0]}.{sys.version_info[1]} can't compile it.",
-            )
+    elif fault := source.modules.script.syntax_fault:
+        line = getattr(fault, "lineno", None)
+        place = f"{script}, line {line}" if line else str(script)
+        is_newer = py_version is None or _version(py_version) > sys.version_info[:2]
+        yield (warning if is_newer else error)(
+            "entry_point",
+            f"{place}: {getattr(fault, 'msg', fault)}",
+            f"This Python {sys.version_info[0]}.{sys.version_info[1]} can't compile it.",
+        )
 
 
 def _version(py_version: str) -> tuple[int, int]:

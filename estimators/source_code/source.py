@@ -17,6 +17,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from estimators.errors import EstimatorError
+from estimators.source_code.modules import Modules
+from estimators.source_code.python_module import imported_by
 from estimators.source_code.tree import Tree
 from smddp.container.requirements import ADDED
 
@@ -84,22 +86,31 @@ class SourceCode:
         return self._trees[directory]
 
     @cached_property
-    def syntax(self) -> ast.Module:
-        """The script's syntax tree, empty if the script can't be read."""
-        return parsed(self.script)
+    def modules(self) -> Modules:
+        """The script and its modules, for code on this machine."""
+        at_top = [Path(path) for path in self.dependencies if not self.name_in_bundle(path)]
+        source = [] if self.source_dir is None else [self.script.parent, Path(self.source_dir)]
+        named = {Path(self.name_in_bundle(path)).stem: Path(path) for path in self.dependencies}
+        return Modules(
+            path=self.script,
+            directories=(*source, *at_top),
+            named={name: path for name, path in named.items() if name},
+        )
 
     def imports(self, package: str) -> bool:
         """Return whether any of the bundled code imports a package."""
         if package not in self._imports:
             roots = [Path(self.source_dir) if self.source_dir else self.script, *map(Path, self.dependencies)]
-            scripts = (path for root in roots for path in self._scripts(root))
-            self._imports[package] = any(file_imports(path, package) for path in scripts)
+            files = (path for root in roots for path in self._python_files(root))
+            self._imports[package] = any(
+                _has(path, package) and self.modules.module(path).imports(package) for path in files
+            )
         return self._imports[package]
 
-    def _scripts(self, root: Path) -> Iterator[Path]:
+    def _python_files(self, root: Path) -> Iterator[Path]:
         """Yield the bundled Python files at or below a path."""
         if root.is_file():
-            yield root
+            yield from [root] if root.suffix == ".py" else []
         elif root.is_dir():
             with suppress(EstimatorError):  # the checks report it
                 yield from (root / path for path in self.tree(root).files if path.endswith(".py"))
@@ -111,31 +122,12 @@ class SourceCode:
         return {**{name: value for name, value in given.items() if value}, "dependencies": list(self.dependencies)}
 
 
-def parsed(script: Path) -> ast.Module:
-    """Return a script's syntax tree, empty if it can't be read: the checks report that."""
+def _has(path: Path, package: str) -> bool:
+    """Return whether a file contains a package's name: most files need not be parsed."""
     try:
-        return ast.parse(script.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return ast.Module(body=[], type_ignores=[])
-
-
-def file_imports(path: Path, package: str) -> bool:
-    """Return whether a Python file imports a package; False for any other file."""
-    try:
-        text = path.read_bytes()
-        if path.suffix != ".py" or package.encode() not in text:
-            return False
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):  # not the entry point, or its own check reports it
+        return package.encode() in path.read_bytes()
+    except OSError:  # copying it will report the error
         return False
-    return any(name.partition(".")[0] == package for node in ast.walk(tree) for name in imported_by(node))
-
-
-def imported_by(node: ast.AST) -> set[str]:
-    """Return the full names of the modules that a statement imports."""
-    if isinstance(node, ast.Import):
-        return {alias.name for alias in node.names}
-    return {node.module or ""} if isinstance(node, ast.ImportFrom) and node.level == 0 else set()
 
 
 def _is_local(source_dir: object, *, absent: bool = False) -> bool:
@@ -214,15 +206,11 @@ def _named_in(line: str) -> str | None:
 
 def calls_package(source: SourceCode, functions: Collection[str]) -> bool:
     """Return whether the script imports smddp, and calls one of `functions`, such as ``smddp.run``."""
-    nodes = list(ast.walk(source.syntax)) if source.script.suffix == ".py" else []
-    return any(name.partition(".")[0] == PACKAGE for node in nodes for name in imported_by(node)) and any(
-        isinstance(node, ast.Call) and ast.unparse(node.func) in functions for node in nodes
-    )
+    script = source.modules.script
+    return script.imports(PACKAGE) and any(ast.unparse(call.func) in functions for call in script.calls)
 
 
 def imports_at_top(source: SourceCode) -> frozenset[str]:
     """Return the top-level names of the modules that the script imports unconditionally at its start."""
-    names: set[str] = set()
-    for node in source.syntax.body:
-        names |= imported_by(node)
+    names = {name for statement in source.modules.script.tree.body for name in imported_by(statement)}
     return frozenset(name.partition(".")[0] for name in names)

@@ -11,10 +11,12 @@ may spawn only if no launcher started it, so this is a warning before it runs, n
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from multiprocessing import current_process
 from pathlib import Path
 
 from smddp.errors import UnguardedScriptError
+from smddp.process.script_names import full_name, imported_names
 
 SPAWN_REMEDY = (
     "Start it with python, or in a job without distribution; or leave the ranks to the launcher, and call the training "
@@ -50,17 +52,11 @@ def find_spawn_call(script: Path) -> int | None:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):  # running the script reports it
         return None
-    names: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.asname: alias.name for alias in node.names if alias.asname is not None}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node, names) in _SPAWNING]
-    return min(lines, default=None)
+    return spawn_call_in(tuple(ast.walk(tree)))
 
 
-def _called(call: ast.Call, names: dict[str, str]) -> str:
-    """Return a call's full name: ``torch.multiprocessing.spawn`` for ``mp.spawn``."""
-    first, dot, rest = ast.unparse(call.func).partition(".")
-    return names.get(first, first) + dot + rest
+def spawn_call_in(nodes: Sequence[ast.AST]) -> int | None:
+    """Return the line of the first such call among the nodes of a script's syntax tree, or None."""
+    names = imported_names(nodes)
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    return min((call.lineno for call in calls if full_name(call.func, names) in _SPAWNING), default=None)

@@ -16,10 +16,10 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from smddp.errors import RemoteFunctionError
 from smddp.job import Job
+from smddp.job.main_arguments import takes_job
 from smddp.remote_function import travelling_values
 from smddp.remote_function.sent_call import PYTHON, SentCall
 from smddp.training import run
-from smddp.training.main_arguments import takes_job
 
 ARGUMENTS = "smddp_arguments"
 """Path of the arguments' files in the code directory, without suffixes."""

@@ -34,12 +34,12 @@ from smddp.distributed import (
 from smddp.errors import CheckpointError, SmddpError, UnguardedScriptError
 from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
+from smddp.job.main_arguments import ConfigReader, main_arguments, read_dataclass
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.log_form import start_log
 from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs
-from smddp.training.main_arguments import ConfigReader, main_arguments, read_dataclass
 from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline, main_thread_traceback
 
 logger = logging.getLogger(__name__)

@@ -146,14 +146,15 @@ def test_a_missing_entry_point_in_the_bundle_fails_with_what_is_there(
 
 
 @pytest.mark.slow
-def test_a_missing_channel_fails_with_the_channels_there_are(estimator: Build, platform: LocalSageMaker) -> None:
+def test_a_missing_channel_is_told_before_the_job_and_by_it(estimator: Build, platform: LocalSageMaker) -> None:
     uri = f"s3://{platform.default_bucket}/channel/{time.time_ns()}"
     bucket, key = uri.removeprefix("s3://").split("/", 1)
     platform.boto_session.client("s3").put_object(Bucket=bucket, Key=f"{key}/x.txt", Body=b"x")
-    with pytest.raises(TrainingJobFailed) as failure:
+    with pytest.raises(EstimatorError, match=r"the job has trainning\. Did you mean 'trainning'\?"):
         estimator("needs_channel.py").fit({"trainning": uri})
-    assert "training" in failure.value.reason
-    assert "trainning" in failure.value.reason
+    with pytest.raises(TrainingJobFailed) as failure:
+        estimator("needs_channel.py").fit()
+    assert "There is no channel 'training'" in failure.value.reason
 
 
 @pytest.mark.slow

@@ -48,8 +48,8 @@ class Config:
 def main(config: Config, job: smddp.Job):
     model = torch.nn.Linear(2, 2)
     trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    data = torch.utils.data.TensorDataset(torch.ones(config.steps * 4, 2))
-    loader = trainer.loader(data, batch_size=4)
+    data = torch.utils.data.TensorDataset(torch.ones(config.steps * 8, 2))
+    loader = trainer.loader(data, batch_size=8)
     for _epoch in trainer.epochs(1):
         for (batch,) in trainer.batches(loader):
             trainer.step(trainer.model(batch).square().mean())
@@ -160,7 +160,8 @@ def test_the_file_asks_openpai_for_what_the_job_asks_for(export) -> None:
     assert "<%" not in "".join(role["commands"]), "OpenPAI would take it for a reference"
 
 
-def test_a_channel_whose_variable_is_no_identifier_is_set_for_the_command(export) -> None:
+def test_a_channel_whose_variable_is_no_identifier_is_set_for_the_command(export, tmp_path: Path) -> None:
+    (tmp_path / "code" / "train.py").write_text(TRAIN.replace("channels['training']", "channels['train-data']"))
     written = export("--run-dir=/run", "--channel=train-data=/mnt/<% x %>", inputs="{'train-data': 's3://bucket/x'}")
     commands = read(written.stdout)["taskRoles"]["worker"]["commands"]
     assert commands[:-1] == ["export GREETING='good day'", """export SM_CHANNELS='["train-data"]'"""]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from estimators.plan.make import global_batch
+from estimators.checks.script.facts import ScriptFacts
+from estimators.plan.global_batch import GlobalBatch
 from estimators.source_code import SourceCode
+
+
+def batch_of(script: Path, given: dict[str, Any]) -> int | None:
+    modules = SourceCode.of({"entry_point": str(script)}).modules
+    facts = ScriptFacts.of(modules, {name: json.dumps(value) for name, value in given.items()})
+    batch = GlobalBatch.of(facts, given)
+    return None if batch is None else batch.size
+
 
 SCRIPT = """
 import smddp
@@ -40,7 +50,7 @@ smddp.run(main)
 def test_what_the_script_writes_out_is_known(tmp_path: Path, arguments: str, more: str, size: int | None) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format(arguments=arguments, more=more))
     given: dict[str, Any] = {"batch_size": 256, "name": "256"}
-    assert global_batch(SourceCode.of({"entry_point": str(tmp_path / "train.py")}), given) == size
+    assert batch_of(tmp_path / "train.py", given) == size
 
 
 @pytest.mark.parametrize(
@@ -48,4 +58,4 @@ def test_what_the_script_writes_out_is_known(tmp_path: Path, arguments: str, mor
 )
 def test_of_another_script_nothing_is_known(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.py").write_text(text)
-    assert global_batch(SourceCode.of({"entry_point": str(tmp_path / "train.py")}), {"batch_size": 256}) is None
+    assert batch_of(tmp_path / "train.py", {"batch_size": 256}) is None

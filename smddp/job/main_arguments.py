@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, get_type_hints
 
-from smddp.job import Job, hyperparameters
+from smddp.job import hyperparameters
+from smddp.job.job import Job
 
 ConfigReader = Callable[[Any, Job], tuple[Any, Mapping[str, Any]] | None]
 """Return a config for a parameter of this type, and the hyperparameters to record; None for a type it can't make."""
@@ -29,13 +30,18 @@ def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReade
             continue
         read = read_config(hint, job)
         if read is None:
-            raise TypeError(
-                f"{main.__name__}() has a parameter {name!r} of type {hint!r}; smddp.run gives a dataclass of "
-                "hyperparameters (annotate it with its class) and a smddp.Job, and nothing else"
-            )
+            raise TypeError(refused_parameter(main.__name__, name, repr(hint)))
         arguments[name], recorded = read
         job = dataclasses.replace(job, hyperparameters=recorded)
     return arguments | dict.fromkeys(wants_job, job), job
+
+
+def refused_parameter(main: str, name: str, hint: str) -> str:
+    """Return the error for a parameter of main, with its type as text, that gets no value."""
+    return (
+        f"{main}() has a parameter {name!r} of type {hint}; smddp.run gives a dataclass of hyperparameters (annotate "
+        "it with its class) and a smddp.Job, and nothing else"
+    )
 
 
 def takes_job(name: str, hint: Any) -> bool:

@@ -1,0 +1,124 @@
+"""The part of a script that every run executes, whatever its data, its machine and its arguments.
+
+A check that reads only this part can't be wrong about a script that chooses: ``if torch.cuda.is_available():``. What is
+left out, so that the rest is sure:
+
+1. branches: the blocks of ``if``, ``while`` and ``match``, a ``try`` with handlers, the right side of ``and`` and
+   ``or``, comprehensions and lambdas;
+2. whatever comes after a branch that may leave the block, by ``return``, ``raise`` or ``sys.exit``;
+3. functions that nothing executed calls by their names, and methods.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from estimators.source_code import PACKAGE, Modules, PythonModule
+
+Executed = tuple[PythonModule, ast.AST]
+"""A node, and the module that it is in."""
+
+_RUN = f"{PACKAGE}.run"
+_EXITS = frozenset({"exit", "quit", "sys.exit", "os._exit"})
+_SKIPPED = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def executed(modules: Modules) -> Sequence[Executed]:
+    """Return the nodes that every run of the script executes, in their order."""
+    return tuple(_Walk(modules).module(modules.script))
+
+
+def is_main_guard(test: ast.expr) -> bool:
+    """Return whether a condition is ``__name__ == "__main__"``."""
+    return ast.unparse(test) in ("__name__ == '__main__'", "'__main__' == __name__")
+
+
+class _Walk:
+    """One walk through a script; each module and each function is entered once."""
+
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
+        self._entered: set[int] = set()
+
+    def module(self, module: PythonModule) -> Iterator[Executed]:
+        if self._enters(module):
+            yield from self._block(module, module.tree.body)
+
+    def _enters(self, place: object) -> bool:
+        is_new = id(place) not in self._entered
+        self._entered.add(id(place))
+        return is_new
+
+    def _block(self, module: PythonModule, statements: Sequence[ast.stmt]) -> Iterator[Executed]:
+        for statement in statements:
+            yield module, statement
+            yield from self._statement(module, statement)
+            if isinstance(statement, ast.Return | ast.Raise) or (_is_branch(statement) and _may_leave(statement)):
+                return
+
+    def _statement(self, module: PythonModule, statement: ast.stmt) -> Iterator[Executed]:
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                return
+            case ast.ClassDef(body=body):
+                yield from self._block(module, body)
+            case ast.If(test=test, body=body):
+                yield from self._expression(module, test)
+                if module is self._modules.script and is_main_guard(test):
+                    yield from self._block(module, body)
+            case ast.For(iter=iterated, body=body) | ast.AsyncFor(iter=iterated, body=body):
+                yield from self._expression(module, iterated)
+                yield from self._block(module, body)
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                for item in items:
+                    yield from self._expression(module, item.context_expr)
+                yield from self._block(module, body)
+            case ast.Try(handlers=[], body=body, finalbody=last):
+                yield from self._block(module, [*body, *last])
+            case ast.Try() | ast.While() | ast.Match():
+                return
+            case ast.Import() | ast.ImportFrom():
+                for imported in self._modules.imported_by(module, statement):
+                    yield from self.module(imported)
+            case _:
+                for expression in ast.iter_child_nodes(statement):
+                    yield from self._expression(module, expression)
+
+    def _expression(self, module: PythonModule, node: ast.AST) -> Iterator[Executed]:
+        if isinstance(node, _SKIPPED):
+            return
+        yield module, node
+        parts: list[ast.AST] = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.IfExp):
+            parts = [node.test]
+        elif isinstance(node, ast.BoolOp):
+            parts = [node.values[0]]
+        for part in parts:
+            yield from self._expression(module, part)
+        if isinstance(node, ast.Call):
+            called = node.args[0] if module.full_name(node.func) == _RUN and node.args else node.func
+            yield from self._function(module, called)
+
+    def _function(self, module: PythonModule, called: ast.expr) -> Iterator[Executed]:
+        if not isinstance(called, ast.Name | ast.Attribute):
+            return
+        found = self._modules.definition(module, called)
+        if found is not None and isinstance(found[1], _Function) and self._enters(found[1]):
+            yield from self._block(found[0], found[1].body)
+
+
+def _is_branch(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If | ast.Try | ast.While | ast.Match)
+
+
+def _may_leave(statement: ast.stmt) -> bool:
+    """Return whether a branch may end the block that it is in."""
+    if isinstance(statement, ast.If) and is_main_guard(statement.test):
+        return False
+    return any(
+        isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) in _EXITS)
+        for node in ast.walk(statement)
+    )

@@ -1,0 +1,173 @@
+"""The options that a script reads by argparse, made again from its syntax: argparse itself then judges a command line.
+
+The parser is made only if its syntax decides it: one ``ArgumentParser``, whose options every run of the script adds,
+and which parses this process's own command line. An option's `type` that is unknown takes every text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from estimators.checks.script.executed import Executed
+from estimators.source_code import PythonModule
+
+_PARSER = "argparse.ArgumentParser"
+_PARSER_SHOWN = frozenset({"description", "prog", "epilog", "formatter_class", "usage"})
+"""Arguments of a parser that do not change what it accepts."""
+_OPTION_SHOWN = frozenset({"help", "metavar", "default"})
+"""Arguments of an option that do not change what it accepts."""
+_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool, "pathlib.Path": Path}
+_ACTIONS = frozenset({"store", "store_true", "store_false", "store_const", "append", "count", "extend"})
+_OTHER_USES = frozenset({"error", "exit", "format_help", "print_help", "print_usage", "set_defaults"})
+"""Methods of a parser that do not change the options that it accepts."""
+
+
+class _NotReadError(Exception):
+    """The syntax does not decide the parser."""
+
+
+class _RefusedError(Exception):
+    """argparse refuses a command line; the message is its own."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _RefusedError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionParser:
+    """The options of a script."""
+
+    parser: argparse.ArgumentParser
+    names: tuple[str, ...]
+    """The options, with their dashes."""
+    takes_unknown: bool
+    """Whether the script ignores options that it does not know."""
+
+    @classmethod
+    def of(cls, nodes: Sequence[Executed]) -> OptionParser | None:
+        """Return the parser that the executed nodes of a script make; None if their syntax does not decide it."""
+        try:
+            return _read(nodes)
+        except _NotReadError:
+            return None
+
+    def faults(self, arguments: Sequence[str]) -> Iterator[str]:
+        """Yield why the script would refuse a command line."""
+        try:
+            _, unknown = self.parser.parse_known_args(list(arguments))
+        except _RefusedError as fault:
+            yield str(fault)
+            return
+        if unknown and not self.takes_unknown:
+            yield f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown)}"
+
+    def _nearest(self, unknown: Sequence[str]) -> str:
+        names = [name for option in unknown for name in difflib.get_close_matches(option, self.names, n=1)]
+        return f" (did you mean {names[0]!r}?)" if names else ""
+
+
+def _read(nodes: Sequence[Executed]) -> OptionParser:
+    made = [(module, node) for module, node in nodes if _makes_parser(module, node)]
+    if len(made) != 1 or sum(_makes_parser(made[0][0], node) for node in made[0][0].nodes) != 1:
+        raise _NotReadError
+    module, statement = made[0]
+    assert isinstance(statement, ast.Assign)
+    assert isinstance(statement.value, ast.Call)
+    assert isinstance(statement.targets[0], ast.Name)
+    name = statement.targets[0].id
+    calls = _calls_of(module, name, nodes)
+    parses = [call for call in calls if _method(call) in ("parse_args", "parse_known_args")]
+    if len(parses) != 1 or not _is_of_command_line(module, parses[0]):
+        raise _NotReadError
+    parser = _Parser(**_parser_options(statement.value), add_help=False)
+    options = [call for call in calls if _method(call) == "add_argument"]
+    if not options:
+        raise _NotReadError
+    added = [_add(parser, module, call) for call in options]
+    return OptionParser(
+        parser=parser,
+        names=tuple(name for option in added for name in option.option_strings),
+        takes_unknown=_method(parses[0]) == "parse_known_args",
+    )
+
+
+def _makes_parser(module: PythonModule, node: ast.AST) -> bool:
+    match node:
+        case ast.Assign(targets=[ast.Name()], value=ast.Call(func=function)):
+            return module.full_name(function) == _PARSER
+    return False
+
+
+def _calls_of(module: PythonModule, name: str, nodes: Sequence[Executed]) -> list[ast.Call]:
+    """Return the calls of a parser's methods; raise _NotReadError if it is used otherwise, or not in every run."""
+    executed = {id(node) for _, node in nodes}
+    own = [call for call in module.calls if ast.unparse(call.func) == f"{name}.{_method(call)}"]
+    uses = sum(isinstance(node, ast.Name) and node.id == name for node in module.nodes)
+    known = {"add_argument", "parse_args", "parse_known_args"}
+    deciding = [call for call in own if _method(call) in known]
+    others = [call for call in own if _method(call) not in known | _OTHER_USES]
+    if uses != len(own) + 1 or others or not all(id(call) in executed for call in deciding):
+        raise _NotReadError
+    return deciding
+
+
+def _method(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _is_of_command_line(module: PythonModule, call: ast.Call) -> bool:
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return not given or [module.full_name(each) for each in given] in (["sys.argv[1:]"], ["None"])
+
+
+def _parser_options(call: ast.Call) -> dict[str, Any]:
+    options = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg not in _PARSER_SHOWN}
+    if not options.keys() <= {"allow_abbrev", "add_help"} or len(call.args) > 1:
+        raise _NotReadError
+    return {"allow_abbrev": "allow_abbrev" not in options or _literal(options["allow_abbrev"])}
+
+
+def _add(parser: argparse.ArgumentParser, module: PythonModule, call: ast.Call) -> argparse.Action:
+    options: dict[str, Any] = {}
+    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg not in _OPTION_SHOWN}
+    for name, node in given.items():
+        if name == "type":
+            options["type"] = _TYPES.get(module.full_name(node), str)
+        elif name == "action":
+            options["action"] = _action(module, node)
+        elif name == "const":
+            options["const"] = None
+        elif name in ("choices", "required", "nargs", "dest"):
+            options[name] = _literal(node)
+        else:
+            raise _NotReadError
+    if "type" in given and module.full_name(given["type"]) not in _TYPES:
+        options.pop("choices", None)
+    try:
+        return parser.add_argument(*map(_literal, call.args), **options)
+    except (TypeError, ValueError, argparse.ArgumentError) as fault:
+        raise _NotReadError from fault
+
+
+def _action(module: PythonModule, node: ast.expr) -> Any:
+    if module.full_name(node) == "argparse.BooleanOptionalAction":
+        return argparse.BooleanOptionalAction
+    action = _literal(node)
+    if action not in _ACTIONS:
+        raise _NotReadError
+    return action
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as fault:
+        raise _NotReadError from fault

@@ -1,0 +1,70 @@
+"""A job's modules are found as its script imports them, and each is parsed once."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from estimators.source_code import SourceCode
+
+FILES = {
+    "train.py": "import torch, helpers.data\nfrom models import Net\nfrom extra import more\nimport lib\n",
+    "helpers/__init__.py": "",
+    "helpers/data.py": "from . import text\nfrom ..train import x\n",
+    "helpers/text.py": "def f():\n    import late\n",
+    "models.py": "from helpers.data import Net as Base\nNet = Base\n",
+    "late.py": "import train\n",
+    "unused.py": "",
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> SourceCode:
+    for name, text in FILES.items():
+        path = tmp_path / "code" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text("")
+    (tmp_path / "extra.py").write_text("")
+    dependencies = [str(tmp_path / "lib"), str(tmp_path / "extra.py")]
+    return SourceCode.of(
+        {"entry_point": "train.py", "source_dir": str(tmp_path / "code"), "dependencies": dependencies}
+    )
+
+
+def test_the_reached_modules_are_those_of_the_bundle(source: SourceCode, tmp_path: Path) -> None:
+    found = {str(module.path.relative_to(tmp_path)) for module in source.modules.reached}
+    code = {f"code/{name}" for name in FILES} - {"code/unused.py"}
+    assert found == code | {"lib/__init__.py", "extra.py"}
+
+
+def test_each_file_is_parsed_once(source: SourceCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    original = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text, **options: parsed.append(options["filename"]) or original(text))
+    for _ in range(2):
+        assert source.modules.reached
+        assert not source.imports("absent")
+        assert source.imports("torch")
+    assert len(parsed) == len(set(parsed)) == len(source.modules.reached)
+
+
+def test_a_name_is_followed_to_its_statement(source: SourceCode, tmp_path: Path) -> None:
+    (tmp_path / "code" / "helpers" / "data.py").write_text("class Net: ...\n")
+    script = source.modules.script
+    module, statement = source.modules.definition(script, ast.Name(id="Net")) or (script, None)
+    assert module.path.name == "models.py"
+    assert isinstance(statement, ast.Assign)
+    module, statement = source.modules.definition(module, statement.value) or (script, None)
+    assert module.path.name == "data.py"
+    assert isinstance(statement, ast.ClassDef)
+    assert source.modules.definition(script, ast.Name(id="torch")) is None
+
+
+def test_names_that_import_each_other_end(source: SourceCode, tmp_path: Path) -> None:
+    (tmp_path / "code" / "models.py").write_text("from late import Net\n")
+    (tmp_path / "code" / "late.py").write_text("from models import Net\n")
+    assert source.modules.definition(source.modules.script, ast.Name(id="Net")) is None
