@@ -1,7 +1,7 @@
 """A metric definition of a job: the regex that finds a metric's values in the lines of its log.
 
 The local engine and the job's handle use the same code, so both find the values that AWS would show. smddp's own lines,
-such as ``step=120 epoch=3 loss=0.1234``, need no configuration: the names of the Trainer's metrics are known, and a
+such as ``step=120 epoch=4/5 loss=0.1234``, need no configuration: the names of the Trainer's metrics are known, and a
 script's are the keyword names in calls such as ``trainer.log(accuracy=...)``. Names that the script computes at
 runtime are not found.
 """
@@ -69,7 +69,7 @@ def finite(text: str | None) -> float | None:
 
 
 def regex_of_line(name: str) -> str:
-    """Return the regex for a metric's value in smddp's lines: ``step=120 epoch=3 loss=0.1234``."""
+    """Return the regex for a metric's value in smddp's lines: ``step=120 epoch=4/5 loss=0.1234``."""
     return rf"(?:^|\s){name}={_NUMBER}"
 
 

@@ -10,6 +10,7 @@ alone on all of the data, without a warning. It does the same on CPUs unless a s
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from collections.abc import MutableMapping
@@ -83,7 +84,7 @@ def export_ranks(cluster: Cluster | None = None, environ: MutableMapping[str, st
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not check transformers
-    """Log ``step=20 epoch=0 loss=0.31 lr=0.0004 grad_norm=1.2`` for each of the Trainer's logs, on rank 0.
+    """Log ``step=20 epoch=1/3 loss=0.31 lr=0.0004 grad_norm=1.2`` for each of the Trainer's logs, on rank 0.
 
     The Estimator's metric definitions match these names. transformers' other names, such as ``eval_loss``, are
     unchanged: give the Estimator definitions of them to see them in SageMaker.
@@ -98,9 +99,10 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not c
         """Log a metric line."""
         del args, control
         numbers = {_NAMES.get(name, name): value for name, value in logs.items() if isinstance(value, int | float)}
-        numbers.pop("epoch", None)  # a fraction; each line begins with the whole epoch
+        numbers.pop("epoch", None)  # a fraction; each line begins with the epoch under way
         if state.is_world_process_zero and numbers:
-            report(state.global_step, int(state.epoch or 0), numbers)
+            under_way = max(math.ceil(state.epoch or 0), 1) - 1
+            report(state.global_step, under_way, numbers, epochs=state.num_train_epochs or None)
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not check transformers

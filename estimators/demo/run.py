@@ -32,7 +32,7 @@ from smddp.process.terminal_text import shown_text
 
 BATCH_SIZE = 16  # small enough that an epoch takes a second, and the interruption comes in the middle of one
 TARGET_ACCURACY = 0.97
-_METRICS = re.compile(r"\bstep=(?P<step>\d+) epoch=(?P<epoch>\d+) (?P<values>.*)")
+_METRICS = re.compile(r"\bstep=(?P<step>\d+) epoch=(?P<epoch>\d+)\S* (?P<values>.*)")
 _VALUE = re.compile(r"(\w+)=([-+0-9.eE]+|nan|inf)")
 _EVENT = re.compile(r"(stopped|resumed) at step \d+, in epoch \d+")
 

@@ -75,7 +75,7 @@ class MetricReader:
 
         A piece is the line itself, or one state of a progress bar; each metric has at most one value in a piece.
         ``step`` and ``epoch`` locate the other values and yield none themselves; without definitions of these names,
-        smddp's form applies: ``step=120 epoch=3``.
+        smddp's form applies: ``step=120 epoch=4/5``.
         """
         return [value for piece in pieces(line.message) for value in self._values_of(piece, line)]
 

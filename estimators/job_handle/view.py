@@ -132,6 +132,7 @@ class ProgressLine:
         self._status, self._since = "", clock()
         self._epoch: float | None = None
         self._step: float | None = None
+        self._epoch_began: float | None = None  # the first logged step of the epoch
         self._steps_an_epoch: float | None = None
         self._newest: dict[str, float] = {}
         self._losses: deque[float] = deque(maxlen=_MOST_LOSSES)
@@ -158,9 +159,9 @@ class ProgressLine:
                 self._laps.popleft()
             self._step = event.step
         if event.epoch is not None and event.epoch != self._epoch:
-            self._epoch = event.epoch
-            if event.step and event.epoch >= 1:
-                self._steps_an_epoch = event.step / event.epoch
+            if self._epoch is not None and event.step and self._epoch_began is not None and event.epoch > self._epoch:
+                self._steps_an_epoch = (event.step - self._epoch_began) / (event.epoch - self._epoch)
+            self._epoch, self._epoch_began = event.epoch, event.step
 
     def text(self, columns: int) -> str:
         """Return the line, with the most important parts that fit."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import median
 from types import TracebackType
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _THE_LAST_THREE = Retention()
 _FELT_SECONDS = 0.1  # a shorter wait is not worth a warning
+_REMEMBERED = 9  # saves whose median is the usual time
+_SLOW, _SLOW_SECONDS = 3.0, 1.0  # a save of more than so many usual times, and seconds, is slow
 _WARMING_UP = "the memory to save from"
 _CHECK_SECONDS = 5.0  # bound on the question whether the listener's place has the newest checkpoint
 _ARRIVAL_SECONDS = 60.0  # bound on the wait for it when the run is closed
@@ -120,6 +123,7 @@ class Checkpointer:
         self._saves = 0
         self._failures = 0
         self._durable = 0
+        self._durations: list[float] = []
         self._is_closed = False
         self._loaded_step = 0
         self.newest: tuple[int, int] = (0, 0)
@@ -449,8 +453,9 @@ class Checkpointer:
                 return None  # `save_moment` raised this error already
             raise
         if self._is_main:
-            logger.info(
-                "saved %s: %.1f MB in %.2f s, for which training stood still %.3f s",
+            logger.log(
+                logging.INFO if self._is_worth_saying(report.durable_seconds) else logging.DEBUG,
+                "saved %s: %.1f MB in %.2f s (stall %.3f s)",
                 self._store.path(report.step),
                 report.size / 1e6,
                 report.durable_seconds,
@@ -458,6 +463,11 @@ class Checkpointer:
             )
         rank_saver.prune(request)
         return report
+
+    def _is_worth_saying(self, seconds: float) -> bool:
+        """Return whether a save is the first one, or much slower than the median of the saves before it."""
+        before, self._durations = self._durations, [*self._durations, seconds][-_REMEMBERED:]
+        return not before or seconds > max(_SLOW * median(before), _SLOW_SECONDS)
 
     @property
     def _is_main(self) -> bool:

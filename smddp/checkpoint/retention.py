@@ -120,11 +120,11 @@ class Pruner:
             except (StoreError, OSError) as error:
                 logger.warning("left %s in place, for it cannot be read: %s", self._store.path(step), error)
             except CheckpointError as error:
-                removed += self._remove(step, str(error))
+                removed += self._remove(step, str(error), logging.INFO)
         stay = which_stay(finished, self._keep)
         for step in sorted(finished):
             if step not in stay:
-                removed += self._remove(step, "newer or better ones are kept")
+                removed += self._remove(step, "newer or better ones are kept", logging.DEBUG)
             elif step != newest and step not in self._swept:
                 self._sweep(step)
         left = set(present).difference(removed)
@@ -149,13 +149,13 @@ class Pruner:
             self._known[step] = _Known(directory=manifest.directory, value=value)
         return self._known[step]
 
-    def _remove(self, step: int, reason: str) -> list[int]:
+    def _remove(self, step: int, reason: str, level: int) -> list[int]:
         try:
             self._store.remove(step)
         except (CheckpointError, OSError) as error:
             logger.warning("could not remove %s: %s; trying again after the next save", self._store.path(step), error)
             return []
-        logger.info("removed %s: %s", self._store.path(step), reason)
+        logger.log(level, "removed %s: %s", self._store.path(step), reason)
         return [step]
 
     def _sweep(self, step: int) -> None:

@@ -218,7 +218,9 @@ def run(
     """Train a script in processes of this machine, started by torchrun; under srun, on its nodes."""
     from smddp.cluster.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
+    from smddp.process.log_form import start_log
 
+    start_log()
     own = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
     if misplaced := [each for each in context.args if each.partition("=")[0] in own]:
         typer.echo(

@@ -41,7 +41,7 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
         if manifest is not None:
             metrics = [f"{manifest.metrics[name]:.4g}" if name in manifest.metrics else "" for name in names]
             age = as_age((now - manifest.saved_at).total_seconds())
-            cells = [str(manifest.epoch), age, as_size(manifest.size), *metrics[:_MOST_METRICS]]
+            cells = [str(manifest.epoch_from_one), age, as_size(manifest.size), *metrics[:_MOST_METRICS]]
         table.add_row(*map(Text, (str(info.step), *cells, _state(info, verified=verified))))
     _write_line(str(store))
     _print(table)

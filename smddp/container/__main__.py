@@ -29,7 +29,9 @@ from smddp.job import failure_report
 from smddp.job.failure_report import describe_exit
 from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
+from smddp.process.heartbeat import Heartbeat
 from smddp.process.log_form import start_log
+from smddp.process.rank_start import RankStart
 
 logger = logging.getLogger("smddp.container")
 
@@ -57,13 +59,16 @@ def train(environ: Mapping[str, str]) -> int:
     if len(contract.hosts) > 1 and environ.get("SM_STUDIO_LOCAL_MODE", "").lower() != "true":
         await_names(contract.hosts)
     line = command.line(python)
-    logger.info("Starting %s", " ".join(line))
-    result = run(
-        line,
-        environ=activated(process_environment(contract, environ, gpus=gpus), python),
-        directory=contract.code_dir,
-        group=command.through_shell,
-    )
+    logger.info("Starting %s.", entry_point)
+    logger.debug("The command is %s", " ".join(line))
+    with RankStart() as start:
+        result = run(
+            line,
+            environ=activated(process_environment(contract, environ, gpus=gpus), python),
+            directory=contract.code_dir,
+            group=command.through_shell,
+            look=start.look,
+        )
     logger.info("The largest process had %d MiB of memory.", _largest_child() >> 20)
     reason = describe_exit(
         entry_point,
@@ -95,7 +100,7 @@ def _report(output_dir: Path, result: Result, reason: str) -> None:
     if result.code == 0:
         report_success(output_dir)
     elif result.stop is not None and (result.code == RESUMABLE or result.code > 128):
-        logger.info("The job was stopped and ended with exit code %d.", result.code)
+        logger.debug("The job was stopped and ended with exit code %d.", result.code)
     else:
         report_failure(output_dir, reason)
 
@@ -158,7 +163,9 @@ def await_names(hosts: Sequence[str], *, seconds: float = _WAIT_SECONDS) -> None
     threading.Thread(target=resolve, daemon=True).start()
     if not resolved.wait(RETRY_SECONDS):
         logger.info("Waiting for the names of %s.", ", ".join(missing))
-        if not resolved.wait(seconds):
+        with Heartbeat("waiting for the names of the hosts"):
+            resolved.wait(seconds)
+        if not resolved.is_set():
             raise ClusterError(
                 f"The names of {', '.join(missing)} did not resolve within {seconds:.0f} s: these hosts did not start, "
                 "or no name service or /etc/hosts knows them. SM_STUDIO_LOCAL_MODE=true skips this check."

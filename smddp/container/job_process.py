@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,11 +72,19 @@ def raise_on_stop() -> None:
         signal.signal(signum, stop)
 
 
-def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, group: bool) -> Result:
+def run(
+    command: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    directory: Path,
+    group: bool,
+    look: Callable[[int], None] = lambda _: None,
+) -> Result:
     """Run a program with exactly this environment, wait for it, and forward SIGTERM and SIGINT to it from now on.
 
     Call it from the main thread of a process without other children, because it reaps all of them. ``group`` gives the
-    program its own process group, and signals all of that: for programs that do not signal their children.
+    program its own process group, and signals all of that: for programs that do not signal their children. ``look`` is
+    called repeatedly, with the program's process ID, while the program runs.
     """
     tail = Tail()
 
@@ -96,6 +104,7 @@ def run(command: Sequence[str], *, environ: Mapping[str, str], directory: Path, 
     # Poll, and reap all children, so that orphans are reaped, too. A blocking wait could delay the handler of a signal
     # that arrives just before it.
     while (status := reap_children().get(process.pid)) is None:
+        look(process.pid)
         time.sleep(_LOOK_SECONDS)
     process.returncode = status  # Popen can't get it: the child is reaped
     if group and program.stops:

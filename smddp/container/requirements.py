@@ -18,6 +18,7 @@ from pathlib import Path
 
 from smddp.container.job_process import StoppedBeforeStart, raise_on_stop, run
 from smddp.errors import SourceError
+from smddp.process.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ def install_requirements(code_dir: Path, environment_dir: Path, *, package: bool
     python = make_environment(environment_dir)
     logger.info("Installing %s into %s.", " ".join(wanted), environment_dir)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check", "--no-input"]
-    result = run([*pip, *wanted], environ=environ, directory=code_dir, group=True)
+    with Heartbeat("installing"):
+        result = run([*pip, *wanted], environ=environ, directory=code_dir, group=True)
     if result.stop is not None:
         raise StoppedBeforeStart(result.stop)
     raise_on_stop()

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _REPORT = "first_failure/report"
 _READERS = "first_failure/readers"
 _ENDED = "first_failure/ended"
+_LOG = "first_failure/log"
 _POLL_SECONDS = 0.5
 _HEED_SECONDS = 10.0
 
@@ -91,6 +92,15 @@ class FirstFailure:
         if self._store is not None:
             self._watcher = threading.Thread(target=self._watch, args=(self._store,), name="first-failure", daemon=True)
             self._watcher.start()
+
+    def claim_log(self) -> bool:
+        """Return whether this rank is the first to fail by itself, so that its report belongs in the log."""
+        if self._store is None:
+            return True
+        try:
+            return bytes(self._store.compare_set(_LOG, "", str(self._rank))) == str(self._rank).encode()
+        except RuntimeError:  # the store is gone with rank 0
+            return True
 
     def settle(self, report: str, *, lost_contact: bool) -> str:
         """Return the report that the job ends with: the first one of all ranks, or this rank's if none was earlier.

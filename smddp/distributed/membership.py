@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -37,6 +37,7 @@ from smddp.distributed.ranks import Ranks
 from smddp.distributed.script_ranks import detect_cluster, read_group
 from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
+from smddp.process.heartbeat import Heartbeat
 from smddp.process.script_multiprocessing import refuse_in_import
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,9 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
     if dist.is_initialized():
         _current = _adopt(cluster, backend, timedelta(seconds=seconds))
     else:
-        _current = _open(cluster or detect_cluster(), backend, timedelta(seconds=seconds))
+        cluster = cluster or detect_cluster()
+        with Heartbeat("waiting for the other ranks") if cluster.is_main else nullcontext():
+            _current = _open(cluster, backend, timedelta(seconds=seconds))
     if _current.cluster.is_main:
         logger.info(
             "training on %d %s of %d host(s), backend %s",

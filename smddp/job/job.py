@@ -107,7 +107,10 @@ class Job:
         on_sagemaker = is_on_sagemaker(environ)
         if not on_sagemaker:
             base = Path(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script)).absolute()
-            logger.info("Not a SageMaker job: the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it).", base)
+            level = logging.DEBUG if environ.get("SMDDP_RUN_DIR") else logging.INFO  # else somebody chose it
+            logger.log(
+                level, "Not a SageMaker job: the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it).", base
+            )
         input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
         output_dir = Path(environ.get("SM_OUTPUT_DIR") or base / "output")
         config = input_dir / "config"

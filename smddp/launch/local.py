@@ -24,6 +24,7 @@ from smddp.launch.torchrun import check_port, free_port
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.program import forward_signals
+from smddp.process.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +94,9 @@ def run_local(
             command += ["--master-port", str(found.master_port)]
             command += ["--max-restarts", str(max_restarts)]
             agents.start([*command, str(script), *arguments], environ=of_node[rank], new_session=True)
-        while not agents.poll(POLL_SECONDS):
-            pass
+        with RankStart() as start:
+            while not agents.poll(POLL_SECONDS):
+                start.look()
     finally:
         agents.kill()
         restore_handlers()
@@ -193,7 +195,7 @@ def _with_run_variables(environ: Mapping[str, str], here: Iterable[int], count: 
     for name in {"SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"} & set(added.split(",")):
         Path(next(iter(of_node.values()))[name]).mkdir(parents=True, exist_ok=True)
     if added:
-        logger.info("Set for scripts written for SageMaker, to the run's directory: %s.", added.replace(",", ", "))
+        logger.debug("Set for scripts written for SageMaker, to the run's directory: %s.", added.replace(",", ", "))
     return of_node
 
 
@@ -215,5 +217,12 @@ def _environ(
     environ.setdefault("PYTHONUNBUFFERED", "1")
     # One agent knows only its own ranks, but the ranks of all nodes here share the cores.
     environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
-    logger.info("The run's directory is %s%s.", directory, f", its checkpoints are in {uri}" if uri else "")
+    logger.info(
+        "starting %d rank%s of %s; the run's directory is %s%s",
+        ranks_here,
+        "" if ranks_here == 1 else "s",
+        script.name,
+        directory,
+        f", its checkpoints are in {uri}" if uri else "",
+    )
     return environ

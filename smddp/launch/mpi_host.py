@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if code != 0:
         logger.log(
-            logging.INFO if code == RESUMABLE else logging.ERROR, "mpirun on %s ended with code %d.", given.first, code
+            logging.DEBUG if code == RESUMABLE else logging.ERROR, "mpirun on %s ended with code %d.", given.first, code
         )
     return code
 

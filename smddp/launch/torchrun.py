@@ -112,7 +112,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
         logger.error("The ranks can't be restarted: %s.", ended)
     for exited in ranks.exits:
         if exited.code != 0:
-            level = logging.INFO if exited.code == RESUMABLE else logging.ERROR
+            level = logging.DEBUG if exited.code == RESUMABLE else logging.ERROR
             logger.log(level, "Rank %d %s.", node.rank * node.processes + exited.index, exited)
     return exit_code(ranks.exits) if isinstance(ended, BaseException) else ended
 

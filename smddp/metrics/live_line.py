@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from smddp.metrics.metric_lines import shown_epoch
 from smddp.process.terminal_line import TerminalLine
 from smddp.process.terminal_text import duration, fitting, is_watched, speed
 
@@ -21,7 +22,7 @@ class LiveRun:
     steps: Callable[[], int]
     """Optimizer steps taken."""
     epoch: Callable[[], int]
-    """The epoch under way."""
+    """The epoch under way, from 0."""
     newest_checkpoint: Callable[[], int | None]
     """The step of the newest durable checkpoint of this process."""
     memory: Callable[[], int]
@@ -32,6 +33,8 @@ class LiveRun:
     """Steps between checkpoints, if steps decide."""
     total: int | None = None
     """The step at which the run ends, if known."""
+    epochs: int | None = None
+    """The number of epochs, if known."""
     samples_a_step: int | None = None
     """Samples per step over all ranks, if known."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -54,7 +57,7 @@ class LiveLine:
         steps = run.steps()
         rate = self._rate(now, steps)
         parts = [
-            (2, f"epoch {run.epoch()}"),
+            (2, f"epoch {shown_epoch(run.epoch(), run.epochs)}"),
             (0, f"step {steps}" + ("" if run.total is None else f"/{run.total}")),
         ]
         if "loss" in run.metrics:

@@ -1,8 +1,8 @@
 """The metric lines of a run in the log, by rank 0.
 
-A metric line is ``step=120 epoch=3 loss=0.1234 lr=0.05 samples_per_second=8123``, for people and for SageMaker's metric
-definitions: a regular expression such as ``loss=([0-9.eE+-]+)`` finds each value. This file only formats
-and counts; the trainer decides when to report.
+A metric line is ``step=120 epoch=4/5 loss=0.1234 lr=0.05 samples_per_second=8123``, for people and for SageMaker's
+metric definitions: a regular expression such as ``loss=([0-9.eE+-]+)`` finds each value. Lines count epochs from 1,
+all else from 0. This file only formats and counts; the trainer decides when to report.
 """
 
 from __future__ import annotations
@@ -28,27 +28,42 @@ def check_names(metrics: Mapping[str, object]) -> None:
         )
 
 
-def metrics_line(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> str:
+def shown_epoch(epoch: int, epochs: int | None = None) -> str:
+    """Return an epoch, which code counts from 0, for a person, who counts from 1.
+
+    Examples:
+        >>> shown_epoch(0, 3), shown_epoch(3, 3), shown_epoch(3)
+        ('1/3', '3/3', '4')
+    """
+    return str(epoch + 1) if epochs is None else f"{min(epoch + 1, epochs)}/{epochs}"
+
+
+def metrics_line(
+    step: int, epoch: int, metrics: Mapping[str, float], *, epochs: int | None = None, trainer: str | None = None
+) -> str:
     """Return the metric line; numbers keep four digits, and all digits before the point.
 
-    The name of the trainer, in a job with several, comes first.
+    ``epoch`` counts from 0. ``epochs`` is the number of epochs, if known. The name of the trainer, in a job with
+    several, comes first.
     """
     return " ".join(
         [
             *([] if trainer is None else [f"trainer={trainer}"]),
             f"step={step}",
-            f"epoch={epoch}",
+            f"epoch={shown_epoch(epoch, epochs)}",
             *(f"{name}={_digits(value)}" for name, value in metrics.items()),
         ]
     )
 
 
-def report(step: int, epoch: int, metrics: Mapping[str, float], *, trainer: str | None = None) -> None:
+def report(
+    step: int, epoch: int, metrics: Mapping[str, float], *, epochs: int | None = None, trainer: str | None = None
+) -> None:
     """Log the line of `metrics_line`; call it on rank 0 only.
 
     Without logging set up, as in a notebook, the line is printed.
     """
-    line = metrics_line(step, epoch, metrics, trainer=trainer)
+    line = metrics_line(step, epoch, metrics, epochs=epochs, trainer=trainer)
     if logger.hasHandlers():
         logger.info("%s", line)
     elif logger.manager.disable < logging.INFO:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -43,12 +44,30 @@ class Progress:
     run: str = ""
     """The id of this run, the same after each resume; empty until the run begins."""
 
+    earlier_seconds: float = 0.0
+    """Seconds of the earlier attempts, each up to its last checkpoint."""
+
+    began: float = field(default_factory=time.monotonic)
+    """The beginning of this attempt."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training in all attempts, by this rank's clock."""
+        return self.earlier_seconds + time.monotonic() - self.began
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters."""
-        return asdict(self)
+        """Return the counters, with rank 0's seconds."""
+        return {
+            "steps": self.steps,
+            "epoch": self.epoch,
+            "finished": self.finished,
+            "run": self.run,
+            "seconds": round(self.seconds, 3),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counters."""
+        self.earlier_seconds = float(state.get("seconds", 0.0))  # absent in older checkpoints
         self.steps, self.epoch = state["steps"], state["epoch"]
         self.finished = bool(state.get("finished", False))  # absent in older checkpoints
         self.run = state.get("run", "")  # absent in older checkpoints

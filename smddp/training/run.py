@@ -40,6 +40,7 @@ from smddp.process.log_form import start_log
 from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs
+from smddp.training.failure_log import FailureLog
 from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline, main_thread_traceback
 
 logger = logging.getLogger(__name__)
@@ -162,14 +163,18 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
         _end_fork(process, _exit_code(error))
         code = _exit_code(error)
         if code != _INTERRUPTED:
-            logger.critical("rank %d failed", membership.cluster.rank, exc_info=True)
+            log = FailureLog(error, job.output_data_dir, membership.cluster.rank)
             report = failure_report.describe(error, membership.cluster)
             lost_contact = is_communication_error(error)
             if not lost_contact:
+                log.tell(report) if first_failure.claim_log() else log.mention()
                 report = _with_reason_of_workers(report, job.output_dir, earlier)
                 _record(job.output_dir, report)  # at once: the rest may be cut short
                 saves.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
-            _record(job.output_dir, first_failure.settle(report, lost_contact=lost_contact))
+            settled = first_failure.settle(report, lost_contact=lost_contact)
+            _record(job.output_dir, settled)
+            if lost_contact:
+                log.tell(settled) if report in settled else log.mention()
             first_failure.await_readers()
         first_failure.close()
         _end_soon(membership)

@@ -17,6 +17,9 @@ from smddp.training.run_view import RunView
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_data import TrainingData
 
+_LOG_EVERY = 50
+"""Optimizer steps from one set of metrics to the next, by default."""
+
 
 class RunReport:
     """Measure the training of one model, and show it; rank 0 has the view. All ranks call its methods.
@@ -31,7 +34,7 @@ class RunReport:
         data: TrainingData,
         *,
         name: str | None,
-        log_every: int,
+        log_every: int | None,
         trackers: Sequence[Tracker],
         progress: bool,
         profile: Profile | None,
@@ -46,10 +49,11 @@ class RunReport:
             job, model.progress, trackers, device=model.device, name=name, live=progress, policy=policy
         )
         self._rate = StepRate()
-        self.log_every = log_every
+        self._is_paced = log_every is None
+        self.log_every = log_every or _LOG_EVERY
         """Optimizer steps from one metric line to the next."""
         if job.max_steps is not None:
-            self.log_every = min(log_every, -(-job.max_steps // 2))  # so that there is something to see
+            self.log_every = min(self.log_every, -(-job.max_steps // 2))  # so that there is something to see
         self._profiler: StepProfiler | None = None
         if profile is not None and (self._is_main or profile.every_rank):
             directory = job.output_data_dir / (name or "") / "profile"
@@ -95,7 +99,7 @@ class RunReport:
         if steps is None and order is not None and order.steps_per_epoch is not None:
             left = (epochs - progress.epoch) * order.steps_per_epoch - order.consumed // order.global_batch
             steps = int(min(progress.steps + max(left, 0), most))
-        self._view.aim(steps, None if order is None else order.global_batch)
+        self._view.aim(steps, None if order is None else order.global_batch, epochs or None)
 
     def pause(self) -> None:
         """Hide the live line until the next loop, and end the profile."""
@@ -124,5 +128,5 @@ class RunReport:
                 metrics["grad_norm"] = norm
             if (order := self._data.order) is not None:
                 metrics["samples_per_second"] = self._rate.lap(model.progress.steps) * order.global_batch
-            self._view.show(metrics | timing)
+            self._view.show(metrics | timing, paced=self._is_paced)
         model.check_loss(loss)

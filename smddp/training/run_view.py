@@ -5,11 +5,14 @@ The trainer measures; this file decides when a tracker is told of metrics, check
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import sys
+import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -22,9 +25,14 @@ from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
 from smddp.metrics.metric_lines import report
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
-from smddp.process.terminal_text import is_watched
+from smddp.process.terminal_text import duration, is_watched
 from smddp.training.active_runs import OpenRun, Progress, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
+
+logger = logging.getLogger(__name__)
+
+_LINE_SECONDS = 1.0
+"""Seconds from one metric line in the log to the next at least, if the lines are paced."""
 
 
 class RunView:
@@ -49,6 +57,9 @@ class RunView:
         self._name = name
         self._progress = progress
         self._run: str | None = None
+        self._epochs: int | None = None
+        self._held_line: Callable[[], None] | None = None
+        self._next_line = -math.inf
         self._trackers = TrackerGroup([JsonLines(), *trackers])
         self._ending = _Ending(trackers=self._trackers, process=os.getpid())
         self._open_run: OpenRun | None = None
@@ -93,28 +104,39 @@ class RunView:
         if self._live is not None and is_watched(sys.stderr):
             make_room_for_other_process()
 
-    def aim(self, total: int | None, samples_a_step: int | None) -> None:
-        """Begin a loop that ends at step ``total``; None for a number that is not known.
+    def aim(self, total: int | None, samples_a_step: int | None, epochs: int | None) -> None:
+        """Begin a loop that ends at step ``total``, or after so many epochs; None for a number that is not known.
 
         Samples count over all ranks.
         """
+        self._epochs = epochs
         if self._live is not None and self._open_run is not None:
-            self._live.total, self._live.samples_a_step = total, samples_a_step
+            self._live.total, self._live.samples_a_step, self._live.epochs = total, samples_a_step, epochs
             self._show_line()
 
     def rest(self) -> None:
-        """Hide the live line until the next loop."""
+        """Hide the live line until the next loop, and log the line that waits."""
         self._ending.hide_line()
+        if self._held_line is not None:
+            self._held_line()
+            self._held_line = None
 
     @property
     def is_main(self) -> bool:
         """Whether this rank shows anything."""
         return self._job.cluster.is_main
 
-    def show(self, metrics: Mapping[str, float]) -> None:
-        """Show the metrics of this step."""
+    def show(self, metrics: Mapping[str, float], *, paced: bool = False) -> None:
+        """Show the metrics of this step; if `paced`, log at most one line a second.
+
+        A line that comes too early is logged when the loop rests, unless another line follows.
+        """
         progress = self._progress
-        report(progress.steps, progress.epoch, metrics, trainer=self._name)
+        line = partial(report, progress.steps, progress.epoch, metrics, epochs=self._epochs, trainer=self._name)
+        self._held_line = line if paced and time.monotonic() < self._next_line else None
+        if self._held_line is None:
+            line()
+            self._next_line = time.monotonic() + _LINE_SECONDS
         if self._live is not None:
             self._live.metrics = {**self._live.metrics, **metrics}
         self._waiting.append((progress.steps, {"epoch": progress.epoch, **metrics}))
@@ -133,8 +155,22 @@ class RunView:
     ) -> None:
         """Tell the trackers that the run ends, under ``smddp.run``."""
         assert self._open_run is not None
+        self.rest()
         self._tell_trackers()
+        if error is None and not self._open_run.was_stopped:
+            self._say_done()
         self._ending.end("stopped" if self._open_run.was_stopped else "finished" if error is None else "failed")
+
+    def _say_done(self) -> None:
+        progress, model = self._progress, self._ending.model
+        epochs = "" if self._epochs is None else f"{progress.epoch} epochs, "
+        logger.info(
+            "done: %s%d steps in %s%s",
+            epochs,
+            progress.steps,
+            duration(progress.seconds),
+            "" if model is None else f"; model in {model}",
+        )
 
     def _show_line(self) -> None:
         if self._live is not None and self._ending.line is None:

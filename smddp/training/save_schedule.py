@@ -124,7 +124,7 @@ class SaveSchedule:
         self._last_due = self.progress.steps // (self._every or 1)
         self._begin(run)
         if found and self._is_main:
-            logger.info("resumed at step %d, in epoch %d", self.progress.steps, self.progress.epoch)
+            logger.info("resumed at step %d, in epoch %d", self.progress.steps, self.progress.epoch + 1)
         return found
 
     def begin_anew(
@@ -387,7 +387,7 @@ class SaveSchedule:
             there_is = (
                 f"the checkpoint is {run.checkpointer.path(step)}" if step or epoch else "nothing was to be saved"
             )
-            logger.info("stopped at step %d, in epoch %d: %s", step, epoch, there_is)
+            logger.info("stopped at step %d, in epoch %d: %s", step, epoch + 1, there_is)
         for ended in active_runs.open_runs():
             ended.is_open = False
             ended.was_stopped = True

@@ -20,6 +20,7 @@ from smddp.checkpoint.run_state import Stateful
 from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica, tensors_of
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
+from smddp.process.heartbeat import Heartbeat
 from smddp.training.active_runs import Progress
 from smddp.training.argument_checks import check_options_agree, optimizer_options
 from smddp.training.ema import ExponentialMovingAverage
@@ -290,14 +291,17 @@ def _log_compile_time(compiled: nn.Module, optimizer: Optimizer) -> None:
     Call it before the model's first forward pass. A later recompilation, for another batch shape, is not logged.
     """
     started = 0.0
+    heartbeat = Heartbeat("compiling")
 
     def begin(*_: Any) -> None:
         nonlocal started
         started = time.perf_counter()
+        heartbeat.start()
         on_forward.remove()
 
     def end(*_: Any) -> None:
         on_step.remove()
+        heartbeat.stop()
         if started:
             logger.info("compiled in %.1f s, the first step included", time.perf_counter() - started)
 

@@ -93,7 +93,7 @@ class Trainer(TrainingLoop):
         on_nonfinite: OnNonfinite | None = None,
         checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
         seed: int = 0,
-        log_every: int = 50,
+        log_every: int | None = None,
         state: Mapping[str, Stateful | dict[str, Any] | Trainer] | None = None,
         name: str | None = None,
         move_model: bool = True,
@@ -124,7 +124,8 @@ class Trainer(TrainingLoop):
                 GPU once a step. None checks only at metric lines and saves whether the weights are finite.
             checkpoints: When to save, and which checkpoints to keep; see `smddp.CheckpointPolicy`.
             seed: The seed of the order of the data.
-            log_every: Optimizer steps from one metric line to the next.
+            log_every: Optimizer steps from one metric line to the next. None takes metrics every 50 steps, and logs at
+                most one line of them a second; trackers get all.
             state: Further parts of each checkpoint, by name, the same on all ranks: an average of the weights, another
                 model or optimizer, a schedule by a metric. Each part has ``state_dict`` and ``load_state_dict``, or is
                 a dict of numbers and tensors. The trainer neither moves nor steps it. A part may be another Trainer
@@ -154,7 +155,7 @@ class Trainer(TrainingLoop):
             move_model = place
         check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name, ddp=ddp)
         check_kinds(trackers=trackers, move_model=move_model, progress=progress, timing=timing, profile=profile)
-        check_counts(accumulate=accumulate, log_every=log_every)
+        check_counts(accumulate=accumulate, log_every=1 if log_every is None else log_every)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
         membership = current_membership() or join(job.cluster)

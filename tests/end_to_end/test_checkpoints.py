@@ -30,10 +30,10 @@ def test_an_interruption_ends_with_the_checkpoint_in_s3_and_is_resumed(
             break
     job.wait()
     log = "\n".join(line for _host, line in job.logs())
-    stopped = re.search(rf"stopped at step (\d+), in epoch 0: the checkpoint is {place}/step-(\d{{12}})", log)
+    stopped = re.search(rf"stopped at step (\d+), in epoch 1: the checkpoint is {place}/step-(\d{{12}})", log)
     assert stopped is not None, log
     assert int(stopped[1]) == int(stopped[2])
-    assert f"resumed at step {stopped[1]}, in epoch 0" in log
+    assert f"resumed at step {stopped[1]}, in epoch 1" in log
     assert "has not arrived" not in log
     assert [text.get_text() for text in job.plot("loss").axes[0].texts] == ["attempt 2"]
     for name, value in platform.environment.items():

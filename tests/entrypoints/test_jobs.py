@@ -23,11 +23,11 @@ from tests.fork_python import ForkPython
 TINY = {"steps": 4, "layers": 1, "width": 16, "block": 16, "sample_letters": 9}
 # The channel, the hyperparameters, and what is printed at the end.
 JOBS: dict[str, tuple[str | None, dict[str, Any], str]] = {
-    "char_gpt.py": ("text", TINY, "step=4 epoch=0 test_loss="),
-    "cifar10.py": ("cifar10", {"epochs": 1, "batch_size": 10}, "step=10 epoch=0 accuracy="),
+    "char_gpt.py": ("text", TINY, "step=4 epoch=1 test_loss="),
+    "cifar10.py": ("cifar10", {"epochs": 1, "batch_size": 10}, "step=10 epoch=1/1 accuracy="),
     "ddp_tutorial.py": (None, {"demo": "checkpoint"}, "demo=checkpoint ranks=2 first_loss="),
-    "image_classification.py": ("fashion", {"epochs": 1, "batch_size": 8}, "step=2 epoch=0 accuracy="),
-    "transfer_learning.py": ("fashion", {"epochs": 1, "batch_size": 8, "workers": 0}, "step=2 epoch=0 accuracy="),
+    "image_classification.py": ("fashion", {"epochs": 1, "batch_size": 8}, "step=2 epoch=1/1 accuracy="),
+    "transfer_learning.py": ("fashion", {"epochs": 1, "batch_size": 8, "workers": 0}, "step=2 epoch=1/1 accuracy="),
 }
 
 

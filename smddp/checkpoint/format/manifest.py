@@ -114,7 +114,7 @@ class Manifest:
     step: int
     """Optimizer steps taken."""
     epoch: int
-    """The current epoch."""
+    """The current epoch, from 0."""
     position: int | None
     """Samples of the epoch that are consumed; None if unknown, and in format 1."""
     world_size: int
@@ -167,6 +167,11 @@ class Manifest:
             if name.endswith(TENSORS_SUFFIX):
                 parts.setdefault(part_of(name), []).append(name)
         return parts
+
+    @property
+    def epoch_from_one(self) -> int:
+        """The epoch in which the checkpoint was saved, counted from 1 as in the log; after its last step, too."""
+        return max(self.epoch + (self.position != 0), 1)
 
     @property
     def size(self) -> int:

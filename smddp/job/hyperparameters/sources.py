@@ -81,10 +81,10 @@ def load(
     base = environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml"
     path = Path(hyperparameters_path or Path(base) / "input" / "config" / "hyperparameters.json")
     if path.exists():
-        logger.info("Hyperparameters come from %s.", path)
+        logger.debug("Hyperparameters come from %s.", path)
         return from_json_file(cls, path)
     if environ.get("SM_HPS"):
-        logger.info("Hyperparameters come from SM_HPS.")
+        logger.debug("Hyperparameters come from SM_HPS.")
         return from_sm_hps(cls, environ["SM_HPS"])
     return from_arguments(cls, sys.argv[1:] if argv is None else argv)
 

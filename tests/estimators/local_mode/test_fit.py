@@ -135,7 +135,7 @@ def test_two_hosts_train_and_the_next_fit_goes_on_from_their_checkpoints_on_one(
     ends = [number for number, line in enumerate(lines) if line.startswith("model: ")]
     Proof.of_this_run(tmp_path_factory).check(FIT_AGAIN, "\n".join(lines[: ends[0]]))
     assert any(line.startswith("algo-1 | ") and "starting from the beginning" in line for line in lines[: ends[0]])
-    resumed = f"resumed at step {LAST_STEP}, in epoch {EPOCHS}"
+    resumed = f"resumed at step {LAST_STEP}, in epoch {EPOCHS + 1}"
     assert any(line.startswith("algo-1 | ") and resumed in line for line in lines[ends[0] :])
     assert any(line.startswith("algo-2 | ") for line in lines)
     models = [Path(lines[number].removeprefix("model: file://")) for number in ends]

@@ -265,12 +265,13 @@ def test_old_attempts_at_a_checkpoint_that_stays_are_removed(store: CountingStor
 
 
 def test_the_log_says_what_was_removed(store: CountingStore, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "smddp.checkpoint.retention")
+    caplog.set_level(logging.DEBUG, "smddp.checkpoint.retention")
     save(store, 10, 20)
     begin(store, 5)
     Pruner(store, Retention(last=1)).prune(20)
     assert f"removed {store.path(5)}: its save was interrupted" in caplog.text
     assert f"removed {store.path(10)}: newer or better ones are kept" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["INFO", "DEBUG"]
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")], ids=["gone", "cut"])

@@ -85,7 +85,7 @@ def test_ls_shows_the_newest_first_without_reading_every_byte(run: Run, place: P
     assert str(place) in shown
     table = rows(shown)
     assert [row[0] for row in table] == ["50", "40", "30", "20", "10"]
-    assert table[1][1] == "2"
+    assert table[1][1] == "3"
     assert table[1][-2:] == ["0.9", "not verified"]
     assert table[0][-1] == "incomplete: it has no manifest.json: its save was interrupted"
 

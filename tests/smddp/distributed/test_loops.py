@@ -145,5 +145,5 @@ def test_ranks_stay_alike_or_are_told_why_not(run_ranks: Callable[..., list[Any]
     reasons = (*all_of_it, "would not be averaged", "train them apart", "give the module itself")
     for refusal, reason in zip(refusals, reasons, strict=True):
         assert reason in refusal
-    assert "step=1 epoch=0 loss=500 " in main.logged
+    assert "step=1 epoch=1 loss=500 " in main.logged
     assert "the ranks logged different metrics at step 1" in main.logged

@@ -138,7 +138,7 @@ def shown(out: str) -> list[dict[str, str]]:
 def test_a_script_written_for_sagemaker_finds_its_variables_in_the_run_directory(start, script, tmp_path, monkeypatch):
     monkeypatch.setenv("SM_CHANNEL_TRAINING", "/data")
     monkeypatch.setenv("SM_OUTPUT_DATA_DIR", "/mine")
-    logged = "import logging; logging.basicConfig(level=logging.INFO); " + RUN.format("nodes=2")
+    logged = "import logging; logging.basicConfig(level=logging.DEBUG); " + RUN.format("nodes=2")
     out, error = start("-c", logged, script(SHOW)).communicate(timeout=60)
     where = tmp_path / "runs" / "train"
     first, second = shown(out)

@@ -12,8 +12,8 @@ from smddp.metrics.metric_lines import StepRate, check_names, metrics_line, repo
 
 
 def test_a_line_reads_as_documented() -> None:
-    line = metrics_line(120, 3, {"loss": 0.12341, "lr": 0.05, "samples_per_second": 8123.4})
-    assert line == "step=120 epoch=3 loss=0.1234 lr=0.05 samples_per_second=8123"
+    line = metrics_line(120, 3, {"loss": 0.12341, "lr": 0.05, "samples_per_second": 8123.4}, epochs=5)
+    assert line == "step=120 epoch=4/5 loss=0.1234 lr=0.05 samples_per_second=8123"
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "trainer", "a b", "a=b", "a\n"])
@@ -24,7 +24,7 @@ def test_a_name_that_would_spoil_the_line_is_refused(name: str) -> None:
 
 
 def test_a_trainer_of_several_is_named_first() -> None:
-    assert metrics_line(2, 0, {"loss": 0.5}, trainer="generator") == "trainer=generator step=2 epoch=0 loss=0.5"
+    assert metrics_line(2, 0, {"loss": 0.5}, trainer="generator") == "trainer=generator step=2 epoch=1 loss=0.5"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_each_number_is_found_by_one_regular_expression(value: float, text: str)
 def test_reports_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="smddp.metrics.metric_lines"):
         report(7, 1, {"accuracy": 0.5})
-    assert caplog.messages == ["step=7 epoch=1 accuracy=0.5"]
+    assert caplog.messages == ["step=7 epoch=2 accuracy=0.5"]
 
 
 def test_the_rate_counts_from_the_last_lap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_without_logging_a_report_is_printed(in_notebook: bool) -> None:
         program = f"import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel'); {program}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     shown, empty = (done.stdout, done.stderr) if in_notebook else (done.stderr, done.stdout)
-    assert (shown, empty) == ("step=7 epoch=1 accuracy=0.5\n", "")
+    assert (shown, empty) == ("step=7 epoch=2 accuracy=0.5\n", "")
 
 
 @pytest.mark.usefixtures("fork_python")
@@ -113,7 +113,7 @@ def test_a_line_tells_how_far_how_fast_and_until_when() -> None:
     watched.after(0, 0)
     line = watched.after(10, 200)
     assert line == (
-        "epoch 3  step 200/1000  loss 0.1235  5120 samples/s  ETA 40 s  1.5 GiB  checkpoint 10 s ago  data 3%"
+        "epoch 4  step 200/1000  loss 0.1235  5120 samples/s  ETA 40 s  1.5 GiB  checkpoint 10 s ago  data 3%"
     )
 
 
@@ -126,15 +126,15 @@ def test_the_next_checkpoint_is_the_first_that_clock_or_steps_ask_for() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    assert Watched().after(4, 10) == "epoch 3  step 10  2.5 steps/s  1.5 GiB"
+    assert Watched().after(4, 10) == "epoch 4  step 10  2.5 steps/s  1.5 GiB"
 
 
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
         (20, "step 200/1000"),
-        (39, "epoch 3  step 200/1000  loss 0.5"),
-        (79, "epoch 3  step 200/1000  loss 0.5  5120 samples/s  ETA 40 s  1.5 GiB"),
+        (39, "epoch 4  step 200/1000  loss 0.5"),
+        (79, "epoch 4  step 200/1000  loss 0.5  5120 samples/s  ETA 40 s  1.5 GiB"),
     ],
 )
 def test_a_narrow_terminal_shows_what_matters_most(columns: int, expected: str) -> None:

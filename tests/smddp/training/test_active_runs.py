@@ -157,7 +157,7 @@ def test_a_stop_while_a_save_is_under_way_is_saved_too_and_resumed(start: Start)
     job.wait_for("rank 1 writes step 10")
     job.stop()
     assert job.end() == 75, job.log
-    stopped = re.search(r"stopped at step (\d+), in epoch 0: the checkpoint is (\S+)", job.log)
+    stopped = re.search(r"stopped at step (\d+), in epoch 1: the checkpoint is (\S+)", job.log)
     assert stopped is not None, job.log
     assert job.steps[-1] == int(stopped[1]), job.log
     assert Path(stopped[2], "manifest.json").exists()
@@ -166,7 +166,7 @@ def test_a_stop_while_a_save_is_under_way_is_saved_too_and_resumed(start: Start)
 
     again = start(body.replace("steps=100, every=10", "steps=100, seconds=0"))
     assert again.end() == 0, again.log
-    assert f"resumed at step {stopped[1]}, in epoch 0" in again.log
+    assert f"resumed at step {stopped[1]}, in epoch 1" in again.log
 
 
 def test_a_good_end_waits_for_the_last_checkpoint(start: Start) -> None:
@@ -311,7 +311,7 @@ def test_where_checkpoints_go_to_s3_a_stop_ends_there_and_a_resume_begins_there(
     job.wait_for("saved s3://runs/7/step-000000000010")
     job.stop()
     assert job.end() == 75, job.log
-    stopped = re.search(r"stopped at step (\d+), in epoch 0: the checkpoint is s3://runs/7/step-(\d{12})", job.log)
+    stopped = re.search(r"stopped at step (\d+), in epoch 1: the checkpoint is s3://runs/7/step-(\d{12})", job.log)
     assert stopped is not None, job.log
     assert int(stopped[1]) == int(stopped[2]) == job.steps_in("s3://runs/7")[-1]
     assert not (job.run_dir / "checkpoints").exists()
@@ -320,7 +320,7 @@ def test_where_checkpoints_go_to_s3_a_stop_ends_there_and_a_resume_begins_there(
 
     again = start(body.replace("steps=100, every=10", "steps=100, seconds=0"), SMDDP_CHECKPOINT_S3_URI="s3://runs/7")
     assert again.end() == 0, again.log
-    assert f"resumed at step {stopped[1]}, in epoch 0" in again.log
+    assert f"resumed at step {stopped[1]}, in epoch 1" in again.log
     assert again.steps_in("s3://runs/7")[-1] == 100
 
 

@@ -601,7 +601,7 @@ def test_a_resume_right_before_a_metric_line_shows_it(job: Job, caplog: pytest.L
     again = Parts(job, log_every=3)
     again.trainer.resume()
     again.step(torch.ones(2, 1))
-    assert any(record.getMessage().startswith("step=3 epoch=0 loss=") for record in caplog.records)
+    assert any(record.getMessage().startswith("step=3 epoch=1 loss=") for record in caplog.records)
 
 
 def test_weights_that_a_finite_loss_spoiled_are_not_saved_either(job: Job) -> None:

@@ -94,7 +94,7 @@ def test_a_stop_waits_until_the_copy_is_in_s3_and_says_where(copied: Job, caplog
     with pytest.raises(Stopped):
         stop_at_once(guarded)
     assert agents[0].expected == [1]
-    assert "stopped at step 1, in epoch 0: the checkpoint is s3://bucket/run/step-000000000001" in caplog.messages
+    assert "stopped at step 1, in epoch 1: the checkpoint is s3://bucket/run/step-000000000001" in caplog.messages
 
 
 def test_a_stop_whose_copy_does_not_arrive_in_s3_is_no_resumable_end(

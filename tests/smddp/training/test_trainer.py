@@ -235,10 +235,10 @@ def test_metric_lines_tell_step_epoch_loss_and_rate(job: Job, caplog: pytest.Log
             run.trainer.step(loss_of(run.trainer.model, batch))
         run.trainer.log(accuracy=torch.tensor(0.5), count=3)
     line, logged = (record.getMessage() for record in caplog.records if record.name == "smddp.metrics.metric_lines")
-    assert line.startswith("step=5 epoch=0 loss=")
+    assert line.startswith("step=5 epoch=1/1 loss=")
     assert " lr=" in line
     assert float(line.rpartition("samples_per_second=")[2]) > 0
-    assert logged == "step=5 epoch=0 accuracy=0.5 count=3"
+    assert logged == "step=5 epoch=1/1 accuracy=0.5 count=3"
 
 
 def test_a_metric_line_has_the_norm_that_clipping_measured(job: Job, caplog: pytest.LogCaptureFixture) -> None:

@@ -230,7 +230,9 @@ RULES: Mapping[str, Rule] = {
     "AlgorithmSpecification.TrainingImageConfig": Rule(support=_R, note="images come from where Docker has them"),
     "AlgorithmSpecification.MetricDefinitions": Rule(support=_H, note="the values are in CloudWatch, too"),
     "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": Rule(
-        support=_R, note="the values are in CloudWatch, and not in SageMaker's own store"
+        said=False,  # the SDK sets it in each request
+        support=_R,
+        note="the values are in CloudWatch, and not in SageMaker's own store",
     ),
     "InputDataConfig": Rule(support=_H),
     "InputDataConfig.ContentType": Rule(support=_H, note="as what the script is told"),

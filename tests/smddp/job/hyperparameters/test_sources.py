@@ -40,7 +40,7 @@ def test_the_path_may_be_given(job: Path) -> None:
 
 
 def test_sm_hps_counts_where_there_is_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     environ = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SM_HPS": '{"epochs": 2, "name": "5"}'}
     assert load(Config, environ, ["--epochs", "9"]) == Config(2, "5")
     assert "Hyperparameters come from SM_HPS." in caplog.messages

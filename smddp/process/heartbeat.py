@@ -1,0 +1,50 @@
+"""Log a line every ten seconds while something long goes on that shows no progress of its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from types import TracebackType
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 10.0
+
+
+class Heartbeat:
+    """Log ``waiting for the other ranks: 10 s so far`` from `start` to `stop`, or for `most` seconds.
+
+    As a context it covers a block. What ends within ten seconds logs nothing.
+    """
+
+    def __init__(self, what: str, *, most: float = math.inf, every: float = HEARTBEAT_SECONDS) -> None:
+        self._what = what
+        self._most = most
+        self._every = every
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin, in a thread; a second start begins anew."""
+        self._stopped.set()
+        self._stopped = threading.Event()
+        threading.Thread(target=self._beat, args=(self._stopped,), name="heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        """End; do nothing if it is not under way."""
+        self._stopped.set()
+
+    def _beat(self, stopped: threading.Event) -> None:
+        began = time.monotonic()
+        while (seconds := time.monotonic() - began) < self._most and not stopped.wait(self._every):
+            logger.info("%s: %.0f s so far", self._what, seconds + self._every)
+
+    def __enter__(self) -> Heartbeat:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()

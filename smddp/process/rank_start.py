@@ -1,0 +1,47 @@
+"""Tell every ten seconds that the ranks are still starting: on a slow disk, their imports take a minute."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import TracebackType
+
+from smddp.process.heartbeat import Heartbeat
+from smddp.process.process_tree import Descendants, catches
+
+_LOOK_SECONDS = 1.0
+_MOST_SECONDS = 60.0
+"""Seconds for which the start is told; a script without ``smddp.run`` never shows that it has begun."""
+
+
+class RankStart:
+    """The start of the ranks below this process: a context around their run, in which `look` is called repeatedly."""
+
+    def __init__(self) -> None:
+        self._heartbeat = Heartbeat("the ranks are starting", most=_MOST_SECONDS)
+        self._until = time.monotonic() + _MOST_SECONDS
+        self._next_look = 0.0
+
+    def look(self, program: int | None = None) -> None:
+        """Stop telling if each rank handles SIGTERM, as it does once ``smddp.run`` has begun.
+
+        Without a launcher, the job's `program` is the rank.
+        """
+        now = time.monotonic()
+        if self._next_look <= now < self._until:
+            self._next_look = now + _LOOK_SECONDS
+            processes = Descendants(os.getpid())
+            ranks = set(processes.ranks()) or (set() if program is None else processes.script(program))
+            if ranks and all(catches(rank, signal.SIGTERM) for rank in ranks):
+                self._until = now
+                self._heartbeat.stop()
+
+    def __enter__(self) -> RankStart:
+        self._heartbeat.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._heartbeat.stop()

@@ -1,0 +1,30 @@
+import logging
+import time
+
+import pytest
+
+from smddp.process.heartbeat import Heartbeat
+
+
+def test_a_line_comes_again_and_again_until_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with Heartbeat("waiting for the other ranks", every=0.02):
+        deadline = time.monotonic() + 30
+        while len(caplog.messages) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    time.sleep(0.1)  # a line under way
+    told = list(caplog.messages)
+    time.sleep(0.1)
+    assert caplog.messages == told
+    assert set(told) == {"waiting for the other ranks: 0 s so far"}
+
+
+def test_what_ends_soon_says_nothing_and_what_does_not_end_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with Heartbeat("installing"):
+        pass
+    bounded = Heartbeat("starting", most=0.01, every=0.02)
+    bounded.start()
+    time.sleep(0.2)
+    assert caplog.messages == ["starting: 0 s so far"]

@@ -1,0 +1,37 @@
+import logging
+from pathlib import Path
+
+import pytest
+
+from smddp.training.failure_log import FailureLog
+
+
+def failed() -> ValueError:
+    try:
+        raise ValueError("label 41\nof 10")
+    except ValueError as error:
+        return error
+
+
+def test_the_log_has_the_report_and_a_file_the_whole_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = FailureLog(failed(), tmp_path / "data", rank=3)
+    log.tell("ValueError: label 41")
+    log.mention()
+    file = tmp_path / "data" / "traceback-rank-3.txt"
+    assert caplog.messages == [
+        f"failed: ValueError: label 41\nThe whole traceback is in {file}",
+        "failed, too: ValueError: label 41",
+    ]
+    assert not any(record.exc_info for record in caplog.records)
+    assert 'in failed\n    raise ValueError("label 41' in file.read_text()
+
+
+def test_a_traceback_without_a_file_is_logged_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "data").touch()
+    FailureLog(failed(), tmp_path / "data", rank=0).tell("ValueError: label 41")
+    (reason, told) = caplog.records
+    assert "can't be written" in reason.getMessage()
+    assert told.levelno == logging.CRITICAL
+    assert told.exc_info is not None
