@@ -67,7 +67,7 @@ def train(environ: Mapping[str, str]) -> int:
             environ=activated(process_environment(contract, environ, gpus=gpus), python),
             directory=contract.code_dir,
             group=command.through_shell,
-            look=start.look,
+            look=(lambda _: start.look()) if command.many else start.look,
         )
     logger.info("The largest process had %d MiB of memory.", _largest_child() >> 20)
     reason = describe_exit(

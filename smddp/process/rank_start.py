@@ -26,7 +26,7 @@ class RankStart:
     def look(self, program: int | None = None) -> None:
         """Stop telling if each rank handles SIGTERM, as it does once ``smddp.run`` has begun.
 
-        Without a launcher, the job's `program` is the rank.
+        A job without a launcher gives its `program`, which is the rank then.
         """
         now = time.monotonic()
         if self._next_look <= now < self._until:

@@ -115,11 +115,11 @@ class RunView:
             self._show_line()
 
     def rest(self) -> None:
-        """Hide the live line until the next loop, and log the line that waits."""
+        """Hide the live line until the next loop, and log the line that waits, unless a stop's line has followed it."""
         self._ending.hide_line()
-        if self._held_line is not None:
+        if self._held_line is not None and not (self._open_run is not None and self._open_run.was_stopped):
             self._held_line()
-            self._held_line = None
+        self._held_line = None
 
     @property
     def is_main(self) -> bool:
