@@ -202,6 +202,8 @@ class Agreement:
         """The step at which to call ``decide`` next."""
         self.save_seconds = save_seconds
         """Seconds from one checkpoint to the next, or None. Only rank 0's value counts, and it may change."""
+        self.seconds_a_step = 0.0
+        """Seconds of a recent step on the slowest rank, the same on all ranks; 0 before the first step."""
         self._ranks = ranks
         self._stop_signal = stop_signal
         stop_signal.heeded = True
@@ -235,7 +237,7 @@ class Agreement:
         now = time.monotonic()
         taken = max(step - self._last_step, 1)
         is_due = self.save_seconds is not None and now - self._last_save >= self.save_seconds
-        stop_age, to_save, any_failed, any_held, seconds_a_step, slowest_stall, highest, minus_lowest = self._largest(
+        stop_age, to_save, any_failed, any_held, slowest_step, slowest_stall, highest, minus_lowest = self._largest(
             self._stop_signal.age,
             float((save or is_due) and self._ranks.is_main),
             float(failed),
@@ -246,7 +248,8 @@ class Agreement:
             -metrics if metrics else -math.inf,
         )
         if step > self._last_step:
-            affordable = int(_SECONDS_APART / max(seconds_a_step, 1e-9))
+            self.seconds_a_step = slowest_step
+            affordable = int(_SECONDS_APART / max(slowest_step, 1e-9))
             self._steps_apart = max(1, min(2 * self._steps_apart, affordable, _MOST_STEPS_APART))
         self.next_step = step + self._steps_apart
         self._last_step, self._last_time = step, now

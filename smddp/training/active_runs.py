@@ -1,7 +1,7 @@
 """The runs of this process that may have unsaved steps: their progress, their checkpoints, and ``active_runs``.
 
 A process runs one script, and its stop or end concerns all its runs. Each run is registered twice, because two
-lifetimes meet: its ``SaveSchedule`` lives as long as the trainer, from before the first step; its `OpenRun` lives
+lifetimes meet: its ``TrainingRun`` lives as long as the trainer, from before the first step; its `OpenRun` lives
 until the script ends under ``smddp.run``, even after the trainer, because the last save must become durable.
 """
 
@@ -143,7 +143,7 @@ class OpenRun:
 
 
 class Run(Protocol):
-    """A run that may take steps: ``SaveSchedule``."""
+    """A run that may take steps: ``TrainingRun``."""
 
     @property
     def steps(self) -> int:

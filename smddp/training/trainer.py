@@ -368,7 +368,7 @@ class Trainer(TrainingLoop):
         numbers = (
             as_numbers(metrics) if reduce is None else over_ranks(lambda: as_numbers(metrics), reduce, self._membership)
         )
-        self._schedule.note(numbers)
+        self._run.note(numbers)
         self._report.log(numbers)
         return numbers
 

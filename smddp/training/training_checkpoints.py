@@ -1,13 +1,12 @@
 """What a checkpoint of a training contains: the parts of all models that one loop trains, and the script's own state.
 
-When to save and when to stop is decided in `smddp.training.save_schedule`.
+`smddp.training.training_run` saves it; `smddp.training.save_schedule` decides when.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -27,9 +26,9 @@ from smddp.distributed import Membership
 from smddp.job import Job
 from smddp.metrics import RunningMean
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.save_schedule import SaveSchedule
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_data import TrainingData
+from smddp.training.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,6 @@ class TrainingCheckpoints:
         self._data = data
         self._per_rank: dict[str, Stateful] = {}
         self._why_not_inner = why_not_inner
-        self._is_inner = False
         self._is_main = membership.cluster.is_main
         extra: dict[str, Stateful | dict[str, Any]] = {}
         for name, part in state.items():
@@ -79,7 +77,7 @@ class TrainingCheckpoints:
         )
         self.named_optimizers = [part for part in self.state.values() if isinstance(part, NamedOptimizer)]
         self._running_means = [part for part in self.state.values() if isinstance(part, RunningMean)]
-        self.schedule = SaveSchedule(
+        self.run = TrainingRun(
             job,
             membership,
             policy,
@@ -91,12 +89,11 @@ class TrainingCheckpoints:
 
     def _take_over(self, name: str, inner: TrainingCheckpoints) -> dict[str, Stateful]:
         """Return the state of an inner Trainer, and save its models here."""
-        if inner._is_inner or inner.schedule.has_started:
+        if inner.run.is_inner or inner.run.has_started:
             raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
         if inner._why_not_inner is not None:
             raise ValueError(inner._why_not_inner)
-        inner._is_inner = True
-        inner.schedule.leave_to_another()
+        inner.run.leave_to_another()
         self.models |= {f"{name}-{key}" if key else name: model for key, model in inner.models.items()}
         inner.models = {}
         self._per_rank |= {f"{name}-{key}": part for key, part in inner._per_rank_state().items()}
@@ -104,7 +101,7 @@ class TrainingCheckpoints:
 
     def check_outer(self) -> None:
         """Raise ValueError if another loop saves these models."""
-        if self._is_inner:
+        if self.run.is_inner:
             raise ValueError(
                 "this Trainer is kept in state= of another one, whose loop it steps in: call the loader, resume, save, "
                 "epochs, steps_to, batches and finish_if of that one"
@@ -116,30 +113,20 @@ class TrainingCheckpoints:
         Raise as `Trainer.resume`, and ValueError if another loop saves these models.
         """
         self.check_outer()
-        is_resumed = self.schedule.resume(self.state, self._per_rank_state(), self._data.order)
+        is_resumed = self.run.resume(self.state, self._per_rank_state(), self._data.order)
         for model in self.models.values():
             model.restart()
         return is_resumed
 
-    def after_step(self) -> float:
-        """Save or stop if due, and return the step after which to call this again."""
-        if self._is_inner:
-            return math.inf
-        if not self.schedule.has_started:
-            self.schedule.begin_anew(self.state, self._per_rank_state(), self._data.order)
-        self.schedule.after_step()
-        return self.schedule.next_step
-
-    def between_steps(self, *, evaluates: bool = False) -> None:
-        """Ask all ranks whether to save or to stop; see `SaveSchedule.between_steps`."""
-        if not self._is_inner:
-            self.schedule.between_steps(evaluates=evaluates)
+    def begin_anew(self) -> None:
+        """Save in the location from now on. Raise ValueError if it has checkpoints: they should have been resumed."""
+        self.run.begin_anew(self.state, self._per_rank_state(), self._data.order)
 
     def save_and_leave(self) -> None:
         """Make the current state durable, and save no more."""
-        self.schedule.save()
-        self.schedule.finish()
-        self.schedule.leave()
+        self.run.save()
+        self.run.finish()
+        self.run.leave()
 
     def note_weights(self) -> None:
         """Remember the norms of the weights, which an evaluation may exchange from now on."""

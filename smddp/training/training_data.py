@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils.data import (
@@ -279,6 +279,6 @@ def outlive_stop(loader: object) -> None:
         loader.worker_init_fn = OutliveStop(loader.worker_init_fn)
 
 
-def is_evaluation(loader: object) -> bool:
+def is_evaluation(loader: object) -> TypeGuard[DataLoader[Any]]:
     """Return whether `Trainer.evaluation_loader` made this loader."""
     return isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler | ShardEvaluation)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import DataLoader
 
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.distributed import Membership, sum_over_ranks
 from smddp.job import MAX_STEPS_VARIABLE, Job
 from smddp.training.argument_checks import check_counts
 from smddp.training.run_report import RunReport
+from smddp.training.save_schedule import Pause
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_checkpoints import TrainingCheckpoints
 from smddp.training.training_data import TrainingData, is_evaluation, outlive_stop
@@ -43,15 +46,13 @@ class TrainingLoop:
         self._progress = trained.progress
         self._data = data
         self._checkpoints = checkpoints
-        self._schedule = checkpoints.schedule
+        self._run = checkpoints.run
         self._report = report
-        checkpoints.schedule.on_begin = report.begin
         self._in_step = False  # whether the script works on a training batch; its work after `step` belongs to it, too
         self._is_over = False  # whether to yield no further training batch after the optimizer step under way
         self._is_cut = False  # whether `_is_over` ended an epoch's batches early
         self._counts_steps = False  # whether the script loops over steps, not epochs
         self._last_step = math.inf
-        self._next_look: float = 1  # the step after which to ask whether a save or a stop is due
 
     @property
     def steps(self) -> int:
@@ -74,6 +75,9 @@ class TrainingLoop:
                 newest valid one does not fit the model.
         """
         is_resumed = self._checkpoints.resume()
+        self._report.begin(self._run.open_run)
+        if is_resumed and self.is_main:
+            logger.info("resumed at step %d, in epoch %d", self._progress.steps, self._progress.epoch + 1)
         self._limit(math.inf)
         self._report.before_first_step()
         if self._progress.finished and self.is_main:
@@ -104,7 +108,7 @@ class TrainingLoop:
         self._begin()
         self._counts_steps = False
         self._start_epoch()
-        self._between_steps()
+        self._pause(Pause.START)
         if max_steps is not None:
             check_counts(max_steps=max_steps)
         most = self._at_most(math.inf if max_steps is None else max_steps)
@@ -123,12 +127,11 @@ class TrainingLoop:
                 yield progress.epoch
                 if not self._is_cut:
                     self._end_epoch()
-                self._schedule.save(again=progress.finished)
-                self._between_steps()
+                self._pause(Pause.END)
         finally:  # after a `break`, too
             self._limit(math.inf)
             self._report.pause()
-        self._schedule.finish()
+        self._run.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
         """Yield the optimizer steps taken, up to ``count``, starting at the newest checkpoint.
@@ -152,9 +155,8 @@ class TrainingLoop:
         self._begin()
         self._counts_steps = True
         self._start_epoch()
-        self._between_steps()
-        was_finished = progress.finished
-        if progress.steps >= most and not was_finished and self.is_main:
+        self._pause(Pause.START)
+        if progress.steps >= most and not progress.finished and self.is_main:
             _say_nothing_is_left(most, count)
         self._report.restart()
         self._report.aim(steps=most)
@@ -162,12 +164,11 @@ class TrainingLoop:
             while progress.steps < most and not (self._is_over and self._trained.optimizer_step.micro_batch == 0):
                 yield progress.steps
                 self._data.settle()
-                self._save_or_stop_if_due()
-            self._schedule.save(again=progress.finished and not was_finished)
-            self._between_steps()
+                self._pause(Pause.STEP)
+            self._pause(Pause.END)
         finally:  # after a `break`, too
             self._report.pause()
-        self._schedule.finish()
+        self._run.finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader, on the device; call ``step`` for each batch to train on.
@@ -218,14 +219,14 @@ class TrainingLoop:
         """
         self._begin()
         self._data.settle()
-        self._schedule.save(again=True)
+        self._run.save(again=True)
         if wait:
-            self._schedule.finish()
+            self._run.finish()
 
     def _check_new(self) -> None:
         """Raise ValueError if the script can't make a training loader, or no other one."""
         self._checkpoints.check_outer()
-        if self._data.has_loader or self._schedule.has_started:
+        if self._data.has_loader or self._run.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
 
     def _after_step(self) -> None:
@@ -233,16 +234,19 @@ class TrainingLoop:
         self._data.count_step()
         self._report.after_step()
         if not self._in_step:  # else `_training_batches` does it when the script is done with the batch
-            self._save_or_stop_if_due()
+            if not (self._run.is_inner or self._run.has_started):
+                self._checkpoints.begin_anew()
+                self._report.begin(self._run.open_run)
+            self._pause(Pause.STEP)
             self._checkpoints.note_weights()
 
     def _after_collective(self) -> None:
         """Save or stop if due, unless a batch is under way: the script may evaluate, all ranks together."""
         if not self._in_step:
-            self._between_steps(evaluates=True)
+            self._pause(Pause.COLLECTIVE)
 
     def _begin(self) -> None:
-        if not self._schedule.has_started:
+        if not self._run.has_started:
             self.resume()
 
     def _training_batches(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -264,7 +268,7 @@ class TrainingLoop:
                     yield batch
                     if keeps_position:  # else it may come within a batch of the training loader
                         data.settle()
-                    self._save_or_stop_if_due()
+                    self._pause(Pause.STEP)
                     if self._is_over and data.has_more(loader) and self._cuts():
                         break
                 self._checkpoints.note_weights()
@@ -289,19 +293,19 @@ class TrainingLoop:
         self._is_cut = self._is_over and self._trained.optimizer_step.micro_batch == 0
         return self._is_cut
 
-    def _evaluation_batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def _evaluation_batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Yield the batches of an evaluation. Save first if it may take long, and restore the random state afterwards.
 
         So the evaluation's random numbers change nothing after it, and a resume may repeat it.
         """
         before, taken = capture_random_state(), self._taken()
         if not self._in_step:
-            self._schedule.begin_evaluation()
-            self._next_look = self._progress.steps + 1
+            self._run.begin_evaluation(before, len(loader))
+        began = time.monotonic()
         try:
             yield from self._data.moved(loader)
         finally:
-            self._schedule.end_evaluation()
+            self._run.end_evaluation(time.monotonic() - began)
             if self._taken() == taken:  # else training drew, too
                 restore_random_state([before], rank=0)
 
@@ -321,17 +325,10 @@ class TrainingLoop:
         self._data.end_epoch()
         self._start_epoch()
 
-    def _save_or_stop_if_due(self) -> None:
-        """Save or stop if due, between two steps; set the step at which to look next."""
-        steps = self._progress.steps
-        if steps >= self._next_look:
-            next_step = self._checkpoints.after_step()
-            self._is_over = self._is_over or steps >= self._last_step
-            self._next_look = min(next_step, self._last_step)
-
-    def _between_steps(self, *, evaluates: bool = False) -> None:
-        self._checkpoints.between_steps(evaluates=evaluates)
-        self._next_look = self.steps + 1  # the agreement may have set another step
+    def _pause(self, pause: Pause) -> None:
+        """Save, or save and stop, if due; end the loop at its last step."""
+        self._run.pause(pause)
+        self._is_over = self._is_over or self._progress.steps >= self._last_step
 
     def _at_most(self, steps: float) -> float:
         """Return the step at which a loop ends: ``steps``, or SMDDP_MAX_STEPS if that is less."""

@@ -32,6 +32,7 @@ from smddp.distributed import leave
 from smddp.errors import TrainingDivergedError
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
+from smddp.training import save_schedule
 
 SAMPLES = 40
 WEIGHT = torch.arange(3.0)
@@ -535,7 +536,8 @@ def test_random_numbers_of_an_evaluation_do_not_change_what_comes_after(job: Job
     assert run(job, stop=False) == undisturbed[5:]
 
 
-def test_a_long_evaluation_begins_with_a_checkpoint(job: Job) -> None:
+def test_a_long_evaluation_begins_with_a_checkpoint(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(save_schedule, "_LONG_EVALUATION_SECONDS", 0.0)
     parts = Parts(job, checkpoints=CheckpointPolicy(seconds=None))
     loader = parts.trainer.loader(points(), batch_size=8)
     evaluation = parts.trainer.evaluation_loader(points(), batch_size=8)
@@ -543,11 +545,21 @@ def test_a_long_evaluation_begins_with_a_checkpoint(job: Job) -> None:
         for (batch,) in parts.trainer.batches(loader):
             parts.step(batch)
         for _ in parts.trainer.batches(evaluation):
-            # Nobody knows how long the first one takes; the second is known to be short.
-            assert parts.trainer._schedule._run is not None
-            parts.trainer._schedule._run.checkpointer.wait()
-            assert steps_saved(job)[-1] == 5
-        assert epoch in (0, 1)
+            # The first one is expected to take as long as training on its batches, the second as long as the first.
+            parts.trainer._run.open_run.checkpointer.wait()
+            assert steps_saved(job)[-1] == 5 * (epoch + 1)
+
+
+def test_a_short_evaluation_begins_without_a_checkpoint(job: Job) -> None:
+    parts = Parts(job, checkpoints=CheckpointPolicy(seconds=None))
+    loader = parts.trainer.loader(points(), batch_size=8)
+    evaluation = parts.trainer.evaluation_loader(points(), batch_size=8)
+    for _ in parts.trainer.epochs(2):
+        for (batch,) in parts.trainer.batches(loader):
+            parts.step(batch)
+        list(parts.trainer.batches(evaluation))
+    attempts = {path.parent.name[-2:]: path.name[-4:] for path in job.checkpoint_dir.glob("step-*/*-*")}
+    assert attempts == {"05": "0001", "10": "0002"}  # each step is saved once, at its epoch's end
 
 
 def test_a_model_that_diverged_is_not_saved_and_fails_the_job(job: Job) -> None:
@@ -556,7 +568,7 @@ def test_a_model_that_diverged_is_not_saved_and_fails_the_job(job: Job) -> None:
         for number in range(100):
             parts.step(torch.full((2, 1), float("nan") if number == 5 else 1.0))
     assert parts.trainer.steps == 6
-    parts.trainer._schedule.finish()
+    parts.trainer._run.finish()
     assert steps_saved(job) == [2, 4]
 
 
@@ -611,7 +623,7 @@ def test_weights_that_a_finite_loss_spoiled_are_not_saved_either(job: Job) -> No
         parts.trainer.step((0 * parts.trainer.model(torch.ones(2, 1))).sqrt().sum())  # 0, and its gradient is NaN
     with pytest.raises(TrainingDivergedError):
         parts.trainer.save_model()
-    parts.trainer._schedule.finish()
+    parts.trainer._run.finish()
     assert steps_saved(job) == [1]
 
 

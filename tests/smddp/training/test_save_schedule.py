@@ -1,235 +1,92 @@
-"""The save schedule of one rank, with the location in S3 and its agent played by a double."""
+"""What is decided between two batches, on one rank and with a clock of the test's own."""
 
-import dataclasses
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 
 import pytest
-from torch import nn
 
-import smddp.training.active_runs
+import smddp.distributed.ranks
 from smddp import CheckpointPolicy
-from smddp.checkpoint import Checkpointer, list_checkpoints
-from smddp.checkpoint.save import background_task
-from smddp.checkpoint.stores import StoreError
-from smddp.checkpoint.stores.directory import DirectoryStore
-from smddp.checkpoint.stores.store import CommitListener, Store
-from smddp.distributed import Membership, join, leave
-from smddp.errors import CheckpointError
+from smddp.distributed import join, leave
 from smddp.job import Job
-from smddp.process.preemption import Stopped, stop_signal
-from smddp.training import stop_deadline
-from smddp.training.active_runs import Progress, active_runs
-from smddp.training.save_schedule import SaveSchedule
+from smddp.process.preemption import stop_signal
+from smddp.training.save_schedule import Pause, SaveSchedule
 
 
-class Agent(CommitListener):
-    """What watches the platform's copy of the checkpoints to S3."""
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
 
-    settles = True
-
-    def __init__(self, source: DirectoryStore, target: Store, *, take_over: bool) -> None:
-        self.source, self.target, self.take_over = source, target, take_over
-        self.expected: list[int] = []
-        self.is_closed = False
-        agents.append(self)
-
-    def __str__(self) -> str:
-        return str(self.target)
-
-    def path(self, step: int) -> str:
-        return self.target.path(step)
-
-    def expect(self, step: int, manifest: bytes) -> None:
-        self.expected.append(step)
-
-    def settle(self, timeout: float) -> bool:
-        assert 0 < timeout <= 90
-        return self.settles
-
-    def close(self) -> None:
-        self.is_closed = True
+    def monotonic(self) -> float:
+        return self.now
 
 
-agents: list[Agent] = []
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(smddp.distributed.ranks, "time", clock)
+    return clock
 
 
 @pytest.fixture(autouse=True)
-def _double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(smddp.training.active_runs, "UploadMonitor", Agent)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    agents.clear()
+def _left() -> Iterator[None]:
     yield
     leave()
     stop_signal.requested = False
 
 
-@pytest.fixture
-def copied(job: Job) -> Job:
-    return dataclasses.replace(job, checkpoint_s3_uri="s3://bucket/run", checkpoints_are_copied=True)
+class Asked:
+    """A schedule after a resume at step 10."""
+
+    def __init__(self, job: Job, **policy: object) -> None:
+        self.schedule = SaveSchedule(join(job.cluster), CheckpointPolicy(**policy))  # type: ignore[arg-type]
+        self.schedule.start(10, saved=10)
+
+    def decide(self, pause: Pause, step: int, batches: int = 0) -> tuple[bool, bool]:
+        decision = self.schedule.decide(
+            pause, step, failed=False, held=False, report=None, metrics=0.0, evaluation_batches=batches
+        )
+        return decision.save, decision.stop
 
 
-def guard(job: Job, **policy: object) -> SaveSchedule:
-    guarded = SaveSchedule(job, join(job.cluster), CheckpointPolicy(**policy), Progress(), before_save=lambda: None)  # type: ignore[arg-type]
-    guarded.resume({"model": nn.Linear(2, 2)}, {}, None)
-    return guarded
-
-
-def step(guarded: SaveSchedule) -> None:
-    guarded.progress.steps += 1
-    guarded.after_step()
-
-
-def stop_at_once(guarded: SaveSchedule) -> None:
+def test_the_end_of_an_epoch_saves_and_a_stop_stops(job: Job, clock: Clock) -> None:
+    asked = Asked(job, seconds=60)
+    assert asked.decide(Pause.START, 10) == (False, False)
+    assert asked.decide(Pause.END, 11) == (True, False)
+    clock.now += 61
     stop_signal.requested = True
-    guarded.between_steps()
+    assert asked.decide(Pause.STEP, 12) == (True, True)
 
 
-def test_a_stop_waits_until_the_copy_is_in_s3_and_says_where(copied: Job, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    guarded = guard(copied)
-    step(guarded)
-    with pytest.raises(Stopped):
-        stop_at_once(guarded)
-    assert agents[0].expected == [1]
-    assert "stopped at step 1, in epoch 1: the checkpoint is s3://bucket/run/step-000000000001" in caplog.messages
+def test_every_period_of_steps_saves_once(job: Job, clock: Clock) -> None:
+    asked = Asked(job, every=4, seconds=None)
+    saved = []
+    for step in (11, 12, 13, 15, 17, 18, 19, 24):  # a batch may have several steps
+        clock.now += 1e-6
+        if asked.schedule.is_due(Pause.STEP, step) and asked.decide(Pause.STEP, step)[0]:
+            saved.append(step)
+    assert saved == [12, 17, 24]
 
 
-def test_a_stop_whose_copy_does_not_arrive_in_s3_is_no_resumable_end(
-    copied: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Agent, "settles", False)
-    guarded = guard(copied)
-    step(guarded)
-    with pytest.raises(CheckpointError, match=r"told to stop at step 1, .* on this machine only, and not in s3://"):
-        stop_at_once(guarded)
-    assert [found.step for found in list_checkpoints(copied.checkpoint_dir)] == [1]
+def test_only_few_steps_ask_the_other_ranks(job: Job, clock: Clock) -> None:
+    asked = Asked(job)
+    due = []
+    for step in range(11, 40):
+        clock.now += 0.001
+        if asked.schedule.is_due(Pause.STEP, step):
+            asked.decide(Pause.STEP, step)
+            due.append(step)
+    assert due == [11, 13, 17, 25]
+    assert asked.schedule.is_due(Pause.COLLECTIVE, 39)
 
 
-@pytest.mark.parametrize(("sync", "takes_over"), [("watch", False), ("upload", True)])
-def test_the_policy_says_whether_late_copies_are_uploaded(copied: Job, sync: str, takes_over: bool) -> None:
-    guard(copied, sync=sync)
-    assert agents[0].take_over is takes_over
-    assert agents[0].source.root == copied.checkpoint_dir
-
-
-def test_nobody_is_watched_where_nothing_is_copied(job: Job) -> None:
-    guard(job)
-    assert agents == []
-
-
-def test_a_place_that_may_not_be_written_to_is_found_before_training(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: DirectoryStore) -> None:
-        raise StoreError(f"{self} is read-only")
-
-    monkeypatch.setattr(DirectoryStore, "check_writable", refuse)
-    with pytest.raises(CheckpointError, match="run/checkpoints is read-only"):
-        guard(job)
-
-
-def test_a_stop_saves_again_what_has_just_failed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = DirectoryStore.write
-    broken = [True]
-
-    def fail_once(self: DirectoryStore, *arguments: object) -> None:
-        if broken.pop() if broken else False:
-            raise OSError(28, "No space left on device")
-        write(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(DirectoryStore, "write", fail_once)
-    guarded = guard(job, every=1)
-    step(guarded)
-    with pytest.raises(Stopped):
-        stop_at_once(guarded)
-    assert [(found.step, found.valid) for found in list_checkpoints(job.checkpoint_dir)] == [(1, True)]
-
-
-def test_a_stop_right_after_a_resume_needs_no_save(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    guarded = guard(job, every=1)
-    step(guarded)
-    guarded.finish()
-    del guarded
-    again = SaveSchedule(job, join_again(), CheckpointPolicy(), Progress(), before_save=lambda: None)
-    assert again.resume({"model": nn.Linear(2, 2)}, {}, None)
-    monkeypatch.setattr(DirectoryStore, "write", None)
-    with pytest.raises(Stopped):
-        stop_at_once(again)
-
-
-@pytest.fixture
-def broken_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    def commit(*_: object, **__: object) -> None:
-        raise OSError(5, "I/O error")
-
-    return lambda: monkeypatch.setattr(DirectoryStore, "commit", commit)
-
-
-def test_a_failure_that_is_not_tolerated_is_raised_at_the_next_boundary(
-    job: Job, broken_disk: Callable[[], None]
-) -> None:
-    guarded = guard(job, every=1, tolerate_failures=0)
-    broken_disk()
-    step(guarded)
-    deadline = time.monotonic() + 30
-    with pytest.raises(CheckpointError, match=r"step-000000000001.*I/O error"):
-        while time.monotonic() < deadline:
-            guarded.between_steps()
-            time.sleep(0.01)
-
-
-def test_the_last_checkpoint_must_not_fail_where_no_failure_is_tolerated(
-    job: Job, broken_disk: Callable[[], None]
-) -> None:
-    guarded = guard(job, every=1, tolerate_failures=0)
-    broken_disk()
-    step(guarded)
-    with pytest.raises(CheckpointError, match=r"step-000000000001.*I/O error"):
-        guarded.finish()
-
-
-def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_said(
-    job: Job, broken_disk: Callable[[], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    guarded = guard(job, every=1)
-    step(guarded)
-    guarded.finish()
-    broken_disk()
-    step(guarded)
-    guarded.finish()
-    reason, consequence = caplog.messages[-2:]
-    assert "I/O error" in reason
-    assert reason.endswith("; training ends without it")
-    assert consequence.endswith("the next attempt goes on from " + str(job.checkpoint_dir / "step-000000000001"))
-
-
-def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_deadline, "STOP_SECONDS", 0.0)
-    guarded = guard(job)
-    step(guarded)
-    with pytest.raises(Stopped):
-        stop_at_once(guarded)
-    assert [found.step for found in list_checkpoints(job.checkpoint_dir)] == [1]
-
-
-def test_an_interrupted_wait_at_the_scripts_end_is_not_begun_anew(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: Checkpointer) -> bool:
-        raise KeyboardInterrupt
-
-    released = threading.Event()
-    monkeypatch.setattr(DirectoryStore, "commit", lambda *_, **__: released.wait(60))
-    monkeypatch.setattr(Checkpointer, "finish", interrupted)
-    monkeypatch.setattr(background_task, "GRACE_SECONDS", 0.2)
-    release = threading.Timer(20, released.set)
-    release.start()
-    with pytest.raises(KeyboardInterrupt), ExitStack() as ending, active_runs.until_script_ends(ending):
-        step(guard(job, every=1))
-    assert not released.is_set()  # the exit did not wait for the save
-    release.cancel()
-    released.set()
-
-
-def join_again() -> Membership:
-    leave()
-    return join()
+def test_an_evaluation_that_may_be_long_begins_with_a_checkpoint(job: Job, clock: Clock) -> None:
+    asked = Asked(job, seconds=None)
+    assert asked.decide(Pause.EVALUATION, 10, batches=1000) == (False, False)  # no step yet: nothing to save
+    clock.now += 0.5  # the pace of training: half a second a step
+    asked.decide(Pause.STEP, 11)
+    assert asked.decide(Pause.EVALUATION, 11, batches=60) == (False, False)
+    assert asked.decide(Pause.EVALUATION, 11, batches=61) == (True, False)
+    asked.schedule.evaluated(29.0)
+    assert asked.decide(Pause.EVALUATION, 12, batches=61) == (False, False)
+    asked.schedule.evaluated(31.0)
+    assert asked.decide(Pause.EVALUATION, 13, batches=1) == (True, False)

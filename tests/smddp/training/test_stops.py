@@ -158,7 +158,10 @@ def test_an_evaluation_that_takes_too_long_is_left_with_all_steps_saved(tmp_path
         tmp_path,
         TRAINER
         + """
+from smddp.training import save_schedule
+
 def main(job):
+    save_schedule._LONG_EVALUATION_SECONDS = 0.0  # two batches are expected to be short
     trainer, loader = trained(job)
     evaluation = trainer.evaluation_loader(range(8), batch_size=4)
     for _ in trainer.epochs(3):

@@ -1,0 +1,388 @@
+"""One training run: how far it has come, its checkpoints, and its stop. Never lose more than seconds of work.
+
+`SaveSchedule` decides when to save and when to stop; this file does it, when all ranks are between the same two steps.
+
+How a stop becomes a checkpoint:
+
+1. SIGTERM sets a flag on some ranks, at different moments.
+2. At a step that all ranks know in advance, `SaveSchedule.decide` tells each rank that a stop was requested somewhere.
+3. Every rank saves every run of the process (`_stop`), within the seconds that remain of the grace period.
+4. The ranks agree once more whether each of them saved. Only then do they raise `Stopped`; else all of them fail.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NoReturn
+
+from smddp.checkpoint import Checkpointer
+from smddp.checkpoint.run_state import Stateful, capture_random_state, restore_random_state
+from smddp.checkpoint.save.attempt import Moment
+from smddp.data.order import DataOrder
+from smddp.distributed import Membership, PeerFailedError, Ranks
+from smddp.errors import CheckpointError
+from smddp.job import Job
+from smddp.process.preemption import Stopped
+from smddp.training.active_runs import OpenRun, Progress, active_runs
+from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.save_schedule import Pause, SaveSchedule
+from smddp.training.stop_deadline import seconds_to_save
+
+logger = logging.getLogger(__name__)
+
+_THE_STOP = "the stop"
+
+_ELSEWHERE = "a checkpoint failed on another rank"
+
+_NEWS_SECONDS = 10.0  # bound on the wait for the error of another rank's failed save
+
+
+class TrainingRun:
+    """The checkpoints and stops of one training run; all ranks call its methods at the same points.
+
+    ``before_save`` runs on all ranks before each save, and raises if nothing should be saved. ``has_other_weights``
+    tells whether the weights differ from the last step's, as in the evaluation of an average. ``stall`` is entered
+    while a save holds up training.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        membership: Membership,
+        policy: CheckpointPolicy,
+        progress: Progress,
+        *,
+        before_save: Callable[[], None],
+        has_other_weights: Callable[[], bool] = lambda: False,
+        stall: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.progress = progress
+        self._job = job
+        self._is_main = membership.cluster.is_main
+        self._policy = policy
+        self._schedule = SaveSchedule(membership, policy)
+        self._open: OpenRun | None = None
+        self._order: DataOrder | None = None
+        self._is_cold = True
+        self._saved_as_finished = False
+        self._metrics: dict[str, float] = {}
+        self._metrics_step = 0
+        self._before_save = before_save
+        self._has_other_weights = has_other_weights
+        self._stall = stall
+        self._told: set[str] = set()
+        self._random_state: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self.is_inner = False
+        """Whether the checkpoints of another trainer contain this run, which saves and stops for it."""
+        active_runs.add(self)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps taken since the very first start."""
+        return self.progress.steps
+
+    @property
+    def has_started(self) -> bool:
+        """Whether ``resume`` or ``begin_anew`` was called."""
+        return self._open is not None
+
+    def resume(self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None) -> bool:
+        """Load the newest valid checkpoint into the state, and save there from now on; False if no checkpoint exists.
+
+        ``state`` is the same on all ranks, ``per_rank`` is each rank's own; progress and the position in ``order`` are
+        added. Raise CheckpointError on every rank if the location can't be written, or none of its checkpoints can be
+        loaded, and ValueError if another run of this process saves there.
+        """
+        run = self._find_location(state, per_rank, order)
+        found = run.checkpointer.load() is not None
+        self._start(run)
+        return found
+
+    def begin_anew(
+        self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
+    ) -> None:
+        """Save from now on, without a checkpoint to resume; the arguments are the same as for ``resume``.
+
+        Raise ValueError if a checkpoint exists, which should have been resumed before the first step; else as
+        ``resume``.
+        """
+        run = self._find_location(state, per_rank, order)
+        run.checkpointer.lock_location()
+        if not run.checkpointer.is_empty():
+            raise ValueError(
+                f"{run.location} holds checkpoints, and this loop began without them: call trainer.resume() before its "
+                "first forward pass, or take another run directory or checkpoint_s3_uri to begin anew"
+            )
+        self._start(run)
+
+    @property
+    def open_run(self) -> OpenRun:
+        """The part of this run that lives until the script ends; from the start on."""
+        assert self._open is not None
+        return self._open
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Record metrics of this step, for a checkpoint of this step only."""
+        if self._metrics_step != self.progress.steps:
+            self._metrics_step, self._metrics = self.progress.steps, {}
+        self._metrics.update(metrics)
+
+    def pause(self, pause: Pause, *, evaluation_batches: int = 0) -> None:
+        """Save, or save and stop, if due.
+
+        Raise Stopped after the checkpoint of a stop, and CheckpointError if too many saves failed, or the save before a
+        stop. While the model holds exchanged weights, nothing is saved, and a stop waits.
+        """
+        run, step = self._open, self.progress.steps
+        if self.is_inner or not self._schedule.is_due(pause, step):
+            return
+        failure = None if run is None else _failure(run.checkpointer)
+        decision = self._schedule.decide(
+            pause,
+            step,
+            failed=failure is not None,
+            held=pause.may_evaluate and any(each.is_held for each in active_runs.saving_runs()),
+            report=None if run is None else run.checkpointer.last_report,
+            metrics=self._metrics_digest,
+            evaluation_batches=evaluation_batches,
+        )
+        if run is None:  # before the first epoch there is nothing to save or to lose
+            if decision.stop:
+                raise Stopped
+            return
+        if decision.failed:
+            raise failure or _failure(run.checkpointer, wait=_NEWS_SECONDS) or PeerFailedError(_ELSEWHERE)
+        if decision.metrics_differ:
+            self._tell_once(
+                logging.WARNING,
+                "the ranks logged different metrics at step %d, and those of rank 0 are shown and kept: sum over the "
+                "ranks first, by trainer.sum()",
+                step,
+            )
+        if decision.held:
+            if decision.stop or decision.save:
+                self._tell_of_weights(_THE_STOP if decision.stop else "a checkpoint that is due")
+            return
+        if decision.save:
+            self.save()
+        if decision.stop:
+            self._stop(run, seconds_to_save(decision.stop_age, knows_slurm=self._is_main))
+        if self._is_cold and pause is Pause.STEP:
+            self._is_cold = False
+            run.checkpointer.warm_up()  # the optimizer has its state now
+
+    def begin_evaluation(self, random_state: dict[str, Any], batches: int) -> None:
+        """Save before an evaluation of so many batches if it may take longer than a stop allows. Raise as ``pause``.
+
+        Checkpoints of this moment contain ``random_state``, from before the evaluation, so that a resume can repeat it.
+        """
+        if self._open is not None:
+            self._random_state = (self._boundary, random_state)
+            self.pause(Pause.EVALUATION, evaluation_batches=batches)
+
+    def end_evaluation(self, seconds: float) -> None:
+        """Record how long the evaluation took."""
+        self._schedule.evaluated(seconds)
+
+    def save(self, *, again: bool = False) -> None:
+        """Save a checkpoint of this moment, unless a save of it has begun.
+
+        ``again`` saves in any case, because parts beside the model may have changed.
+        """
+        if self._open is None or (self._is_saved and not again):
+            return
+        with self._stall():
+            self._check()
+            with self._kept_random_state():
+                self._open.checkpointer.save_moment(self._moment)
+        self._is_cold = False
+        self._saved_as_finished = self.progress.finished
+        self._schedule.saved()
+
+    @property
+    def saves_to(self) -> str | None:
+        """The location that this run saves to, from its start until it is stopped or ends; else None."""
+        return self._open.location if self._open is not None and self._open.is_open else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
+        return self._open is not None and not self._is_saved and self._has_other_weights()
+
+    def check_unsaved(self) -> None:
+        """Raise an error if this moment is unsaved and may not be saved."""
+        if self._open is not None and not self._is_saved:
+            self._check()
+
+    def make_durable(self, seconds: float) -> None:
+        """Return once a checkpoint of this moment is durable, in S3 too if the platform copies it there.
+
+        Raise CheckpointError if ``seconds`` pass first.
+        """
+        assert self._open is not None
+        with self._kept_random_state():
+            self._open.checkpointer.make_durable(self._moment, seconds=seconds)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether every step is durable, so that none would be lost if the process ended now. Any thread may ask."""
+        steps = self.progress.steps
+        return steps == 0 if self._open is None else self._open.checkpointer.is_durable(steps)
+
+    def leave(self) -> None:
+        """Let another run of this process save to the same location."""
+        if self._open is not None:
+            self._open.is_open = False
+
+    def leave_to_another(self) -> None:
+        """Hand this run's checkpoints over to another trainer."""
+        self.is_inner = True
+        active_runs.discard(self)
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is durable, or log that it failed."""
+        if self._open is not None:
+            self._open.checkpointer.finish()
+
+    def _find_location(
+        self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
+    ) -> OpenRun:
+        assert self._open is None, "a run begins once"
+        self._order = order
+        location = self._job.checkpoint_location
+        if _is_saved_to(location):
+            gc.collect()  # a trainer without references does not count
+        if _is_saved_to(location):
+            raise ValueError(
+                f"another Trainer of this process keeps its checkpoints in {location}: give each a name of its own, "
+                'such as Trainer(..., name="generator")'
+            )
+        progress, positions = self.progress, {} if order is None else {"position": order}
+        parts = {**state, **positions, "progress": progress}
+        run = OpenRun.begin(self._job, self._policy, progress, parts, per_rank)
+        active_runs.add_open(run)
+        return run
+
+    def _start(self, run: OpenRun) -> None:
+        self._open = run
+        # The id is the same on all ranks, because any of them may save it.
+        self.progress.run = self.progress.run or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
+        self._saved_as_finished = self.progress.finished
+        self._schedule.start(self.progress.steps, saved=run.checkpointer.loaded_step)
+
+    def _check(self) -> None:
+        try:
+            self._before_save()
+        except Exception:
+            self.leave()  # this run saves nothing any more
+            raise
+
+    @property
+    def _boundary(self) -> tuple[int, int]:
+        return self.progress.steps, self.progress.epoch
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether the newest save is of this moment; it may still be under way."""
+        if self._open is None or self._saved_as_finished != self.progress.finished:
+            return False
+        return self._open.checkpointer.newest == self._boundary
+
+    @property
+    def _moment(self) -> Moment:
+        return Moment(
+            step=self.progress.steps,
+            epoch=self.progress.epoch,
+            position=None if self._order is None else self._order.consumed,
+            metrics={name: float(value) for name, value in self._metrics_now.items()},
+        )
+
+    @contextmanager
+    def _kept_random_state(self) -> Iterator[None]:
+        """Restore, while the context lasts, the random state from before an evaluation of this moment, if any."""
+        if self._random_state is None or self._random_state[0] != self._boundary:
+            yield
+            return
+        present = capture_random_state()
+        restore_random_state([self._random_state[1]], rank=0)
+        try:
+            yield
+        finally:
+            restore_random_state([present], rank=0)
+
+    @property
+    def _metrics_now(self) -> Mapping[str, float]:
+        return self._metrics if self._metrics_step == self.progress.steps else {}
+
+    @property
+    def _metrics_digest(self) -> float:
+        """A positive number that depends on this step's metrics; 0 without metrics."""
+        metrics = self._metrics_now
+        return float(1 + zlib.crc32(repr(sorted(metrics.items())).encode())) if metrics else 0.0
+
+    def _tell_of_weights(self, waiting: str) -> None:
+        self._tell_once(
+            logging.WARNING if waiting == _THE_STOP else logging.INFO,
+            f"{waiting} waits: the weights that are evaluated are others than step %d left, and those are in no "
+            "checkpoint. Put them back afterwards; call trainer.save() before you exchange weights, and nothing has to "
+            "wait; trainer.ema needs no exchange",
+            self.progress.steps,
+        )
+
+    def _tell_once(self, level: int, message: str, step: int) -> None:
+        if self._is_main and message not in self._told:
+            self._told.add(message)
+            logger.log(level, message, step)
+
+    def _stop(self, run: OpenRun, seconds: float) -> NoReturn:
+        # Order: 1. check that every run may be saved; 2. save every run, all within one deadline, but with at least a
+        # second each; 3. agree with the other ranks in any case, so that a rank whose save failed leaves none waiting;
+        # 4. close all saves of the process; 5. raise.
+        step, epoch = self._boundary
+        failure: Exception | None = None
+        deadline = time.monotonic() + seconds
+        runs = active_runs.saving_runs()  # a stop ends all runs of the process
+        try:
+            for each in runs:
+                each.check_unsaved()
+            for each in runs:
+                each.make_durable(max(deadline - time.monotonic(), 1.0))
+        except Exception as error:  # not swallowed: raised below, once all ranks know of it
+            failure = error
+        if self._schedule.any_failed(step, failed=failure is not None):
+            failure = failure or PeerFailedError("another rank could not save it")
+            raise CheckpointError(
+                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; "
+                f"{run.checkpointer.last_resort()}"
+            ) from failure
+        if self._is_main:
+            there_is = (
+                f"the checkpoint is {run.checkpointer.path(step)}" if step or epoch else "nothing was to be saved"
+            )
+            logger.info("stopped at step %d, in epoch %d: %s", step, epoch + 1, there_is)
+        for ended in active_runs.open_runs():
+            ended.is_open = False
+            ended.was_stopped = True
+        raise Stopped
+
+
+def _is_saved_to(location: str) -> bool:
+    return any(run.saves_to == location for run in active_runs.saving_runs())
+
+
+def _failure(checkpointer: Checkpointer, *, wait: float = 0.0) -> Exception | None:
+    """Return the error of a failed save that the policy no longer tolerates, or None; wait ``wait`` seconds for it."""
+    try:
+        if wait:
+            checkpointer.wait(wait)
+        else:
+            checkpointer.check()
+    except Exception as error:  # not swallowed: raised once all ranks know
+        return error
+    return None
