@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from types import TracebackType
@@ -208,28 +209,37 @@ class Checkpointer:
             metrics: Metrics to save with the checkpoint.
 
         Raises:
-            ValueError: A number is out of range, or a metric is not a number.
+            ValueError: A number is out of range, or a metric is not a number. The save then fails on every rank.
             CheckpointError: The state cannot be saved, or the previous save failed. Earlier checkpoints are intact.
         """
-        numbers = {name: float(value) for name, value in as_numbers(metrics or {}).items()}
-        self.save_moment(Moment(step=int(step), epoch=int(epoch), position=position, metrics=numbers))
+        moment = Moment(step=int(step), epoch=int(epoch), position=position)  # raises alike on every rank
+        try:
+            numbers = {name: float(value) for name, value in as_numbers(metrics or {}).items()}
+        except ValueError as error:  # perhaps on this rank alone: the save fails on all of them
+            self._save_moment(moment, error)
+        else:
+            self.save_moment(replace(moment, metrics=numbers))
 
     def save_moment(self, moment: Moment) -> None:
         """Save the run as it is at this moment, like `save`."""
+        self._save_moment(moment, None)
+
+    def _save_moment(self, moment: Moment, failure: Exception | None) -> None:
+        """Save, or tell the other ranks that this one can't, and raise the failure."""
         rank_saver = self._begin()
         self._saves += 1
-        failure: CheckpointError | None = None
+        earlier: CheckpointError | None = None
         started = time.perf_counter()
         try:
             self._await_turn()
         except CheckpointError as error:  # raised below: the other ranks may wait for this rank's result
-            failure = error
+            earlier = error
         waited = time.perf_counter() - started
-        request = rank_saver.request(self._saves, moment, waited=waited)
+        request = rank_saver.request(self._saves, moment, waited=waited, failure=failure)
         save = partial(self._save, rank_saver, request)
         self._background_task.submit(save, name=f"the checkpoint of step {moment.step}")
-        if failure := failure or request.failure:
-            raise failure
+        if cause := earlier or request.failure:
+            raise cause
         self.newest = moment.boundary
 
     def check(self) -> None:

@@ -12,7 +12,6 @@ from smddp.checkpoint.format.manifest import LARGEST_STEP, FileDigests
 from smddp.checkpoint.save.snapshot import Snapshot
 from smddp.checkpoint.save.staging import StagedFile
 from smddp.checkpoint.stores.store import Store
-from smddp.errors import CheckpointError
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -55,8 +54,8 @@ class SaveRequest:
     moment: Moment
     snapshot: Snapshot | None
     """This rank's copy of the state; None if it failed."""
-    failure: CheckpointError | None
-    """The reason why this rank could not copy its state, or None."""
+    failure: Exception | None
+    """The reason why this rank can't save, such as a state that can't be copied; or None."""
     started: float
     """When the copy began, by `time.perf_counter`."""
     stall_seconds: float

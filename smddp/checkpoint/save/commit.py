@@ -78,14 +78,19 @@ class RankSaver:
         self.snapshotter = snapshotter
         self._gpu_stall_seconds = 0.0  # of the last save's copies, beyond the time of the snapshot
 
-    def request(self, number: int, moment: Moment, *, waited: float = 0.0) -> SaveRequest:
-        """Copy the state, in the training thread. Keep the error of a failure: the other ranks need the report."""
+    def request(
+        self, number: int, moment: Moment, *, waited: float = 0.0, failure: Exception | None = None
+    ) -> SaveRequest:
+        """Copy the state, in the training thread. Keep the error of a failure: the other ranks need the report.
+
+        After an earlier ``failure`` the state is copied too, because the copy of a sharded part is collective.
+        """
         started = time.perf_counter()
-        snapshot, failure = None, None
+        snapshot = None
         try:
             snapshot = self.snapshotter.take()
         except CheckpointError as error:
-            failure = error
+            failure = failure or error
         return SaveRequest(
             run=self.group.run,
             number=number,

@@ -8,6 +8,7 @@ import pickle
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,11 @@ def journey(rank: int, directory: Path) -> dict[str, Any]:
         told[f"taking the state fails on {failing}"] = failure(lambda: save_durably(2))
         told[f"load fails on {failing}"] = failure(checkpointer.load)
     part.fails = False
+    started = time.monotonic()
+    with pytest.raises(ValueError if rank == 1 else CheckpointError) as raised:
+        checkpointer.save(2, metrics={"loss": 0.5 if rank == 0 else "half"})  # type: ignore[dict-item]
+        checkpointer.wait()
+    told["a metric is not a number on 1"] = (str(raised.value), time.monotonic() - started)
     if rank == 0:
         next(mine.glob("step-000000000001/*/part.safetensors")).write_bytes(b"damaged")
     dist.barrier()
@@ -260,6 +266,12 @@ def test_a_rank_that_cannot_take_its_state_raises_at_once_and_the_others_learn_o
     text, is_echo = told[1][1 - failing][f"taking the state fails on {failing}"]
     assert f"rank {failing}: could not take the state: RuntimeError: the state is out of reach; earlier" in text
     assert is_echo
+
+
+def test_a_metric_that_is_not_a_number_on_one_rank_fails_the_save_on_all(told: Any) -> None:
+    for text, seconds in (each["a metric is not a number on 1"] for each in told[1]):
+        assert "the metric 'loss' is 'half': give a number" in text
+        assert seconds < 60
 
 
 def test_after_the_errors_all_ranks_go_on_together(told: Any) -> None:
