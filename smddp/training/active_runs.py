@@ -41,8 +41,9 @@ class Progress:
     finished: bool = False
     """Whether the script has ended the training, by ``finish_if``."""
 
-    run: str = ""
-    """The id of this run, the same after each resume; empty until the run begins."""
+    training_id: str = ""
+    """The id of this training, the same after each resume; empty until it begins. A manifest's ``run`` is another id:
+    it names the process that saved."""
 
     earlier_seconds: float = 0.0
     """Seconds of the earlier attempts, each up to its last checkpoint."""
@@ -61,7 +62,7 @@ class Progress:
             "steps": self.steps,
             "epoch": self.epoch,
             "finished": self.finished,
-            "run": self.run,
+            "run": self.training_id,
             "seconds": round(self.seconds, 3),
         }
 
@@ -70,7 +71,7 @@ class Progress:
         self.earlier_seconds = float(state.get("seconds", 0.0))  # absent in older checkpoints
         self.steps, self.epoch = state["steps"], state["epoch"]
         self.finished = bool(state.get("finished", False))  # absent in older checkpoints
-        self.run = state.get("run", "")  # absent in older checkpoints
+        self.training_id = state.get("run", "")  # absent in older checkpoints
 
 
 class OpenRun:

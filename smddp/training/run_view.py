@@ -79,7 +79,7 @@ class RunView:
     @property
     def run(self) -> str:
         """The id that distinguishes this run from others."""
-        return self._run or self._progress.run
+        return self._run or self._progress.training_id
 
     def belong_to(self, other: RunView, name: str) -> None:
         """Make this view a part of another run, with an id and files of its own.

@@ -272,7 +272,7 @@ class TrainingRun:
     def _start(self, run: OpenRun) -> None:
         self._open = run
         # The id is the same on all ranks, because any of them may save it.
-        self.progress.run = self.progress.run or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
+        self.progress.training_id = self.progress.training_id or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
         self._saved_as_finished = self.progress.finished
         self._schedule.start(self.progress.steps, saved=run.checkpointer.loaded_step)
 
