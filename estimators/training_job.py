@@ -103,12 +103,11 @@ class TrainingJob:
         Raises:
             EstimatorError: The job has no model (yet).
         """
+        from estimators.job_handle import files
+
         description = self.describe()
-        uri, status = description.get("ModelArtifacts", {}).get("S3ModelArtifacts"), description["TrainingJobStatus"]
-        # Each description contains the URI. The model exists only if the job completes, or is stopped while training.
-        leaves = status == "Completed" or (status == "Stopped" and "TrainingStartTime" in description)
-        if not uri or not leaves:
-            raise EstimatorError(f"{self.name} has no model: it is {status}.")
+        if (uri := files.model_uri(description)) is None:
+            raise EstimatorError(f"{self.name} has no model: it is {description['TrainingJobStatus']}.")
         return uri
 
     @property
@@ -118,7 +117,9 @@ class TrainingJob:
 
     def final_metrics(self) -> dict[str, float]:
         """Return the last value of each metric, from the job's description."""
-        return {metric["MetricName"]: metric["Value"] for metric in self.describe().get("FinalMetricDataList", [])}
+        from estimators.job_handle.summary import FinalMetrics
+
+        return FinalMetrics.of(self.describe())
 
     def metrics(self) -> pandas.DataFrame:
         """Return all values so far that the job's metric definitions find in its log.
@@ -149,12 +150,15 @@ class TrainingJob:
             *metrics: Names of the metrics; by default all.
 
         Returns:
-            A matplotlib figure: ``job.plot("loss").savefig("loss.png")``.
+            A matplotlib figure, which a notebook shows as a picture: ``job.plot("loss").savefig("loss.png")``.
 
         Raises:
             EstimatorError: The job has no such metric, or none yet; or pandas or matplotlib is not installed.
         """
-        from estimators.job_handle.metrics import attempts_begun, plot
+        from estimators.job_handle.metrics import attempts_begun, required
+
+        required("matplotlib", "plot()", "pip install matplotlib")
+        from estimators.job_handle.plot import plot
 
         transitions = self.describe().get("SecondaryStatusTransitions", [])
         begun = attempts_begun([StatusChange.of(transition) for transition in transitions])
@@ -398,6 +402,18 @@ class TrainingJob:
     def _advice(self, status: str) -> str:  # noqa: ARG002 - subclasses use it
         """Return advice about a job that did not complete."""
         return f"\nIts log: TrainingJob.attach({self.name!r}).logs(), or CloudWatch {LOG_GROUP}, {self.name}/algo-…"
+
+    def _repr_html_(self) -> str:
+        """Return the job's state for a notebook, or its name and why AWS does not tell the state."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        from estimators.job_handle import summary
+        from smddp.process import notebook_html
+
+        try:
+            return summary.job_html(self.name, self.describe())
+        except (BotoCoreError, ClientError) as error:
+            return notebook_html.title(self.name, f"the state can't be read: {error}")
 
     def __repr__(self) -> str:
         return f"TrainingJob({self.name!r})"

@@ -27,7 +27,7 @@ from estimators.job_handle.resumed_request import sent_request
 from estimators.secret_text import masked, masked_text
 from estimators.service_model import service_model, violations
 from smddp.errors import SmddpError
-from smddp.process.terminal_text import duration, shown_line
+from smddp.process.terminal_text import as_size, duration, shown_line
 
 MOST_COMPARED = 8
 MOST_LINES = 400
@@ -53,7 +53,7 @@ class Pages:
         self._templates.globals.update(
             root=root, source=source, chart_size=(drawing.WIDTH, drawing.HEIGHT), box=drawing
         )
-        self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=_shown, size=_size)
+        self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=_shown, size=as_size)
 
     def app(self) -> Starlette:
         """Return the pages as an ASGI application."""
@@ -295,9 +295,3 @@ def _clock(time: datetime) -> str:
 
 def _iso(time: datetime) -> str:
     return time.astimezone(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _size(count: int) -> str:
-    from smddp.cli.checkpoint_table import as_size  # with rich, which only the page of checkpoints needs
-
-    return as_size(count)

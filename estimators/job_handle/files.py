@@ -156,6 +156,15 @@ def _prefix(s3: Any, bucket: str, prefix: str, keys: list[str], directory: Path)
         s3.download_file(bucket, key, str(path))
 
 
+def model_uri(description: Mapping[str, Any]) -> str | None:
+    """Return the URI of a job's model archive, or None if the job has no model (yet)."""
+    uri: str | None = description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
+    status = description["TrainingJobStatus"]
+    # Each description contains the URI. The model exists only if the job completes, or is stopped while training.
+    leaves = status == "Completed" or (status == "Stopped" and "TrainingStartTime" in description)
+    return uri if uri and leaves else None
+
+
 def checkpoints_uri(name: str, description: Mapping[str, Any]) -> str:
     """Return the URI of a job's checkpoints, or raise EstimatorError if it keeps none."""
     uri: str | None = description.get("CheckpointConfig", {}).get("S3Uri")
@@ -169,11 +178,11 @@ def checkpoints_uri(name: str, description: Mapping[str, Any]) -> str:
 
 def list_checkpoints(uri: str, s3: Any, *, deep: bool) -> list[CheckpointInfo]:
     """Return all checkpoints below a URI, oldest first; an unreadable one does not hide the others."""
-    from smddp.checkpoint.restore.listing import inspect_each_alone
+    from smddp.checkpoint.restore.listing import CheckpointList, inspect_each_alone
 
     store = _store(uri, s3)
     looks = [partial(inspect_each_alone, store, step, deep=deep) for step in store.steps()]
-    return in_parallel(looks, threads=1 if deep else _LOOKS_AT_A_TIME)
+    return CheckpointList(in_parallel(looks, threads=1 if deep else _LOOKS_AT_A_TIME))
 
 
 def require_checkpoint(uri: str, s3: Any) -> None:

@@ -12,6 +12,8 @@ from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources, Topology
 from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import JobRequest
+from estimators.secret_text import masked_text
+from smddp.process import notebook_html
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +95,21 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        return "\n".join([str(self.topology), *self._lines()])
+        facts = (f"  {name}: {value}" for name, value in self._facts())
+        return "\n".join([str(self.topology), *facts, *(f"{each.severity}: {each}" for each in self.problems)])
 
-    def _lines(self) -> Iterator[str]:
+    def _repr_html_(self) -> str:
+        problems = ((f"{each.severity}: {each.parameter}", f"{each.found}. {each.remedy}") for each in self.problems)
+        facts = [("hosts", str(self.topology)), *self._facts(), *problems]
+        return notebook_html.table((name, masked_text(value)) for name, value in facts)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Yield what is known of the job besides its hosts, each as a label and a readable value."""
         if self.cost is not None:
-            yield f"  cost: {self.cost}"
+            yield "cost", str(self.cost)
         if self.global_batch is not None:
-            yield f"  global batch: {self.global_batch}"
+            yield "global batch", str(self.global_batch)
         if self.job is not None and self.job.bundled.line:
-            yield f"  hyperparameters: {self.job.bundled.line}"
-        for name, value in self.resources.lines() if self.resources else ():
-            yield f"  {name}: {value}"
-        for problem in self.problems:
-            yield f"{problem.severity}: {problem}"
+            yield "hyperparameters", self.job.bundled.line
+        if self.resources is not None:
+            yield from self.resources.lines()

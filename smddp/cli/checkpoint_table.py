@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from smddp.process.terminal_text import shown_name
+from smddp.process.terminal_text import as_size, shown_name
 
 if TYPE_CHECKING:
     from smddp.checkpoint import CheckpointInfo
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _MOST_METRICS = 5
 """Columns for metrics; more would leave no room for the other columns."""
 
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
@@ -54,14 +53,6 @@ def describe(info: CheckpointInfo, *, verified: bool) -> str:
     size = "" if info.manifest is None else f", {as_size(info.manifest.size)}"
     state = f": {_state(info, verified=verified)}" if verified or not info.valid else ""
     return f"step {info.step}{size}{state}"
-
-
-def as_size(size: int) -> str:
-    """Return a number of bytes for people: ``1.25 GB``."""
-    value, unit = float(size), 0
-    while value >= 999.5 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{size} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
 
 
 def as_age(seconds: float) -> str:

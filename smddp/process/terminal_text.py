@@ -14,6 +14,7 @@ PROGRESS_VARIABLE = "SMDDP_PROGRESS"
 """0 turns live lines off."""
 
 _GAP = "  "
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -54,6 +55,14 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02} h"
+
+
+def as_size(size: int) -> str:
+    """Return a number of bytes for people: ``1.25 GB``."""
+    value, unit = float(size), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{size} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
 
 
 def shown_line(line: str) -> str:

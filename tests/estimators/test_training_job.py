@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+import struct
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -392,8 +394,21 @@ def test_a_plot_marks_where_the_job_went_on(platform: Platform) -> None:
     assert mark.get_xdata() == [3, 3]
     assert [text.get_text() for text in figure.axes[0].texts] == ["attempt 2"]
     assert len(job.plot("loss").axes) == 1
+    picture, size = job.plot("loss")._repr_png_()
+    pixels = struct.unpack(">8x8xII", picture[:24])
+    assert pixels == (2 * size["width"], 2 * size["height"]), "a notebook would show it blurred or too large"
     with pytest.raises(EstimatorError, match="no values of los; it has those of loss, acc"):
         job.plot("los")
+
+
+def test_a_notebook_shows_the_jobs_state_or_why_it_is_not_known(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform.descriptions = [COMPLETED]
+    assert f"<b>{NAME}</b> Completed<" in TrainingJob(NAME, platform)._repr_html_()
+    refused = ClientError({"Error": {"Code": "AccessDenied", "Message": "not <you>"}}, "DescribeTrainingJob")
+    monkeypatch.setattr(platform, "describe_training_job", Mock(side_effect=refused))
+    assert "not &lt;you&gt;" in TrainingJob(NAME, platform)._repr_html_()
 
 
 def test_who_listens_is_told_each_event_and_its_failure_does_not_end_the_waiting(

@@ -18,6 +18,8 @@ from smddp.checkpoint.stores.filesystem import MISSING
 from smddp.checkpoint.stores.opening import no_checkpoint_in, open_store
 from smddp.checkpoint.stores.store import Store, StoreError, step_name
 from smddp.errors import CheckpointError
+from smddp.process.notebook_html import table
+from smddp.process.terminal_text import as_size
 from smddp.storage.parallel import in_parallel
 
 _Result = TypeVar("_Result")
@@ -44,6 +46,22 @@ class CheckpointInfo:
         return self.status == "valid"
 
 
+class CheckpointList(list[CheckpointInfo]):
+    """Checkpoints of a location, oldest first. A notebook shows them as a table."""
+
+    def _repr_html_(self) -> str | None:
+        return table(map(_row, self), ["step", "epoch", "saved", "size", "state", "metrics"]) or None
+
+
+def _row(info: CheckpointInfo) -> Sequence[str | int]:
+    state = info.status + (f": {info.reason}" if info.reason else "")
+    if (manifest := info.manifest) is None:
+        return info.step, "", "", "", state, ""
+    saved = f"{manifest.saved_at.astimezone():%Y-%m-%d %H:%M:%S}"
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items())
+    return info.step, manifest.epoch, saved, as_size(manifest.size), state, metrics
+
+
 def list_checkpoints(location: str | os.PathLike[str], *, deep: bool = True) -> list[CheckpointInfo]:
     """List all checkpoints of a location, with their status.
 
@@ -52,13 +70,13 @@ def list_checkpoints(location: str | os.PathLike[str], *, deep: bool = True) -> 
         deep: Verify every byte; otherwise the manifests, and the sizes of all files.
 
     Returns:
-        One entry per checkpoint, oldest first; none if the directory does not exist.
+        A list with one entry per checkpoint, oldest first; empty if the directory does not exist.
 
     Raises:
         StoreError, OSError: The location cannot be read.
     """
     store = open_store(location)
-    return [inspect(store, step, deep=deep) for step in store.steps()]
+    return CheckpointList(inspect(store, step, deep=deep) for step in store.steps())
 
 
 def inspect(store: Store, step: int, *, deep: bool = True) -> CheckpointInfo:

@@ -264,8 +264,10 @@ def test_numbers_beyond_reason_show_no_time_left(name: str, value: str, step: fl
 SLOWER = "from estimators.job_handle import view; view._REFRESH_SECONDS = 0.1\n"
 
 
-def shown_by(cell: str, directory: Path, **environ: str) -> list[tuple[str, dict[str, Any]]]:
-    """Run a cell; return its outputs, in the order in which they came."""
+def shown_by(
+    cell: str, directory: Path, *, interrupt_at: str | None = None, **environ: str
+) -> list[tuple[str, dict[str, Any]]]:
+    """Run a cell, and interrupt it once its log holds a text; return its outputs, in the order in which they came."""
     manager = KernelManager(
         transport="ipc", ip=str(directory / "kernel"), connection_file=str(directory / "kernel.json")
     )
@@ -283,6 +285,9 @@ def shown_by(cell: str, directory: Path, **environ: str) -> list[tuple[str, dict
                 continue  # of what the client asked while the kernel was slow to start
             assert parent == request, "it would be shown below another cell"
             outputs.append((message["msg_type"], message["content"]))
+            if interrupt_at is not None and interrupt_at in message["content"].get("text", ""):
+                manager.interrupt_kernel()
+                interrupt_at = None
             if outputs[-1] == ("status", {"execution_state": "idle"}):
                 return outputs
     except Empty:
@@ -312,6 +317,13 @@ def test_a_line_above_the_log_is_written_anew_and_stays(tmp_path: Path, progress
     last = lines[-1][1]["data"]
     assert last["text/plain"].startswith("Completed ")
     assert last["text/html"] == f"<pre>{last['text/plain']}</pre>"
+
+
+def test_an_interrupted_cell_says_that_the_job_goes_on_and_how_to_stop_it(tmp_path: Path) -> None:
+    outputs = shown_by(SLOWER + PROGRAM.replace("LOOKS", "10_000"), tmp_path, interrupt_at="step=2")
+    told = "".join(content["text"] for kind, content in outputs if kind == "stream" and content["name"] == "stderr")
+    assert told.startswith("digits-1 goes on without you. To stop it: TrainingJob.attach('digits-1').stop()")
+    assert [content["ename"] for kind, content in outputs if kind == "error"] == ["KeyboardInterrupt"]
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import html
 import json
 import logging
 import random
@@ -19,7 +20,7 @@ import torch
 import xxhash
 
 from smddp.checkpoint.format.manifest import FileRecord
-from smddp.checkpoint.restore.listing import inspect, inspect_each_alone, list_checkpoints
+from smddp.checkpoint.restore.listing import CheckpointList, inspect, inspect_each_alone, list_checkpoints
 from smddp.checkpoint.restore.reader import read_checkpoint, read_newest
 from smddp.checkpoint.run_state import restore_random_state
 from smddp.checkpoint.stores import Store, StoreError, open_store
@@ -246,6 +247,21 @@ def test_the_list_says_what_each_is(store: Store, tmp_path: Path) -> None:
     assert [info.manifest is None for info in listed] == [False, False, True]
     assert listed[0].path == str(tmp_path / "checkpoints" / "step-000000000001")
     assert list_checkpoints(tmp_path / "none") == []
+
+
+def test_a_notebook_shows_the_list_as_a_table(store: Store, tmp_path: Path) -> None:
+    for step in (1, 2):
+        write_checkpoint(store, step, state_of(step))
+    (Path(store.path(2)) / "manifest.json").unlink()
+    listed = list_checkpoints(tmp_path / "checkpoints")
+    assert isinstance(listed, CheckpointList)
+    shown = listed._repr_html_()
+    assert shown is not None
+    first, second = shown.split("<tr>")[2:]
+    assert ">valid<" in first
+    assert f">incomplete: {html.escape(listed[1].reason)}<" in second
+    assert first.count("<td") == second.count("<td") == shown.count("<th ")
+    assert CheckpointList()._repr_html_() is None
 
 
 class Broken(DirectoryStore):
