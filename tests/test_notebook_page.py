@@ -12,7 +12,7 @@ from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "notebook.md").read_text()
-_NUMBER = re.compile(r"(?<==)[0-9.e+-]+")
+_NUMBER = re.compile(r"(?<==)[0-9.e+-]+(?![0-9.e+-]*/)")
 
 
 def cells() -> list[str]:

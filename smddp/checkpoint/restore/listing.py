@@ -59,7 +59,7 @@ def _row(info: CheckpointInfo) -> Sequence[str | int]:
         return info.step, "", "", "", state, ""
     saved = f"{manifest.saved_at.astimezone():%Y-%m-%d %H:%M:%S}"
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in manifest.metrics.items())
-    return info.step, manifest.epoch, saved, as_size(manifest.size), state, metrics
+    return info.step, manifest.epoch_from_one, saved, as_size(manifest.size), state, metrics
 
 
 def list_checkpoints(location: str | os.PathLike[str], *, deep: bool = True) -> list[CheckpointInfo]:
