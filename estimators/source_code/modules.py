@@ -9,6 +9,10 @@ from functools import cached_property
 from pathlib import Path
 
 from estimators.source_code.python_module import PythonModule
+from smddp.process.script_names import full_name
+
+_MOST_READ = 200
+"""Files after which no further module is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +47,7 @@ class Modules:
         pending = [self.script]
         while pending:
             module = pending.pop(0)
-            for other in (each for node in module.nodes for each in self.imported_by(module, node)):
+            for other in (each for node in module.import_statements for each in self.imported_by(module, node)):
                 if other.path not in found:
                     found[other.path] = other
                     pending.append(other)
@@ -81,7 +85,7 @@ class Modules:
 
     def _step(self, module: PythonModule, expression: ast.expr) -> tuple[PythonModule, ast.stmt | ast.expr] | None:
         """Return the statement that defines a name, or the module that it comes from and its name there."""
-        *path, name = ast.unparse(expression).split(".")
+        *path, name = full_name(expression, {}).split(".")
         statement = module.binding(path[0] if path else name)
         if not path:
             if not isinstance(statement, ast.ImportFrom):
@@ -102,6 +106,9 @@ class Modules:
 
     def _find(self, module: PythonModule, level: int, parts: Sequence[str]) -> Path | None:
         """Return the file of a module by its dotted name, or None; `level` counts the dots of a relative import."""
+        # A bound on the time of a check: of a large library in the bundle, the rest counts as outside.
+        if len(self._read) >= _MOST_READ:
+            return None
         if level:
             return _file(module.path.parents[level - 1], parts) if level <= len(module.path.parents) else None
         if not parts:

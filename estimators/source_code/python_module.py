@@ -57,21 +57,26 @@ class PythonModule:
         return tuple(node for node in self.nodes if isinstance(node, ast.Call))
 
     @cached_property
+    def import_statements(self) -> Sequence[ast.Import | ast.ImportFrom]:
+        """All import statements in the file."""
+        return tuple(node for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+    @cached_property
     def imported(self) -> frozenset[str]:
         """The full names of the modules that the file imports anywhere, without relative imports."""
-        return frozenset(name for node in self.nodes for name in imported_by(node))
+        return frozenset(name for statement in self.import_statements for name in imported_by(statement))
 
     def imports(self, package: str) -> bool:
         """Return whether the file imports a package or a module of it."""
         return any(name.partition(".")[0] == package for name in self.imported)
 
     def full_name(self, expression: ast.expr) -> str:
-        """Return an expression's text, with the full name of what its first name was imported as."""
+        """Return the full name of a name or of its attributes, by the file's imports; empty for other expressions."""
         return full_name(expression, self._names)
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        return imported_names(self.nodes)
+        return imported_names(self.import_statements)
 
     def binding(self, name: str) -> ast.stmt | None:
         """Return the statement of the module's own level that binds a name; None unless there is exactly one."""

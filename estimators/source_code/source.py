@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ from estimators.source_code.modules import Modules
 from estimators.source_code.python_module import imported_by
 from estimators.source_code.tree import Tree
 from smddp.container.requirements import ADDED
+from smddp.process.script_names import full_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ def _named_in(line: str) -> str | None:
 def calls_package(source: SourceCode, functions: Collection[str]) -> bool:
     """Return whether the script imports smddp, and calls one of `functions`, such as ``smddp.run``."""
     script = source.modules.script
-    return script.imports(PACKAGE) and any(ast.unparse(call.func) in functions for call in script.calls)
+    return script.imports(PACKAGE) and any(full_name(call.func, {}) in functions for call in script.calls)
 
 
 def imports_at_top(source: SourceCode) -> frozenset[str]:

@@ -18,6 +18,11 @@ def imported_names(nodes: Iterable[ast.AST]) -> dict[str, str]:
 
 
 def full_name(expression: ast.expr, names: dict[str, str]) -> str:
-    """Return an expression's text, with the full name in place of the name that it begins with."""
-    first, dot, rest = ast.unparse(expression).partition(".")
-    return names.get(first, first) + dot + rest
+    """Return the full name of a name or of its attributes; empty for any other expression, such as ``f().x``."""
+    attributes: list[str] = []
+    while isinstance(expression, ast.Attribute):
+        attributes.append(expression.attr)
+        expression = expression.value
+    if not isinstance(expression, ast.Name):
+        return ""
+    return ".".join([names.get(expression.id, expression.id), *reversed(attributes)])

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from estimators.checks.script.executed import Executed
 from estimators.errors import Problem, error, nearest, warning
+from smddp.process.script_names import full_name
 
 _VARIABLE = "SM_CHANNEL_"
 
@@ -36,7 +37,7 @@ def _channel(node: ast.AST) -> str | None:
     """
     match node:
         case ast.Subscript(value=owner, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
-            text = ast.unparse(owner)
+            text = full_name(owner, {})
             if text in ("job.channels", "job.inputs"):
                 return name
             if text == "os.environ" and name.startswith(_VARIABLE):

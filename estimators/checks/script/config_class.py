@@ -72,7 +72,7 @@ def config_class(modules: Modules, module: PythonModule, annotation: ast.expr) -
     reader = _Reader(modules)
     try:
         made = reader.type_of(module, annotation)
-    except _NotReadError:
+    except (_NotReadError, RecursionError):  # names that stand for each other, for instance
         return None
     if not (isinstance(made, type) and dataclasses.is_dataclass(made)):
         return None

@@ -15,6 +15,7 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from estimators.source_code import PACKAGE, Modules, PythonModule
+from smddp.process.script_names import full_name
 
 Executed = tuple[PythonModule, ast.AST]
 """A node, and the module that it is in."""
@@ -32,7 +33,15 @@ def executed(modules: Modules) -> Sequence[Executed]:
 
 def is_main_guard(test: ast.expr) -> bool:
     """Return whether a condition is ``__name__ == "__main__"``."""
-    return ast.unparse(test) in ("__name__ == '__main__'", "'__main__' == __name__")
+    match test:
+        case ast.Compare(left=one, ops=[ast.Eq()], comparators=[other]):
+            texts = {each.id if isinstance(each, ast.Name) else _text(each) for each in (one, other)}
+            return texts == {"__name__", "__main__"}
+    return False
+
+
+def _text(node: ast.expr) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 class _Walk:
@@ -119,6 +128,6 @@ def _may_leave(statement: ast.stmt) -> bool:
         return False
     return any(
         isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue)
-        or (isinstance(node, ast.Call) and ast.unparse(node.func) in _EXITS)
+        or (isinstance(node, ast.Call) and full_name(node.func, {}) in _EXITS)
         for node in ast.walk(statement)
     )

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from estimators.checks.script.executed import Executed
 from estimators.source_code import PythonModule
+from smddp.process.script_names import full_name
 
 _PARSER = "argparse.ArgumentParser"
 _PARSER_SHOWN = frozenset({"description", "prog", "epilog", "formatter_class", "usage"})
@@ -109,7 +110,7 @@ def _makes_parser(module: PythonModule, node: ast.AST) -> bool:
 def _calls_of(module: PythonModule, name: str, nodes: Sequence[Executed]) -> list[ast.Call]:
     """Return the calls of a parser's methods; raise _NotReadError if it is used otherwise, or not in every run."""
     executed = {id(node) for _, node in nodes}
-    own = [call for call in module.calls if ast.unparse(call.func) == f"{name}.{_method(call)}"]
+    own = [call for call in module.calls if full_name(call.func, {}) == f"{name}.{_method(call)}"]
     uses = sum(isinstance(node, ast.Name) and node.id == name for node in module.nodes)
     known = {"add_argument", "parse_args", "parse_known_args"}
     deciding = [call for call in own if _method(call) in known]
@@ -124,8 +125,12 @@ def _method(call: ast.Call) -> str:
 
 
 def _is_of_command_line(module: PythonModule, call: ast.Call) -> bool:
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return not given or [module.full_name(each) for each in given] in (["sys.argv[1:]"], ["None"])
+    match [*call.args, *(keyword.value for keyword in call.keywords)]:
+        case [] | [ast.Constant(value=None)]:
+            return True
+        case [ast.Subscript(value=words, slice=ast.Slice(lower=ast.Constant(value=1), upper=None, step=None))]:
+            return module.full_name(words) == "sys.argv"
+    return False
 
 
 def _parser_options(call: ast.Call) -> dict[str, Any]:

@@ -12,7 +12,13 @@ from estimators.errors import Problem, warning
 from estimators.source_code import PACKAGE, Modules, PythonModule
 
 _ON_EVERY_HOST = tuple(
-    map(Path, ("/opt/ml", "/tmp", "/var/tmp", "/dev", "/usr", "/etc", "/proc", "/sys", "/bin", "/lib"))  # noqa: S108
+    map(
+        Path,
+        (
+            *("/opt/ml", "/opt/conda", "/tmp", "/var/tmp", "/var/log"),  # noqa: S108 - compared with, not used
+            *("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr"),
+        ),
+    )
 )
 """Directories that containers have, too."""
 _CUDA = re.compile(r"cuda(:[0-9]+)?")

@@ -68,3 +68,8 @@ def test_names_that_import_each_other_end(source: SourceCode, tmp_path: Path) ->
     (tmp_path / "code" / "models.py").write_text("from late import Net\n")
     (tmp_path / "code" / "late.py").write_text("from models import Net\n")
     assert source.modules.definition(source.modules.script, ast.Name(id="Net")) is None
+
+
+def test_of_a_large_library_the_rest_counts_as_outside(source: SourceCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("estimators.source_code.modules._MOST_READ", 3)
+    assert len(source.modules.reached) == 3

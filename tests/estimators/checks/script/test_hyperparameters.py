@@ -143,6 +143,8 @@ def test_a_dataclass_of_another_file_is_found(tmp_path: Path, imports: str, anno
         "@dataclass\nclass Config:\n    lr: InitVar[float] = 0.1\n",
         "@dataclass\nclass Config:\n    lr: float\nif torch.cuda.is_available():\n    class Config: ...\n",
         "Config = dataclasses.make_dataclass('Config', ['lr'])\n",
+        "Config = Other\nOther = Config\n",
+        f"Config = Other\nother = a{'.f()' * 400}\n",
         "from settings import *\n",
         "@dataclass(**options)\nclass Config:\n    lr: float = 0.1\n",
     ],
