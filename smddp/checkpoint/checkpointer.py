@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from statistics import median
 from types import TracebackType
 from typing import Any, Literal
 
@@ -21,8 +18,8 @@ from smddp.checkpoint.format.manifest import Manifest, json_values
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import Stateful, check_parts
-from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest, as_numbers
-from smddp.checkpoint.save.background_task import BackgroundTask
+from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers
+from smddp.checkpoint.save.background_saves import BackgroundSaves
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
 from smddp.checkpoint.save.save_group import SaveGroup, same_error
 from smddp.checkpoint.save.snapshot import Snapshotter
@@ -34,10 +31,6 @@ from smddp.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _THE_LAST_THREE = Retention()
-_FELT_SECONDS = 0.1  # a shorter wait is not worth a warning
-_REMEMBERED = 9  # saves whose median is the usual time
-_SLOW, _SLOW_SECONDS = 3.0, 1.0  # a save of more than so many usual times, and seconds, is slow
-_WARMING_UP = "the memory to save from"
 _CHECK_SECONDS = 5.0  # bound on the question whether the listener's place has the newest checkpoint
 _ARRIVAL_SECONDS = 60.0  # bound on the wait for it when the run is closed
 
@@ -49,9 +42,9 @@ class Checkpointer:
     call it at every step, it is cheap. The next `save`, `wait` or `close` raises the error, too. A save that fails on
     one rank fails on every rank.
 
-    `load`, `check_writable`, `is_empty` and `lock_location` are collective. The first call of `warm_up` or `save` is
-    collective, too. Later calls are not, unless a part of the state is sharded among the ranks; but every rank must
-    save the same steps.
+    `open`, which ``with`` calls, `load`, `check_writable`, `is_empty` and `lock_location` are collective. `save` and
+    `warm_up` are not, unless a part of the state is sharded among the ranks; but every rank must save the same steps.
+    Without ``with`` and `open`, the first call of any of them opens.
 
     Examples:
         >>> with Checkpointer(
@@ -66,7 +59,6 @@ class Checkpointer:
 
     Attributes:
         newest: Step and epoch of the newest save, even if in progress, or of the loaded checkpoint; (0, 0) before.
-        last_report: The report of the last durable save; None before the first.
     """
 
     def __init__(
@@ -117,18 +109,36 @@ class Checkpointer:
         self._keep = keep
         self._share = share
         self._hyperparameters = json_values(hyperparameters or {})
-        self._tolerate_failures = tolerate_failures
         self._listener = listener
-        self._background_task: BackgroundTask[SaveReport | None] = BackgroundTask()
+        self._saves = BackgroundSaves(tolerate_failures=tolerate_failures)
         self._rank_saver: RankSaver | None = None
-        self._saves = 0
-        self._failures = 0
-        self._durable = 0
-        self._durations: list[float] = []
         self._is_closed = False
         self._loaded_step = 0
         self.newest: tuple[int, int] = (0, 0)
-        self.last_report: SaveReport | None = None
+
+    @property
+    def last_report(self) -> SaveReport | None:
+        """The report of the last durable save; None before the first."""
+        return self._saves.last_report
+
+    def open(self) -> None:
+        """Agree with the other ranks on who writes; collective. Join the process group first.
+
+        Raises:
+            CheckpointError: It is closed, or a rank can't reach the others. Raised on every rank.
+        """
+        if self._is_closed:
+            raise CheckpointError("this Checkpointer is closed: make another one")
+        if self._rank_saver is None:
+            ranks = Ranks(rank=0, world_size=1) if self._share == "alone" else Ranks.current()
+            with same_error(ranks):
+                group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
+            committer = Committer(
+                self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
+            )
+            snapshotter = Snapshotter(self._state, self._per_rank, rank=ranks.rank, writers=group.writers)
+            self._rank_saver = RankSaver(self._store, group, committer, snapshotter)
+            self._saves.is_main = ranks.is_main
 
     def load(self) -> Manifest | None:
         """Restore the newest valid checkpoint; collective.
@@ -140,8 +150,8 @@ class Checkpointer:
             CheckpointError: No checkpoint is valid, the newest valid one does not fit the state, another run owns the
                 location, or a save failed in the background. Raised on every rank.
         """
-        self._await_turn()
-        rank_saver = self._begin()
+        self._saves.await_turn()
+        rank_saver = self._opened()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
         with same_error(ranks):
             ranks.on_main(lambda: committer.lock_location(run, make=False))
@@ -164,7 +174,7 @@ class Checkpointer:
         Raises:
             CheckpointError: The location cannot be written. Raised on every rank.
         """
-        ranks = self._begin().group.ranks
+        ranks = self._opened().group.ranks
         with same_error(ranks):
             ranks.on_main(self._store.check_writable)
 
@@ -174,7 +184,7 @@ class Checkpointer:
         Raises:
             CheckpointError: The location cannot be read. Raised on every rank.
         """
-        ranks = self._begin().group.ranks
+        ranks = self._opened().group.ranks
         with same_error(ranks):
             return ranks.on_main(lambda: not list(self._store.steps()))
 
@@ -184,7 +194,7 @@ class Checkpointer:
         Raises:
             CheckpointError: Another run owns the location, or it cannot be written. Raised on every rank.
         """
-        rank_saver = self._begin()
+        rank_saver = self._opened()
         ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
         with same_error(ranks):
             ranks.on_main(lambda: committer.lock_location(run, make=True))
@@ -226,20 +236,7 @@ class Checkpointer:
 
     def _save_moment(self, moment: Moment, failure: Exception | None) -> None:
         """Save, or tell the other ranks that this one can't, and raise the failure."""
-        rank_saver = self._begin()
-        self._saves += 1
-        earlier: CheckpointError | None = None
-        started = time.perf_counter()
-        try:
-            self._await_turn()
-        except CheckpointError as error:  # raised below: the other ranks may wait for this rank's result
-            earlier = error
-        waited = time.perf_counter() - started
-        request = rank_saver.request(self._saves, moment, waited=waited, failure=failure)
-        save = partial(self._save, rank_saver, request)
-        self._background_task.submit(save, name=f"the checkpoint of step {moment.step}")
-        if cause := earlier or request.failure:
-            raise cause
+        self._saves.save(self._opened(), moment, failure)
         self.newest = moment.boundary
 
     def check(self) -> None:
@@ -248,22 +245,12 @@ class Checkpointer:
         Raises:
             CheckpointError: The save failed. Earlier checkpoints are intact.
         """
-        try:
-            if self._background_task.result() is not None:
-                self._failures = 0
-        except SaveFailedError as error:
-            self._failures += 1
-            self._tolerate(
-                error,
-                self._failures <= self._tolerate_failures,
-                f"training goes on, this was failure {self._failures} of {self._tolerate_failures} in a row that are "
-                "tolerated",
-            )
+        self._saves.check()
 
     @property
     def busy(self) -> bool:
         """Whether a save or `warm_up` is in progress, so that the next save would wait."""
-        return self._background_task.under_way is not None
+        return self._saves.are_busy
 
     def wait(self, timeout: float | None = None) -> SaveReport | None:
         """Wait until the last save is durable.
@@ -277,11 +264,7 @@ class Checkpointer:
         Raises:
             CheckpointError: The save failed, tolerated or not, unless the failure was raised or logged before.
         """
-        if self._background_task.wait(timeout) and self._background_task.result() is not None:
-            self._failures = 0
-        # The checkpoint is durable before older ones are removed, so after a timeout the thread may still prune.
-        # The thread sets `last_report` before `_durable`; `_durable` is read first.
-        return self.last_report if self._durable == self._saves else None
+        return self._saves.wait(timeout)
 
     def finish(self) -> bool:
         """Wait for the last save at the end of training. Log its failure if failures are tolerated.
@@ -293,12 +276,8 @@ class Checkpointer:
             CheckpointError: The save failed, and failures are not tolerated, or the cause is the state itself rather
                 than the disk, the network or the like.
         """
-        try:
-            is_durable = self.wait() is not None or self._saves == 0
-        except SaveFailedError as error:
-            self._tolerate(error, self._tolerate_failures > 0, "training ends without it")
-            is_durable = False
-        if not is_durable and self._is_main:
+        is_durable = self._saves.finish()
+        if not is_durable and self._saves.is_main:
             logger.error("training ends without its newest checkpoint: %s", self.last_resort())
         return is_durable
 
@@ -317,9 +296,9 @@ class Checkpointer:
         deadline = time.monotonic() + seconds
         late = CheckpointError(f"it was not durable after {seconds:.0f} s")
         try:
-            is_durable = self._saves == 0 or self.wait(seconds) is not None
+            is_durable = self._saves.count == 0 or self.wait(seconds) is not None
         except SaveFailedError as error:
-            if self._is_main:  # of any cause: the next try saves a newer state, or is the last one
+            if self._saves.is_main:  # of any cause: the next try saves a newer state, or is the last one
                 logger.error("%s; it is made again", error)
             is_durable = False
         if not (is_durable and self.newest == moment.boundary):
@@ -364,9 +343,7 @@ class Checkpointer:
 
         Call it once, after the first optimizer step, when the optimizer has its state.
         """
-        rank_saver = self._begin()
-        self._await_turn()
-        self._background_task.submit(partial(_warm_up, rank_saver.snapshotter.preparation()), name=_WARMING_UP)
+        self._saves.prepare(self._opened().snapshotter.preparation)
 
     def close(self) -> None:
         """Wait for the save in progress, unlock the location and free the memory.
@@ -386,6 +363,7 @@ class Checkpointer:
             self._is_closed = True
 
     def __enter__(self) -> Checkpointer:
+        self.open()
         return self
 
     def __exit__(
@@ -395,10 +373,7 @@ class Checkpointer:
         if error is None:
             self.close()
             return
-        if (name := self._background_task.give_up()) is not None:
-            logger.warning("%s was given up", name)
-        else:
-            self._log_failure()
+        if self._saves.give_up():
             self._unlock_location()
         self._stop_following()
 
@@ -414,75 +389,9 @@ class Checkpointer:
         if self._rank_saver is not None and not self.busy:
             self._rank_saver.committer.unlock_location()
 
-    def _log_failure(self) -> None:
-        """Log the error of the last save, so that the current exception is the one raised."""
-        try:
-            self._background_task.result()
-        except Exception as failure:  # not swallowed: logged
-            logger.error("%s", failure)
-
-    def _tolerate(self, error: SaveFailedError, is_tolerated: bool, what_next: str) -> None:
-        """Log the error of a save, or raise it. An error that the state itself causes is always raised."""
-        if not (is_tolerated and error.environmental):
-            raise error
-        if self._is_main:
-            logger.error("%s; %s", error, what_next)
-
-    def _begin(self) -> RankSaver:
-        """Return this rank's saver. The first call makes it and is collective."""
-        if self._is_closed:
-            raise CheckpointError("this Checkpointer is closed: make another one")
+    def _opened(self) -> RankSaver:
+        """Return this rank's saver. Open first, for a caller that uses no ``with`` and did not `open`."""
         if self._rank_saver is None:
-            ranks = Ranks(rank=0, world_size=1) if self._share == "alone" else Ranks.current()
-            with same_error(ranks):
-                group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
-            committer = Committer(
-                self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
-            )
-            snapshotter = Snapshotter(self._state, self._per_rank, rank=ranks.rank, writers=group.writers)
-            self._rank_saver = RankSaver(self._store, group, committer, snapshotter)
+            self.open()
+        assert self._rank_saver is not None
         return self._rank_saver
-
-    def _await_turn(self) -> None:
-        """Wait, without a bound, until the background thread ends, and raise or log its error."""
-        # The thread reads the snapshot's memory until it ends: only then may the next snapshot overwrite it.
-        name, started = self._background_task.under_way, time.perf_counter()
-        self._background_task.wait()
-        waited = time.perf_counter() - started
-        if waited > _FELT_SECONDS and name not in (None, _WARMING_UP) and self._is_main:
-            logger.warning("waited %.1f s for %s: the interval is shorter than a save takes", waited, name)
-        self.check()
-
-    def _save(self, rank_saver: RankSaver, request: SaveRequest, cancelled: threading.Event) -> SaveReport | None:
-        """Save, report and prune, in the background thread."""
-        try:
-            report = rank_saver.save(request, cancelled)
-            self.last_report, self._durable = report, request.number
-        except SaveFailedError:
-            if request.failure is not None:
-                return None  # `save_moment` raised this error already
-            raise
-        if self._is_main:
-            logger.log(
-                logging.INFO if self._is_worth_saying(report.durable_seconds) else logging.DEBUG,
-                "saved %s: %.1f MB in %.2f s (stall %.3f s)",
-                self._store.path(report.step),
-                report.size / 1e6,
-                report.durable_seconds,
-                report.stall_seconds + report.waited_seconds,
-            )
-        rank_saver.prune(request)
-        return report
-
-    def _is_worth_saying(self, seconds: float) -> bool:
-        """Return whether a save is the first one, or much slower than the median of the saves before it."""
-        before, self._durations = self._durations, [*self._durations, seconds][-_REMEMBERED:]
-        return not before or seconds > max(_SLOW * median(before), _SLOW_SECONDS)
-
-    @property
-    def _is_main(self) -> bool:
-        return self._rank_saver is not None and self._rank_saver.group.ranks.is_main
-
-
-def _warm_up(prepare: Callable[[], None], _cancelled: threading.Event) -> None:
-    prepare()

@@ -115,6 +115,7 @@ class OpenRun:
             tolerate_failures=policy.tolerate_failures,
             listener=monitor,
         )
+        checkpointer.open()
         checkpointer.check_writable()
         return cls(job.checkpoint_location, checkpointer, progress, logs=job.cluster.is_main)
 

@@ -116,6 +116,10 @@ class RankSaver:
             size=size,
         )
 
+    def path(self, step: int) -> str:
+        """Return the location of a checkpoint."""
+        return self._store.path(step)
+
     def prune(self, request: SaveRequest) -> None:
         """Remove superseded checkpoints, on rank 0, after the commit."""
         if self._rank == 0:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,9 +16,11 @@ import torch
 from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.save.attempt import Moment
 from smddp.checkpoint.save.background_task import BackgroundTask
+from smddp.checkpoint.save.save_group import SaveGroup
 from smddp.checkpoint.save.staging import Staging
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener
+from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 
 NewRun = Callable[..., Any]
@@ -400,3 +402,21 @@ def test_a_place_says_whether_it_is_empty_and_whether_it_can_be_written_to(
     assert not Checkpointer(tmp_path / "run", {"model": torch.nn.Linear(2, 2)}).is_empty()
     with pytest.raises(CheckpointError, match=str(tmp_path / "file")):
         Checkpointer(tmp_path / "file", {"model": torch.nn.Linear(2, 2)}).check_writable()
+
+
+def test_with_opens_it_and_without_the_first_call_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = []
+    gather = SaveGroup.gather
+
+    def counted(ranks: Ranks, share: Literal["node", "all"]) -> SaveGroup:
+        gathered.append(share)
+        return gather(ranks, share)
+
+    monkeypatch.setattr(SaveGroup, "gather", counted)
+    with Checkpointer(tmp_path, {"model": torch.nn.Linear(2, 2)}) as checkpointer:
+        assert gathered == ["node"]
+        checkpointer.save(1)
+    again = Checkpointer(tmp_path, {"model": torch.nn.Linear(2, 2)})
+    assert gathered == ["node"]
+    again.load()
+    assert gathered == ["node", "node"]
