@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Training images: the containers that jobs run in.")
+app = typer.Typer(no_args_is_help=True, help="Build training images, the containers that jobs run in.")
 
 
 @app.callback()

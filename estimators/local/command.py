@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from estimators.local import Docker, LocalSageMaker, Slurm
 
-app = typer.Typer(no_args_is_help=True, help="A SageMaker on this machine: no AWS account, Docker only if asked for.")
+app = typer.Typer(
+    no_args_is_help=True, help="Run SageMaker on this machine, without an AWS account; in Docker if asked for."
+)
 
 _LOOK_SECONDS = 0.5
 

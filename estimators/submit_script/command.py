@@ -1,4 +1,4 @@
-"""``smddp plan``: show the jobs of a submit script, their cost, their needs, and their problems."""
+"""``smddp plan`` and ``smddp rehearse``: what a submit script would send, shown or tried on this machine."""
 
 from __future__ import annotations
 
@@ -45,6 +45,29 @@ def plan(
         raise typer.Exit(130) from interrupt
     typer.echo(_document(planned, iam=iam) if as_json else shown_text(_text(planned, iam=iam)))
     raise typer.Exit(0 if _can_be_sent(planned) else 1)
+
+
+def rehearse(
+    submit: Annotated[Path, typer.Argument(help="The script that calls Estimator.fit().")],
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own command line.")
+    ] = [],  # noqa: B006  # typer makes a new one
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each attempt.")] = 20,
+    seconds: Annotated[int, typer.Option(min=1, help="Time limit of each attempt.")] = 600,
+) -> None:
+    """Train some steps of SUBMIT's first job on this machine, and resume from its checkpoint. Nothing is sent to AWS.
+
+    The script really runs up to its first Estimator.fit(). Exit code 1 if the job fails, 2 if it can't be rehearsed.
+    """
+    from estimators.errors import EstimatorError, TrainingJobFailed
+    from estimators.submit_script.run import rehearsed_job
+
+    try:
+        rehearsal = rehearsed_job(submit, arguments, steps=steps, seconds=seconds)
+    except (EstimatorError, TrainingJobFailed) as error:
+        typer.echo(f"smddp rehearse: {shown_text(str(error))}", err=True)
+        raise typer.Exit(1 if isinstance(error, TrainingJobFailed) else 2) from error
+    typer.echo(shown_text(str(rehearsal)))
 
 
 def _can_be_sent(planned: PlannedJobs) -> bool:

@@ -6,6 +6,7 @@
 4. Other Python programs that the script starts inherit an environment variable that makes their `fit` refuse.
 5. The script can't end this process before its jobs are reported, by ``os._exit`` or ``os.exec…``.
 6. A process that the script forks ends where the script ends, and reports nothing.
+7. A rehearsal sends its jobs to a local platform, from the thread in which the script calls `fit`: no other thread may.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import boto3
 from botocore import handlers
 
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.estimator import NOTHING_SENT, Estimator
 from estimators.plan import Plan, Prices
+
+if TYPE_CHECKING:
+    from estimators.rehearsal import Rehearsal
 
 _CREATING = "before-call.sagemaker"
 """botocore's event before each call of SageMaker's API."""
@@ -47,6 +51,8 @@ _THREADS_END = 60.0
 _FIT = inspect.signature(Estimator.fit)
 
 _Found = TypeVar("_Found")
+_Fault: TypeAlias = EstimatorError | TrainingJobFailed
+"""The errors about a job that end its script, and go to the caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,7 @@ class PlannedJobs:
 class _Ended(BaseException):  # so that no ``except Exception`` of the script catches it
     """Raised to end the script early, with the reason to report, if any."""
 
-    def __init__(self, reason: str = "", *, error: EstimatorError | None = None, is_refused: bool = False) -> None:
+    def __init__(self, reason: str = "", *, error: _Fault | None = None, is_refused: bool = False) -> None:
         super().__init__(reason)
         self.reason, self.error, self.is_refused = reason, error, is_refused
 
@@ -116,8 +122,26 @@ class _Run:
     """All early ends, also those raised in threads or caught by the script."""
     process: int = field(default_factory=os.getpid)
     is_over: bool = False
+    rehearsing: int | None = None
+    """The thread that rehearses a job; None at other times."""
 
-    def ended(self, reason: str = "", *, error: EstimatorError | None = None, is_refused: bool = False) -> _Ended:
+    @property
+    def may_send(self) -> bool:
+        """Whether this thread rehearses a job, whose requests go to a local platform."""
+        return self.rehearsing == threading.get_ident()
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Let this thread, and no other one, send jobs: within this context they go to a local platform."""
+        self.rehearsing = threading.get_ident()
+        del os.environ[NOTHING_SENT]
+        try:
+            yield
+        finally:
+            os.environ[NOTHING_SENT] = "1"
+            self.rehearsing = None
+
+    def ended(self, reason: str = "", *, error: _Fault | None = None, is_refused: bool = False) -> _Ended:
         """Record and return the exception that ends the script."""
         self.ends.append(_Ended(reason, error=error, is_refused=is_refused))
         return self.ends[-1]
@@ -169,6 +193,25 @@ def first_job(script: Path, arguments: Sequence[str] = ()) -> SentJob:
 
     run = _run(script, arguments, stop)
     return _some(jobs, script, run.reason)[0]
+
+
+def rehearsed_job(script: Path, arguments: Sequence[str], **options: Any) -> Rehearsal:
+    """Run a submit script until it sends a job, and rehearse that job; `options` are those of `Estimator.rehearse`.
+
+    The output of both goes to standard error. Raise as `first_job` and `Estimator.rehearse` do.
+    """
+    rehearsals: list[Rehearsal] = []
+
+    def rehearse(run: _Run, job: SentJob) -> NoReturn:
+        try:
+            with run.rehearsal():
+                rehearsals.append(job.estimator.rehearse(job.inputs, **options))
+        except (EstimatorError, TrainingJobFailed) as fault:
+            raise run.ended(error=fault) from fault
+        raise run.ended()
+
+    run = _run(script, arguments, rehearse)
+    return _some(rehearsals, script, run.reason)[0]
 
 
 def planned_jobs(
@@ -277,18 +320,20 @@ def _place(script: Path, fault: Exception) -> str:
 
 def _send_nothing(run: _Run) -> None:
     """Prevent this process from sending jobs from now on: the Estimator's are collected, all others refused."""
-    own = Estimator.fit
+    own, own_rehearse = Estimator.fit, Estimator.rehearse
 
     def fit(self: Estimator, *arguments: Any, **named: Any) -> Any:
-        if run.is_over or run.is_forked:  # refuses, because NOTHING_SENT is set
+        if run.is_over or run.is_forked or run.may_send:  # refuses, except in a rehearsal, if NOTHING_SENT is set
             return own(self, *arguments, **named)
         return run.on_job(run, SentJob.of(self, *arguments, **named))
 
-    def rehearse(_self: Estimator, *_: Any, **__: Any) -> Any:
+    def rehearse(self: Estimator, *arguments: Any, **named: Any) -> Any:
+        if run.may_send:
+            return own_rehearse(self, *arguments, **named)
         return _NotRun(run, "a rehearsal, which is not run here")
 
     def refuse(model: Any, **_: Any) -> None:
-        if not model.name.startswith(_READING):
+        if not model.name.startswith(_READING) and not run.may_send:
             reason = f"it calls {model.name} itself, which is not sent here: only Estimator.fit() is planned"
             raise run.ended(reason, is_refused=True)
 
@@ -303,6 +348,6 @@ def _send_nothing(run: _Run) -> None:
     for name, does in _ENDING.items():
         setattr(os, name, ending(getattr(os, name), does))
     os.environ[NOTHING_SENT] = "1"
-    Estimator.fit, Estimator.rehearse = fit, rehearse  # type: ignore[method-assign,assignment]
+    Estimator.fit, Estimator.rehearse = fit, rehearse  # type: ignore[method-assign]
     handlers.BUILTIN_HANDLERS.append((_CREATING, refuse))  # for each botocore session created from now on
     boto3.DEFAULT_SESSION = None

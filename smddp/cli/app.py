@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smddp.collectives.program import Options
 
 _HELP = "Managed PyTorch training, SageMaker-style: here and on AWS."
-_FIRST = ("run", "plan", "local", "demo", "doctor")  # what a newcomer looks for
+_FIRST = ("run", "plan", "local", "rehearse", "demo", "doctor")  # what a newcomer looks for
 
 
 def _show_version(asked: bool) -> None:

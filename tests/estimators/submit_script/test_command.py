@@ -309,3 +309,33 @@ print("past the script's own output", file=sys.__stdout__)
     assert shown.stderr.count("refused: EstimatorError fit() sends nothing while") == 2, shown.stderr
     assert "estimators.errors.EstimatorError: fit() sends nothing while" in shown.stderr
     assert "\na child\n" in shown.stderr
+
+
+@pytest.mark.timeout(300)  # a whole job
+def test_a_rehearsal_trains_the_first_job_here_and_sends_none_to_aws(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch, smddp\n"
+        "def main(job: smddp.Job) -> None:\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "    loader = trainer.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch_size=4)\n"
+        "    for _ in trainer.epochs(100):\n"
+        "        for (batch,) in trainer.batches(loader):\n"
+        "            trainer.step(trainer.model(batch).mean())\n"
+        "    trainer.save_model()\n"
+        "if __name__ == '__main__':\n"
+        "    smddp.run(main)\n"
+    )
+    (tmp_path / "submit.py").write_text(SUBMIT + "estimator.fit()\nprint('is', 'not reached')\n")
+    rehearsal = (
+        "from pathlib import Path\n"
+        "from estimators.submit_script.run import rehearsed_job\n"
+        "print(rehearsed_job(Path('submit.py'), [], steps=2))\n"
+        "import os; from estimators.estimator import NOTHING_SENT; assert NOTHING_SENT in os.environ\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", rehearsal], capture_output=True, text=True, check=False, timeout=300)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("rehearsed on 1 × ml.g5.xlarge"), shown.stdout
+    assert ": 2 steps in" in shown.stdout
+    assert "about to send" in shown.stderr
+    assert "is not reached" not in shown.stderr
