@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
 from estimators.checks import aws_limits, channels, local_jobs, parameters
+from estimators.checks.script import imports
 from estimators.checks.script.facts import ScriptFacts
 from estimators.errors import Problem, error
 from estimators.local_mode.request import build_local
@@ -68,6 +69,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         *_problems(job, arguments, call, session),
         *check_bundled(job.bundled, job.source),
         *_script_problems(script, topology, arguments, call),
+        *_import_problems(job, script, session),
         *global_batch.check(batch, topology),
     ]
     if decided_later is not arguments.get("instance_type") and not any(each.severity == "error" for each in problems):
@@ -118,6 +120,22 @@ def _script_problems(
         names = channels.names(arguments, call.inputs)
         own_image = "image_uri" in arguments
         yield from script.check(channels=names, has_gpus=topology.has_gpus, own_image=own_image)
+
+
+def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Session | None) -> Iterator[Problem]:
+    """Yield the imports of modules that the job's runtime lacks; nothing if its content is not known at all."""
+    from estimators.sdk import sessions
+    from estimators.sdk.image_packages import KNOWN_MODULES
+
+    is_here = sessions.runs_in_this_python(session)
+    if is_here:
+        has = imports.Installed(
+            where="in this Python, which runs the job", has=imports.is_installed_here, is_complete=True
+        )
+    else:
+        has = imports.Installed(where="known to be in AWS's image", has=KNOWN_MODULES.__contains__, is_complete=False)
+    if script is not None and (is_here or (is_here is None and job.chosen is not None)):
+        yield from imports.check(job.source, script.nodes, has)
 
 
 def _with_defaults(call: FitArguments) -> FitArguments:

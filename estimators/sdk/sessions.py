@@ -87,9 +87,9 @@ def role_arn(name: str, session: Session) -> str:
     return arn
 
 
-def runs_in_this_python(session: Session | None) -> bool:
-    """Return whether a session's jobs run in this Python's environment: those of a LocalSageMaker without executor."""
-    return session is not None and bool(getattr(session.boto_session, "runs_in_this_python", False))
+def runs_in_this_python(session: Session | None) -> bool | None:
+    """Return whether a LocalSageMaker's jobs run in this Python's environment; None for a session of AWS."""
+    return None if session is None else getattr(session.boto_session, "runs_in_this_python", None)
 
 
 def session_here(given: Session | None) -> Session:

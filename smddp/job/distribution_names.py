@@ -37,7 +37,7 @@ _FAMOUS = {
     "umap": ("umap-learn",),
     "yaml": ("PyYAML",),
 }
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)'")
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)'")
 """Matches the error about a top-level module. One about ``a.b`` says that ``a`` was found."""
 
 
@@ -49,11 +49,15 @@ def distributions_of(module: str) -> tuple[str, ...]:
 def missing_package(error: str, code_dir: Path) -> str | None:
     """Return the package that a ModuleNotFoundError misses; None for other errors, and for the user's own files.
 
-    A file of that name in ``code_dir``, or one directory below, is the user's own.
+    A module that `is_in` the code is the user's own.
     """
     found = _MISSING.search(error)
     if found is None or (module := found["module"]) in sys.stdlib_module_names:
         return None
-    patterns = (f"{prefix}{module}{suffix}" for prefix in ("", "*/") for suffix in ("", ".py"))
-    is_own = any(next(code_dir.glob(pattern), None) is not None for pattern in patterns)
-    return None if is_own else distributions_of(module)[0]
+    return None if is_in(code_dir, module) else distributions_of(module)[0]
+
+
+def is_in(code_dir: Path, module: str) -> bool:
+    """Return whether code has a file or directory of a top-level module's name, at its top or one directory below."""
+    patterns = (f"{prefix}{module}{suffix}" for prefix in ("", "*/") for suffix in ("", ".py", ".*.so"))
+    return any(next(code_dir.glob(pattern), None) is not None for pattern in patterns)

@@ -147,6 +147,11 @@ MISTAKES: dict[str, Mistake] = {
     "max_wait less than max_run": given("Give at least 600.", **SPOT, max_wait=60),
     "spot without checkpoints": given("starts from the beginning", **SPOT, max_wait=900),
     "a name with an underscore": given("'my_job-", base_job_name="my_job"),
+    # the packages
+    "a package that the job does not have": Mistake(
+        said="albumentations is imported (train.py, line 1), and neither in requirements.txt nor in source_dir",
+        script="import albumentations\n" + SCRIPT,
+    ),
     # the data
     "data on this machine": Mistake(said="'./data' is not an S3 URI", inputs={"training": "./data"}),
     "a file URI": Mistake(said="where SageMaker can't read it", inputs={"training": "file:///data"}),
