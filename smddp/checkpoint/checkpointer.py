@@ -363,7 +363,6 @@ class Checkpointer:
             self._is_closed = True
 
     def __enter__(self) -> Checkpointer:
-        self.open()
         return self
 
     def __exit__(
@@ -390,7 +389,7 @@ class Checkpointer:
             self._rank_saver.committer.unlock_location()
 
     def _opened(self) -> RankSaver:
-        """Return this rank's saver. Open first, for a caller that uses no ``with`` and did not `open`."""
+        """Return this rank's saver. Open first if the caller did not: a ``with`` block may join the process group."""
         if self._rank_saver is None:
             self.open()
         assert self._rank_saver is not None
