@@ -100,13 +100,15 @@ def _imports(source: SourceCode) -> Iterator[tuple[PythonModule, ast.Import | as
                     yield module, statement, name
 
 
-def _expected(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the import statements below a node, without those whose failure or absence the script expects."""
-    for child in _unguarded(node):
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child
-        if not isinstance(child, ast.expr):  # statements nest at most 100 deep, expressions deeper than Python recurses
-            yield from _expected(child)
+def _expected(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the import statements of a tree in their order, without those whose absence the script expects."""
+    pending = [tree]  # a stack in place of recursion: a chain of elif has no bound on its depth
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif not isinstance(node, ast.expr):
+            pending += reversed(list(_unguarded(node)))
 
 
 def _unguarded(node: ast.AST) -> Iterator[ast.AST]:

@@ -85,3 +85,8 @@ def test_what_an_installed_requirement_requires_is_there(tmp_path: Path) -> None
 
 def test_another_handler_is_no_excuse(tmp_path: Path) -> None:
     assert len(problems(tmp_path, "try:\n    import nowhere\nexcept ValueError:\n    pass\n")) == 1
+
+
+def test_a_long_chain_of_branches_is_read(tmp_path: Path) -> None:
+    chain = "".join(f"elif name == {number}:\n    pass\n" for number in range(1500))
+    assert len(problems(tmp_path, f"name = 0\nif name:\n    pass\n{chain}import nowhere\n")) == 1
