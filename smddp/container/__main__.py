@@ -61,7 +61,7 @@ def train(environ: Mapping[str, str]) -> int:
     line = command.line(python)
     logger.info("Starting %s.", entry_point)
     logger.debug("The command is %s", " ".join(line))
-    with RankStart() as start:
+    with RankStart(contract.code_dir / entry_point) as start:
         result = run(
             line,
             environ=activated(process_environment(contract, environ, gpus=gpus), python),

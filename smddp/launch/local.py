@@ -94,7 +94,7 @@ def run_local(
             command += ["--master-port", str(found.master_port)]
             command += ["--max-restarts", str(max_restarts)]
             agents.start([*command, str(script), *arguments], environ=of_node[rank], new_session=True)
-        with RankStart() as start:
+        with RankStart(script) as start:
             while not agents.poll(POLL_SECONDS):
                 start.look()
     finally:

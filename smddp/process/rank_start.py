@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from types import TracebackType
 
 from smddp.process.heartbeat import Heartbeat
@@ -12,13 +13,17 @@ from smddp.process.process_tree import Descendants, catches
 
 _LOOK_SECONDS = 1.0
 _MOST_SECONDS = 60.0
-"""Seconds for which the start is told; a script without ``smddp.run`` never shows that it has begun."""
+"""Seconds for which the start is told at most; a script may use smddp without ``smddp.run``."""
 
 
 class RankStart:
-    """The start of the ranks below this process: a context around their run, in which `look` is called repeatedly."""
+    """The start of the ranks below this process: a context around their run, in which `look` is called repeatedly.
 
-    def __init__(self) -> None:
+    It tells nothing of a `script` that does not name smddp: such a script never shows that it has begun.
+    """
+
+    def __init__(self, script: Path) -> None:
+        self._is_told = script.is_file() and b"smddp" in script.read_bytes()
         self._heartbeat = Heartbeat("the ranks are starting", most=_MOST_SECONDS)
         self._until = time.monotonic() + _MOST_SECONDS
         self._next_look = 0.0
@@ -29,7 +34,7 @@ class RankStart:
         A job without a launcher gives its `program`, which is the rank then.
         """
         now = time.monotonic()
-        if self._next_look <= now < self._until:
+        if self._is_told and self._next_look <= now < self._until:
             self._next_look = now + _LOOK_SECONDS
             processes = Descendants(os.getpid())
             ranks = set(processes.ranks()) or (set() if program is None else processes.script(program))
@@ -38,7 +43,8 @@ class RankStart:
                 self._heartbeat.stop()
 
     def __enter__(self) -> RankStart:
-        self._heartbeat.start()
+        if self._is_told:
+            self._heartbeat.start()
         return self
 
     def __exit__(

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ RANK = (
 
 
 def test_the_start_is_told_until_each_rank_has_its_handler(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(rank_start, "_LOOK_SECONDS", 0.0)
@@ -33,7 +34,14 @@ def test_the_start_is_told_until_each_rank_has_its_handler(
     )
     assert rank.stdin is not None
     assert rank.stdout is not None
-    with rank, RankStart() as start:
+    script = tmp_path / "train.py"
+    script.write_text("import torch")
+    with RankStart(script) as start:
+        start.look()
+        time.sleep(0.1)
+        assert caplog.messages == []  # such a script never shows that it has begun
+    script.write_text("import smddp")
+    with rank, RankStart(script) as start:
         start.look()
         while not caplog.messages:
             time.sleep(0.01)
