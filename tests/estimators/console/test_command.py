@@ -96,7 +96,7 @@ def test_a_job_is_interrupted_followed_and_stopped(platform: LocalSageMaker, cli
     assert re.findall(r"<span>(\w+)</span><b>(\d+\.\d) %</b>", page) == [("data", "25.0"), ("forward", "75.0")]
 
     checkpoints = client.text("/jobs/spot/checkpoints")
-    assert re.findall(r'<td class="number">(\d+)</td><td class="number">0</td>', checkpoints) == ["7", "3"]
+    assert re.findall(r'<td class="number">(\d+)</td><td class="number">1</td>', checkpoints) == ["7", "3"]
     assert re.findall(r'status-(\w+)">\1</span>( <span)?', checkpoints)[-2:] == [("damaged", " <span"), ("valid", "")]
     assert client.ask("/jobs/spot/resume", "POST", Origin=client.origin).status == 409  # it still runs
 

@@ -133,14 +133,15 @@ def test_an_app_that_is_no_job_is_refused(directory, role, told):
         get_runner().dryrun(AppDef(name="app", roles=[role]), "smddp", {"local": True, "directory": str(directory)})
 
 
-def test_hyperparameters_are_json_where_they_read_as_json(directory, script, capsys):
+def test_hyperparameters_are_json_where_they_read_as_json(directory, tmp_path, capsys):
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv)")
     app: Any = AppDef(
         name="app",
         roles=[
             Role(
                 name="a",
                 image="",
-                entrypoint=script,
+                entrypoint=str(tmp_path / "train.py"),
                 args=["lr=0.1", "name=adam", "text=a=b", 'quoted="5"', "none=null"],
                 metadata={"smddp.instance_type": "ml.c5.large"},
             )

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_printed_and_logged_lines_come_whole_above_the_live_line(
         "half and half",
         "the end",
     ]
-    metric_lines = [line for line in lines if "smddp.metrics.metric_lines: step=" in line]
+    metric_lines = [line for line in lines if re.match(r"\d\d:\d\d:\d\d step=", line)]
     assert len(metric_lines) == 8
     assert all(" samples_per_second=" in line for line in metric_lines)
     assert not any("epoch " in line and "step " in line for line in lines), "a live line was left"

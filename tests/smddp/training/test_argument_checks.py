@@ -34,7 +34,7 @@ def make(job: smddp.Job, **options: Any) -> smddp.Trainer:
         ({"accumulate": None}, "accumulate=None: give a whole number of 1 or more"),
         ({"accumulate": True}, "accumulate=True: give a whole number of 1 or more"),
         ({"log_every": "50"}, "log_every='50': give a whole number of 1 or more"),
-        ({"log_every": None}, "log_every=None: give a whole number of 1 or more"),
+        ({"log_every": 0.5}, "log_every=0.5: give a whole number of 1 or more"),
         ({"clip_norm": "1"}, "clip_norm='1': give a number greater than 0, or None"),
         ({"clip_value": [1.0]}, "clip_value=[1.0]: give a number greater than 0, or None"),
         ({"clip_norm": True}, "clip_norm=True: give a number greater than 0, or None"),
