@@ -11,6 +11,8 @@ from pathlib import Path
 
 from smddp.process.script_names import full_name, imported_names
 
+_TOO_DEEP = "it nests too deeply: split its longest chain of elif, or its longest expression"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PythonModule:
@@ -26,12 +28,16 @@ class PythonModule:
     @classmethod
     def read(cls, path: Path) -> PythonModule:
         """Parse a file; a file that can't be parsed has an empty tree."""
+        fault: OSError | SyntaxError | ValueError
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about invalid escapes: running the script shows them
                 return cls(path=path, tree=ast.parse(path.read_bytes(), filename=str(path)))
-        except (OSError, SyntaxError, ValueError) as fault:
-            return cls(path=path, tree=ast.Module(body=[], type_ignores=[]), fault=fault)
+        except (OSError, SyntaxError, ValueError) as failure:
+            fault = failure
+        except (RecursionError, MemoryError):  # Python's own bounds on the depth of a tree
+            fault = ValueError(_TOO_DEEP)
+        return cls(path=path, tree=ast.Module(body=[], type_ignores=[]), fault=fault)
 
     @cached_property
     def syntax_fault(self) -> SyntaxError | ValueError | None:
@@ -41,9 +47,12 @@ class PythonModule:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                compile(self.tree, str(self.path), "exec", dont_inherit=True)
+                # The text, not the tree: Python compiles a text that nests far deeper than a tree it takes.
+                compile(self.path.read_bytes(), str(self.path), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as fault:
             return fault
+        except (RecursionError, MemoryError):
+            return ValueError(_TOO_DEEP)
         return None
 
     @cached_property
@@ -101,13 +110,15 @@ def imported_by(node: ast.AST) -> set[str]:
 
 def _at_module_level(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements outside functions and classes, also those in an ``if`` or another block."""
-    for statement in statements:
+    pending = list(statements)  # in place of recursion: a chain of elif has no bound on its depth
+    while pending:
+        statement = pending.pop()
         yield statement
         if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             blocks = [statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
             for block in blocks:
                 for field in ("body", "orelse", "finalbody"):
-                    yield from _at_module_level(getattr(block, field, ()))
+                    pending += getattr(block, field, ())
 
 
 def _bound_by(statement: ast.stmt) -> Iterator[str]:

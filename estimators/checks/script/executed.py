@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from estimators.source_code import PACKAGE, Modules, PythonModule
 from smddp.process.script_names import full_name
@@ -27,8 +28,15 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def executed(modules: Modules) -> Sequence[Executed]:
-    """Return the nodes that every run of the script executes, in their order."""
-    return tuple(_Walk(modules).module(modules.script))
+    """Return the nodes that every run of the script executes, in their order.
+
+    Nothing of a script is sure if its functions call one another, or its modules import one another, in a chain of
+    hundreds, deeper than Python recurses: then the result is empty.
+    """
+    try:
+        return tuple(_Walk(modules).module(modules.script))
+    except RecursionError:
+        return ()
 
 
 def is_main_guard(test: ast.expr) -> bool:
@@ -42,6 +50,13 @@ def is_main_guard(test: ast.expr) -> bool:
 
 def _text(node: ast.expr) -> object:
     return node.value if isinstance(node, ast.Constant) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """A function that a walk enters once the arguments of its call are done."""
+
+    function: ast.expr
 
 
 class _Walk:
@@ -95,20 +110,25 @@ class _Walk:
                 for expression in ast.iter_child_nodes(statement):
                     yield from self._expression(module, expression)
 
-    def _expression(self, module: PythonModule, node: ast.AST) -> Iterator[Executed]:
-        if isinstance(node, _SKIPPED):
-            return
-        yield module, node
-        parts: list[ast.AST] = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.IfExp):
-            parts = [node.test]
-        elif isinstance(node, ast.BoolOp):
-            parts = [node.values[0]]
-        for part in parts:
-            yield from self._expression(module, part)
-        if isinstance(node, ast.Call):
-            called = node.args[0] if module.full_name(node.func) == _RUN and node.args else node.func
-            yield from self._function(module, called)
+    def _expression(self, module: PythonModule, expression: ast.AST) -> Iterator[Executed]:
+        pending: list[ast.AST | _Called] = [expression]  # in place of recursion: a long sum nests as deep as it is long
+        while pending:
+            node = pending.pop()
+            if isinstance(node, _Called):
+                yield from self._function(module, node.function)
+                continue
+            if isinstance(node, _SKIPPED):
+                continue
+            yield module, node
+            parts: list[ast.AST] = list(ast.iter_child_nodes(node))
+            if isinstance(node, ast.IfExp):
+                parts = [node.test]
+            elif isinstance(node, ast.BoolOp):
+                parts = [node.values[0]]
+            if isinstance(node, ast.Call):  # its arguments are executed first
+                is_run = module.full_name(node.func) == _RUN and node.args
+                pending.append(_Called(node.args[0] if is_run else node.func))
+            pending += reversed(parts)
 
     def _function(self, module: PythonModule, called: ast.expr) -> Iterator[Executed]:
         if not isinstance(called, ast.Name | ast.Attribute):

@@ -73,3 +73,23 @@ def test_names_that_import_each_other_end(source: SourceCode, tmp_path: Path) ->
 def test_of_a_large_library_the_rest_counts_as_outside(source: SourceCode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("estimators.source_code.modules._MOST_READ", 3)
     assert len(source.modules.reached) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = 1\nif x == 0: pass\n" + "elif x == 1: pass\n" * 9000,
+        "x = " + "+".join(["y"] * 20_000),
+        f"x = {'-' * 20_000}1",
+    ],
+    ids=["branches", "sum", "signs"],
+)
+def test_a_script_too_deep_for_python_is_a_fault_of_the_script(source: SourceCode, text: str) -> None:
+    source.script.write_text(text)
+    assert "nests too deeply: split" in str(source.modules.script.syntax_fault)
+
+
+def test_a_long_chain_of_branches_is_no_fault(source: SourceCode) -> None:
+    source.script.write_text("x = 1\nif x == 0: pass\n" + "elif x == 1: pass\n" * 1500)
+    assert source.modules.script.syntax_fault is None
+    assert source.modules.script.binding("x") is not None
