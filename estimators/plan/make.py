@@ -109,7 +109,7 @@ def _script(source: source_code.SourceCode, arguments: Mapping[str, Any]) -> Scr
         return None
     try:
         return ScriptFacts.of(source.modules, texts)
-    except RecursionError:  # an expression of a thousand parts
+    except RecursionError:  # a chain of hundreds of calls or types: the script is left unjudged
         return None
 
 
@@ -123,7 +123,10 @@ def _script_problems(
 
 
 def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Session | None) -> Iterator[Problem]:
-    """Yield the imports of modules that the job's runtime lacks; nothing if its content is not known at all."""
+    """Yield the imports of modules that the job's runtime lacks; nothing if its content is not known at all.
+
+    A PYTHONPATH in the job's environment may lead to any module.
+    """
     from estimators.sdk import sessions
     from estimators.sdk.image_packages import KNOWN_MODULES
 
@@ -134,6 +137,8 @@ def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Ses
         )
     else:
         has = imports.Installed(where="known to be in AWS's image", has=KNOWN_MODULES.__contains__, is_complete=False)
+    if "PYTHONPATH" in (job.arguments.get("environment") or {}):
+        return
     if script is not None and (is_here or (is_here is None and job.chosen is not None)):
         yield from imports.check(job.source, script.nodes, has)
 

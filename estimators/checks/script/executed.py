@@ -30,13 +30,9 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def executed(modules: Modules) -> Sequence[Executed]:
     """Return the nodes that every run of the script executes, in their order.
 
-    Nothing of a script is sure if its functions call one another, or its modules import one another, in a chain of
-    hundreds, deeper than Python recurses: then the result is empty.
+    Raise RecursionError if functions call one another, or modules import one another, in a chain of hundreds.
     """
-    try:
-        return tuple(_Walk(modules).module(modules.script))
-    except RecursionError:
-        return ()
+    return tuple(_Walk(modules).module(modules.script))
 
 
 def is_main_guard(test: ast.expr) -> bool:

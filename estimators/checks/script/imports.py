@@ -28,6 +28,10 @@ _ABSENT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseExc
 """Exceptions whose handlers expect that a module is absent."""
 _SOURCES = re.compile(r"(-i|-f|--index-url|--extra-index-url|--no-index|--find-links|--trusted-host|--pre)(?=[\s=]|$)")
 """Options of requirements that request no package."""
+_FINDERS = frozenset({"sys.path", "sys.meta_path", "sys.path_hooks", "sys.modules", "site.addsitedir"})
+"""What decides where Python finds a module."""
+_PIP = re.compile(r"^pip$|\bpip3? install\b")
+"""A text that runs pip, as in ``[sys.executable, "-m", "pip", "install", name]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class Installed:
 
 def check(source: SourceCode, nodes: Sequence[Executed], installed: Installed) -> Iterator[Problem]:
     """Yield the modules that are nowhere, each at its first import; `nodes` are those that every run executes."""
-    if (named := _named(source)) is None:
+    if (named := _named(source)) is None or any(map(_brings_modules, source.modules.reached)):
         return
     sure = {id(node) for _, node in nodes}
     told = set[str]()
@@ -60,6 +64,15 @@ def check(source: SourceCode, nodes: Sequence[Executed], installed: Installed) -
             f"Add {distributions_of(name)[0]} to {REQUIREMENTS}"
             f"{' in source_dir' if source.source_dir else ', and give its directory as source_dir'}.",
         )
+
+
+def _brings_modules(module: PythonModule) -> bool:
+    """Return whether code may find or install modules by itself: by ``sys.path``, or by pip in a subprocess."""
+    return any(
+        (isinstance(node, ast.Attribute | ast.Name) and module.full_name(node) in _FINDERS)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and _PIP.search(node.value) is not None)
+        for node in module.nodes
+    )
 
 
 def is_installed_here(module: str) -> bool:
@@ -118,7 +131,7 @@ def _unguarded(node: ast.AST) -> Iterator[ast.AST]:
             yield from last
         case ast.With(items=items) if any(_suppresses_absence(each.context_expr) for each in items):
             return
-        case ast.If(test=test, orelse=other) if re.search(r"\bTYPE_CHECKING$|\bfind_spec\b", ast.unparse(test)):
+        case ast.If(test=test, orelse=other) if _names_in(test) & {"TYPE_CHECKING", "find_spec"}:
             yield from other
         case _:
             yield from ast.iter_child_nodes(node)
@@ -129,9 +142,16 @@ def _expects_absence(caught: ast.expr | None) -> bool:
 
 
 def _suppresses_absence(context: ast.expr) -> bool:
-    return isinstance(context, ast.Call) and any(
-        _expects_absence(each) for each in context.args if "suppress" in ast.unparse(context.func)
-    )
+    if not (isinstance(context, ast.Call) and "suppress" in _names_in(context.func)):
+        return False
+    return any(map(_expects_absence, context.args))
+
+
+def _names_in(expression: ast.expr) -> set[str]:
+    """Return the names and attributes in an expression."""
+    nodes = list(ast.walk(expression))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
 def _full_names(statement: ast.Import | ast.ImportFrom) -> list[str]:

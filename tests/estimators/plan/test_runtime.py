@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,3 +41,13 @@ def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_says_what_is_known_of_the_versions_and_where_they_differ(image: str, session: Any, told: str) -> None:
     assert str(Runtime.of(image, session)) == image + told
+
+
+def test_a_python_path_of_the_job_may_lead_to_any_module(build: Any, script: str) -> None:
+    Path(script).write_text("import nowhere\n")
+    told = {
+        bool(environment): any("nowhere is imported" in each.found for each in plan.warnings)
+        for environment in ({}, {"PYTHONPATH": "/opt/lib"})
+        for plan in [build(environment=environment).plan()]
+    }
+    assert told == {False: True, True: False}

@@ -53,6 +53,11 @@ def test_it_is_an_error_only_if_the_runtime_is_known_and_every_run_imports_it(tm
         "from importlib.util import find_spec\nif find_spec('nowhere'):\n    import nowhere\n",
         "from . import own\nimport own, deeper, folder.part, smddp\n",
         "if True:\n    import torch.nn\n",
+        "import sys\nsys.path.insert(0, 'a/b/c')\nimport nowhere\n",
+        "from sys import path\npath.append('a/b/c')\nimport nowhere\n",
+        "import sys\nsubprocess.run([sys.executable, '-m', 'pip', 'install', 'x'])\nimport nowhere\n",
+        "import os\nos.system('pip install -q x')\nimport nowhere\n",
+        f"import torch\nif {' + '.join(['x'] * 1500)} and find_spec('nowhere'):\n    import nowhere\n",
     ],
 )
 def test_what_the_script_can_do_without_or_has_itself_is_not_told(tmp_path: Path, script: str) -> None:

@@ -107,8 +107,3 @@ def test_an_unguarded_run_is_told_if_there_are_workers(tmp_path: Path, options: 
 )
 def test_a_deep_script_is_judged(tmp_path: Path, before: str) -> None:
     assert len(warned(tmp_path, f"{before}import torch\ntorch.cuda.set_device(0)\n")) == 1
-
-
-def test_a_chain_of_calls_deeper_than_python_recurses_is_left_unjudged(tmp_path: Path) -> None:
-    chain = "".join(f"def f{number}(): f{number + 1}()\n" for number in range(600))
-    assert warned(tmp_path, f"import torch\n{chain}def f600(): torch.cuda.set_device(0)\nf0()\n") == []
