@@ -9,10 +9,9 @@ import pandas
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from estimators import Estimator
 from estimators.console.jobs import JobSource
 from estimators.console.server import Console
-from estimators.demo.run import entrypoints_directory, write_digits
+from estimators.demo.run import digits_estimator, write_digits
 from estimators.job_handle.events import MetricValue
 from estimators.local import LocalSageMaker
 from estimators.training_job import TrainingJob
@@ -45,20 +44,9 @@ def main() -> None:
 
 def _trained(platform: LocalSageMaker, name: str, *, interrupted_at: int | None = None) -> TrainingJob:
     """Train to the end; take the hosts away once, after a step."""
-    job = Estimator(
-        entry_point="image_classification.py",
-        source_dir=str(entrypoints_directory()),
-        role=platform.role,
-        instance_type="ml.g5.xlarge",
-        instance_count=2,
-        distribution="torchrun",
-        use_spot_instances=True,
-        max_run=600,
-        max_wait=1200,
-        checkpoint_s3_uri=f"s3://{platform.default_bucket}/checkpoints/{name}",
-        hyperparameters={"epochs": _EPOCHS, "batch_size": 16, "lr": 0.02, "log_every": 5},
-        sagemaker_session=platform.session,
-    ).fit({"training": f"s3://{platform.default_bucket}/digits/"}, job_name=name, wait=False)
+    checkpoints = f"s3://{platform.default_bucket}/checkpoints/{name}"
+    estimator = digits_estimator(platform, checkpoints, epochs=_EPOCHS)
+    job = estimator.fit({"training": f"s3://{platform.default_bucket}/digits/"}, job_name=name, wait=False)
     for event in job.events():
         if interrupted_at is not None and isinstance(event, MetricValue) and (event.step or 0) >= interrupted_at:
             interrupted_at = None

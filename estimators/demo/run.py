@@ -89,21 +89,7 @@ def tell(output: Path, *, epochs: int) -> None:
         _say(console, began, f"{images:,} digits uploaded to {prefix}")
 
         checkpoints = f"s3://{sagemaker.default_bucket}/checkpoints"
-        estimator = Estimator(
-            entry_point="image_classification.py",
-            source_dir=str(entrypoints_directory()),
-            role=sagemaker.role,
-            instance_type="ml.g5.xlarge",
-            instance_count=2,
-            distribution="torchrun",
-            use_spot_instances=True,
-            max_run=600,
-            max_wait=1200,
-            checkpoint_s3_uri=checkpoints,
-            base_job_name="smddp-demo",
-            hyperparameters={"epochs": epochs, "batch_size": BATCH_SIZE, "lr": 0.02, "log_every": 5},
-            sagemaker_session=sagemaker.session,
-        )
+        estimator = digits_estimator(sagemaker, checkpoints, epochs=epochs)
         state = DemoState()
         job = estimator.fit({"training": prefix}, wait=False)
         _say(console, began, f"job {job.name} submitted: 2 × ml.g5.xlarge, spot, torchrun")
@@ -132,6 +118,25 @@ def tell(output: Path, *, epochs: int) -> None:
         console.print(f"  {name:<26}{value}", soft_wrap=True)
     if state.accuracy < TARGET_ACCURACY:
         raise SystemExit(1)
+
+
+def digits_estimator(sagemaker: LocalSageMaker, checkpoints: str, *, epochs: int) -> Estimator:
+    """Return the demo's job: digits on two hosts, spot, with its checkpoints below a prefix."""
+    return Estimator(
+        entry_point="image_classification.py",
+        source_dir=str(entrypoints_directory()),
+        role=sagemaker.role,
+        instance_type="ml.g5.xlarge",
+        instance_count=2,
+        distribution="torchrun",
+        use_spot_instances=True,
+        max_run=600,
+        max_wait=1200,
+        checkpoint_s3_uri=checkpoints,
+        base_job_name="smddp-demo",
+        hyperparameters={"epochs": epochs, "batch_size": BATCH_SIZE, "lr": 0.02, "log_every": 5},
+        sagemaker_session=sagemaker.session,
+    )
 
 
 def entrypoints_directory() -> Path:
