@@ -37,7 +37,7 @@ class Modules:
     def script(self) -> PythonModule:
         """The entry point; empty if it is no Python file."""
         if self.path.suffix != ".py":
-            return PythonModule(path=self.path, tree=ast.Module(body=[], type_ignores=[]))
+            return PythonModule(path=self.path)
         return self.module(self.path)
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -20,24 +20,28 @@ class PythonModule:
 
     path: Path
     """The file on this machine."""
-    tree: ast.Module
-    """The syntax tree, empty if the file can't be parsed."""
+    text: bytes = b""
+    """The file's bytes, empty if it can't be read or is no Python file."""
+    tree: ast.Module = field(default_factory=lambda: ast.Module(body=[], type_ignores=[]))
+    """The syntax tree of `text`, empty if it can't be parsed."""
     fault: OSError | SyntaxError | ValueError | None = None
     """The reason why the file can't be parsed, or None."""
 
     @classmethod
     def read(cls, path: Path) -> PythonModule:
         """Parse a file; a file that can't be parsed has an empty tree."""
+        text = b""
         fault: OSError | SyntaxError | ValueError
         try:
+            text = path.read_bytes()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about invalid escapes: running the script shows them
-                return cls(path=path, tree=ast.parse(path.read_bytes(), filename=str(path)))
+                return cls(path=path, text=text, tree=ast.parse(text, filename=str(path)))
         except (OSError, SyntaxError, ValueError) as failure:
             fault = failure
         except (RecursionError, MemoryError):  # Python's own bounds on the depth of a tree
             fault = ValueError(_TOO_DEEP)
-        return cls(path=path, tree=ast.Module(body=[], type_ignores=[]), fault=fault)
+        return cls(path=path, text=text, fault=fault)
 
     @cached_property
     def syntax_fault(self) -> SyntaxError | ValueError | None:
@@ -48,7 +52,7 @@ class PythonModule:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 # The text, not the tree: Python compiles a text that nests far deeper than a tree it takes.
-                compile(self.path.read_bytes(), str(self.path), "exec", dont_inherit=True)
+                compile(self.text, str(self.path), "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as fault:
             return fault
         except (RecursionError, MemoryError):
