@@ -154,12 +154,13 @@ class SdkLocalMode(_ThisMachine):
 
     def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:  # noqa: ARG002
         """Run the job to its end, as Amazon wrote it."""
-        from estimators.local_mode.job import LocalModeJob
+        from estimators.job_handle.service import EndedLocalJob
 
         self._warn(options)
         pytorch = self.trainer()
         pytorch.fit(call.inputs, wait=False, logs=options.logs, job_name=call.job_name)
-        return LocalModeJob(pytorch.latest_training_job.name, pytorch.latest_training_job.describe())
+        name, description = pytorch.latest_training_job.name, pytorch.latest_training_job.describe()
+        return TrainingJob(name, EndedLocalJob(name, description))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

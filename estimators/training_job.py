@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.job_handle.events import ENDED, JobEvent, StatusChange, require_completed
-from estimators.log_reader import LOG_GROUP, LogLine, LogReader
+from estimators.job_handle.service import EndedLocalJob, SageMakerService
+from estimators.log_reader import LogLine
 from smddp.process.interrupt import without_traceback
 
 if TYPE_CHECKING:
@@ -41,19 +42,18 @@ class TrainingJob:
             print(job.status, job.model_data)
     """
 
-    def __init__(self, name: str, session: Session | boto3.Session) -> None:
+    def __init__(self, name: str, session: Session | boto3.Session | SageMakerService | EndedLocalJob) -> None:
         """Point at a job. Sends no request.
 
         Args:
             name: The job's name.
             session: Where the job is: the SDK's session, or boto3's.
         """
-        boto_session: Any = getattr(session, "boto_session", session)
         self.name = name
         """The job's name."""
-        self._sagemaker: Any = getattr(session, "sagemaker_client", None) or boto_session.client("sagemaker")
-        self._boto_session = boto_session
-        self._session = session
+        self._service = (
+            session if isinstance(session, SageMakerService | EndedLocalJob) else SageMakerService(name, session)
+        )
 
     @classmethod
     def attach(cls, name: str, session: Session | boto3.Session | None = None) -> TrainingJob:
@@ -76,10 +76,7 @@ class TrainingJob:
 
     def describe(self) -> DescribeTrainingJobResponseTypeDef:
         """Return the API's full description of the job (DescribeTrainingJob)."""
-        description: DescribeTrainingJobResponseTypeDef = self._sagemaker.describe_training_job(
-            TrainingJobName=self.name
-        )
-        return description
+        return self._service.describe()
 
     @property
     def arn(self) -> str:
@@ -141,7 +138,7 @@ class TrainingJob:
         from estimators.job_handle.metrics import MetricReader, table
 
         with closing(MetricReader.of(self.describe())) as reader:
-            return table(value for line in self._log().unread() for value in reader.values(line))
+            return table(value for line in self._service.log().unread() for value in reader.values(line))
 
     def plot(self, *metrics: str) -> Figure:
         """Draw the job's metrics over its steps, and mark each resume after an interruption or a restart.
@@ -178,7 +175,7 @@ class TrainingJob:
         """
         from estimators.job_handle import files
 
-        return files.list_checkpoints(files.checkpoints_uri(self.name, self.describe()), self._s3(), deep=deep)
+        return files.list_checkpoints(files.checkpoints_uri(self.name, self.describe()), self._service.s3(), deep=deep)
 
     def download(
         self, directory: str | os.PathLike[str], *, only: Literal["model", "output"] | None = None
@@ -195,7 +192,7 @@ class TrainingJob:
         """
         from estimators.job_handle import files
 
-        return files.download(self._s3(), self.describe(), Path(directory), only=only)
+        return files.download(self._service.s3(), self.describe(), Path(directory), only=only)
 
     def resume(
         self,
@@ -231,8 +228,9 @@ class TrainingJob:
             EstimatorError: The job has not ended, has no valid checkpoint, or does not allow a change.
         """
         from estimators.job_handle import files
-        from estimators.job_handle.resumed_request import Changes, new_name, resumed_request, send
+        from estimators.job_handle.resumed_request import Changes, new_name, resumed_request
 
+        self._service.check_resumable()
         description = self.describe()
         uri = files.checkpoints_uri(self.name, description)
         if (status := description["TrainingJobStatus"]) not in ENDED:
@@ -250,18 +248,14 @@ class TrainingJob:
         )
         name = job_name or new_name(self.name)
         request = resumed_request(description, changes, name)
-        files.require_checkpoint(uri, self._s3())
-        send(self._sagemaker, request)
+        files.require_checkpoint(uri, self._service.s3())
+        started = self._service.send(request)
         logger.info("started training job %s, which goes on from %s", name, self.name)
-        return TrainingJob(name, self._session)
-
-    def _s3(self) -> Any:
-        return self._boto_session.client("s3")
+        return TrainingJob(name, started)
 
     def stop(self) -> None:
         """Ask the platform to stop the job: SIGTERM, 120 s to save, SIGKILL. Do nothing if the job has ended."""
-        if self.status not in ENDED:
-            self._sagemaker.stop_training_job(TrainingJobName=self.name)
+        self._service.stop()
 
     def logs(self) -> Iterator[tuple[str, str]]:
         """Yield pairs of host and line from the log's beginning, until the job has ended and its log is read."""
@@ -307,6 +301,7 @@ class TrainingJob:
         from estimators.job_handle.events import Listener
         from estimators.job_handle.view import is_live, shown
 
+        logs = logs and self._service.keeps_log
         live = self._hyperparameters if logs and is_live() else None
         with self._leaving_told(), ExitStack() as stack:
             told: list[Callable[[JobEvent], object]] = []
@@ -336,12 +331,11 @@ class TrainingJob:
             raise
 
     def _tell_leaving(self, why: str) -> None:
-        ends = getattr(self._boto_session, "ends_with_program", False)
         logger.warning(
             "%s goes on %s%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker stop-training-job "
             "--training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
             self.name,
-            "until its local platform ends" if ends else "without you",
+            "until its local platform ends" if self._service.ends_with_program else "without you",
             why,
             *(self.name,) * 3,
         )
@@ -378,11 +372,7 @@ class TrainingJob:
     def _follower(self, *, with_lines: bool = True, with_values: bool = False) -> Follower:
         from estimators.job_handle.follower import Follower
 
-        return Follower(self.describe, self._log if with_lines else None, with_values=with_values)
-
-    def _log(self, cancelled: Callable[[], bool] = lambda: False) -> LogReader:
-        """Return a log reader at the beginning of the job's log."""
-        return LogReader(self._boto_session.client("logs"), self.name, cancelled)
+        return Follower(self.describe, self._service.log if with_lines else None, with_values=with_values)
 
     def _hyperparameters(self) -> Mapping[str, str]:
         return self.describe().get("HyperParameters", {})
@@ -397,11 +387,7 @@ class TrainingJob:
             TrainingJobFailed: The job failed.
             TrainingJobStopped: The job was stopped.
         """
-        require_completed(self.name, description, self._advice)
-
-    def _advice(self, status: str) -> str:  # noqa: ARG002 - subclasses use it
-        """Return advice about a job that did not complete."""
-        return f"\nIts log: TrainingJob.attach({self.name!r}).logs(), or CloudWatch {LOG_GROUP}, {self.name}/algo-…"
+        require_completed(self.name, description, self._service.advice)
 
     def _repr_html_(self) -> str:
         """Return the job's state for a notebook, or its name and why AWS does not tell the state."""

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from botocore.exceptions import ClientError, ParamValidationError
-
-from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.service_model import service_model
 from smddp.job.hyperparameters.sources import POINTER
@@ -86,14 +83,6 @@ def resumed_request(description: Mapping[str, Any], changes: Changes, name: str)
     if changes.environment:
         request["Environment"] = {**request.get("Environment", {}), **changes.environment}
     return request
-
-
-def send(sagemaker: Any, request: Mapping[str, Any]) -> None:
-    """Create the job, or raise EstimatorError if the request is refused."""
-    try:
-        api_retries.create_training_job(sagemaker, request)
-    except (ClientError, ParamValidationError) as error:
-        raise EstimatorError(f"{request['TrainingJobName']} was not started: {error}") from error
 
 
 def _hyperparameters(request: Mapping[str, Any], changes: Changes) -> dict[str, str]:

@@ -17,16 +17,16 @@ from estimators.local.engine.errors import ApiError
 from estimators.local.engine.hosted.request import ML_ROOT, LocalFiles
 from estimators.local.engine.training.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
 from estimators.local.engine.transfers.objects import FileUri
-from estimators.local_mode.job import LocalModeJob
 from estimators.local_mode.run import run
 from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import JobRequest, with_code
 from estimators.source_code import SourceCode
+from estimators.training_job import TrainingJob
 
 logger = logging.getLogger(__name__)
 
 
-def fit(job: CompletedJob, built: JobRequest, *, inputs: Any, logs: bool) -> LocalModeJob:
+def fit(job: CompletedJob, built: JobRequest, *, inputs: Any, logs: bool) -> TrainingJob:
     """Run a job, whose request a plan has checked, to its end, and return its handle.
 
     The job uses the S3 of the request's session. Raise EstimatorError if no Docker engine answers, the image can't be

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from estimators.docker.docker_program import DockerError, require_engine, require_image
 from estimators.errors import EstimatorError
+from estimators.job_handle.service import EndedLocalJob
 from estimators.job_handle.view import LogView
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.engine.errors import ApiError
@@ -23,7 +24,7 @@ from estimators.local.engine.training.record import TrainingRecord
 from estimators.local.engine.training.request import TrainingRequest
 from estimators.local.engine.training.runner import TrainingRunner
 from estimators.local.executors.docker import Docker, DockerExecutor
-from estimators.local_mode.job import LocalModeJob
+from estimators.training_job import TrainingJob
 from smddp.process.terminal_text import shown_text
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _STOPPING = "stopping: each host has %d s to save a checkpoint. Ctrl-C once more
 
 def run(
     request: TrainingRequest, *, session: Session, gpus: bool, logs: bool, directory: Path, lifeline: Lifeline
-) -> LocalModeJob:
+) -> TrainingJob:
     """Run a job to its end, and return its handle.
 
     ``lifeline`` belongs to ``directory``, the job's own. Raise EstimatorError if no Docker engine answers or the image
@@ -74,7 +75,7 @@ def run(
         request.files.checkpoints.mkdir(parents=True, exist_ok=True)
     record = TrainingRecord(request, f"arn:aws:sagemaker:{platform.region}:{'0' * 12}:training-job/{request.name}")
     run_to_its_end(record, TrainingRunner(record, image, platform))
-    return LocalModeJob(record.name, record.describe())
+    return TrainingJob(record.name, EndedLocalJob(record.name, record.describe(), s3))
 
 
 def run_to_its_end(record: TrainingRecord, runner: TrainingRunner) -> None:
@@ -96,10 +97,10 @@ def run_to_its_end(record: TrainingRecord, runner: TrainingRunner) -> None:
             record.close()
             runner.join()
             raise
-        job = LocalModeJob(record.name, record.describe())
+        job = EndedLocalJob(record.name, record.describe())
         if reason := job.describe().get("FailureReason"):
-            logger.error("%s failed: %s", job.name, shown_text(reason))
-        logger.warning("%s was interrupted%s", job.name, job.how_to_resume)
+            logger.error("%s failed: %s", record.name, shown_text(reason))
+        logger.warning("%s was interrupted%s", record.name, job.how_to_resume)
         raise
 
 

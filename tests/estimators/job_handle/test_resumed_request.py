@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -10,7 +11,8 @@ import pytest
 from botocore.stub import Stubber
 
 from estimators.errors import EstimatorError
-from estimators.job_handle.resumed_request import Changes, new_name, resumed_request, send
+from estimators.job_handle.resumed_request import Changes, new_name, resumed_request
+from estimators.job_handle.service import SageMakerService
 
 NOTHING: dict[str, Any] = dict.fromkeys(Changes.__dataclass_fields__)
 
@@ -40,16 +42,22 @@ def described(**others: Any) -> dict[str, Any]:
     }
 
 
+def service_of_aws() -> tuple[Any, SageMakerService]:
+    session = boto3.Session(region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y")
+    client = session.client("sagemaker")
+    return client, SageMakerService("digits", SimpleNamespace(boto_session=session, sagemaker_client=client))
+
+
 def resumed(description: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     return resumed_request(description or described(), Changes(**(NOTHING | changes)), "again")
 
 
 def test_it_has_what_the_description_has_of_a_request_and_aws_would_take_it() -> None:
-    client = boto3.client("sagemaker", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y")
+    client, service = service_of_aws()
     before = described()
     with Stubber(client) as stub:
         stub.add_response("create_training_job", {"TrainingJobArn": before["TrainingJobArn"]})
-        send(client, resumed(before))  # botocore checks its members
+        service.send(resumed(before))  # botocore checks its members
         stub.assert_no_pending_responses()
     request = resumed(before, instance_count=2)
     assert request["TrainingJobName"] == "again"
@@ -112,12 +120,12 @@ def test_a_change_that_does_not_fit_is_refused(description: Any, changes: dict[s
 
 
 def test_a_request_that_is_refused_is_told_with_the_jobs_name() -> None:
-    client = boto3.client("sagemaker", region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="y")
+    client, service = service_of_aws()
     with pytest.raises(EstimatorError, match=r"(?s)again was not started: .*InstanceCount"):
-        send(client, resumed(instance_count="two"))
+        service.send(resumed(instance_count="two"))
     with Stubber(client) as stub, pytest.raises(EstimatorError, match=r"again was not started: .*no such quota"):
         stub.add_client_error("create_training_job", "ResourceLimitExceeded", "no such quota")
-        send(client, resumed())
+        service.send(resumed())
 
 
 @pytest.mark.parametrize(

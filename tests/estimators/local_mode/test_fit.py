@@ -194,8 +194,8 @@ def test_a_host_that_is_done_leaves_the_others_their_time(home: Path, image: str
     assert sorted(path.name for path in (home / "at 12:30, for $5").iterdir()) == ["algo-1", "algo-2"]
     with tarfile.open(job.model_data.removeprefix("file://")) as archive:
         assert sorted(archive.getnames()) == ["algo-1", "algo-2"]
-    with pytest.raises(EstimatorError, match="nothing keeps that of a local job"):
-        job.logs()
+    with pytest.raises(EstimatorError, match="nothing keeps the log of a local job"):
+        list(job.logs())
 
 
 TRAINS_UNTIL_TOLD = """
@@ -244,7 +244,7 @@ def test_ctrl_c_is_a_stop_with_a_checkpoint(home: Path, training: subprocess.Pop
     said = training.stdout.read()
     assert training.wait() == -signal.SIGINT
     assert "120 s to save a checkpoint" in said
-    assert f"the next fit() goes on from what checkpoints there are in file://{home}/checkpoints" in said
+    assert f"the next fit() resumes from the checkpoints in file://{home}/checkpoints, if any" in said
     assert said.count("Traceback") == 1
     assert said.count("| told") == 2
     assert "| told" not in said.partition("was interrupted")[2], "fit() returned before its hosts had ended"

@@ -10,14 +10,19 @@ import pytest
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
-from estimators.local_mode.job import LocalModeJob
+from estimators.job_handle.service import EndedLocalJob
+from estimators.training_job import TrainingJob
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> LocalModeJob:
+def job(tmp_path: Path) -> TrainingJob:
     (tmp_path / "step-000000000010").mkdir()
-    description = {"TrainingJobStatus": "Completed", "CheckpointConfig": {"S3Uri": f"file://{tmp_path}"}}
-    return LocalModeJob("mine", description)
+    description = {
+        "TrainingJobStatus": "Completed",
+        "CheckpointConfig": {"S3Uri": f"file://{tmp_path}"},
+        "OutputDataConfig": {"S3OutputPath": f"file://{tmp_path}"},
+    }
+    return TrainingJob("mine", EndedLocalJob("mine", description))
 
 
 @pytest.mark.parametrize(
@@ -26,17 +31,23 @@ def job(tmp_path: Path) -> LocalModeJob:
         (lambda job: job.metrics(), "mine has no log"),
         (lambda job: job.plot(), "mine has no log"),
         (lambda job: list(job.events()), "mine has no log"),
-        (lambda job: job.lines(), "mine has no log"),
-        (lambda job: job.download("."), "what it has left lies in its output_path"),
-        (lambda job: job.resume(), r"not started again by its name; the next fit\(\) goes on"),
+        (lambda job: list(job.lines()), "mine has no log"),
+        (lambda job: job.download("."), "is not in S3: there is nothing to download. Take it from there"),
+        (lambda job: job.resume(), r"can't be sent again; the next fit\(\) resumes"),
     ],
 )
-def test_what_nothing_keeps_is_refused(job: LocalModeJob, call: Callable[[LocalModeJob], Any], said: str) -> None:
+def test_what_nothing_keeps_is_refused(job: TrainingJob, call: Callable[[TrainingJob], Any], said: str) -> None:
     with pytest.raises(EstimatorError, match=said):
         call(job)
 
 
-def test_its_checkpoints_are_those_of_its_directory(job: LocalModeJob) -> None:
+def test_its_wait_is_over(job: TrainingJob) -> None:
+    job.wait()
+    job.stop()
+    assert job.status == "Completed"
+
+
+def test_its_checkpoints_are_those_of_its_directory(job: TrainingJob) -> None:
     assert [(info.step, info.status) for info in job.checkpoints()] == [(10, "incomplete")]
 
 

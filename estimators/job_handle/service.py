@@ -1,0 +1,125 @@
+"""The place where a job is, as its handle asks it: SageMaker's API, or this machine after the end of a local job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from estimators import api_retries
+from estimators.errors import EstimatorError
+from estimators.job_handle.events import ENDED
+from estimators.log_reader import LOG_GROUP, LogReader
+
+if TYPE_CHECKING:
+    import boto3
+    from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
+
+    from estimators.sdk.library import Session
+
+
+class SageMakerService:
+    """The API of AWS, or of a local platform. Sends no request before it is asked."""
+
+    keeps_log = True
+    """Whether the log can be read after it was shown."""
+
+    def __init__(self, name: str, session: Session | boto3.Session) -> None:
+        """Point at a job by the SDK's session, or boto3's."""
+        self._name = name
+        self._session = session
+        self._boto_session: Any = getattr(session, "boto_session", session)
+        self._api: Any = getattr(session, "sagemaker_client", None) or self._boto_session.client("sagemaker")
+
+    @property
+    def ends_with_program(self) -> bool:
+        """Whether the API is that of a local platform, whose jobs end with this program."""
+        return bool(getattr(self._boto_session, "ends_with_program", False))
+
+    def describe(self) -> DescribeTrainingJobResponseTypeDef:
+        """Return the API's full description of the job."""
+        description: DescribeTrainingJobResponseTypeDef = self._api.describe_training_job(TrainingJobName=self._name)
+        return description
+
+    def log(self, cancelled: Callable[[], bool] = lambda: False) -> LogReader:
+        """Return a reader at the beginning of the job's log in CloudWatch."""
+        return LogReader(self._boto_session.client("logs"), self._name, cancelled)
+
+    def s3(self) -> Any:
+        """Return an S3 client of the session."""
+        return self._boto_session.client("s3")
+
+    def check_resumable(self) -> None:
+        """Do nothing: the API takes a job's description as another job's request."""
+
+    def send(self, request: Mapping[str, Any]) -> SageMakerService:
+        """Create another job, and return its service; raise EstimatorError if the request is refused."""
+        from botocore.exceptions import ClientError, ParamValidationError
+
+        name = request["TrainingJobName"]
+        try:
+            api_retries.create_training_job(self._api, request)
+        except (ClientError, ParamValidationError) as error:
+            raise EstimatorError(f"{name} was not started: {error}") from error
+        return SageMakerService(name, self._session)
+
+    def stop(self) -> None:
+        """Ask the platform to stop the job. Do nothing if the job has ended."""
+        if self.describe()["TrainingJobStatus"] not in ENDED:
+            self._api.stop_training_job(TrainingJobName=self._name)
+
+    def advice(self, status: str) -> str:  # noqa: ARG002 - as for a local job
+        """Return where to find the log of a job that did not complete."""
+        return f"\nIts log: TrainingJob.attach({self._name!r}).logs(), or CloudWatch {LOG_GROUP}, {self._name}/algo-…"
+
+
+class EndedLocalJob:
+    """The last description of a job of ``instance_type="local"``, which has ended."""
+
+    ends_with_program = True
+    keeps_log = False
+
+    def __init__(self, name: str, description: Mapping[str, Any], s3: Any = None) -> None:
+        """Keep a description. `s3` is the client for the job's files; by default boto3's configuration decides."""
+        self._name = name
+        status = description["TrainingJobStatus"]
+        self._description: Any = {"TrainingJobName": name, "SecondaryStatus": status, **description}
+        self._s3 = s3
+
+    def describe(self) -> DescribeTrainingJobResponseTypeDef:
+        """Return the description, as DescribeTrainingJob gives it."""
+        description: DescribeTrainingJobResponseTypeDef = self._description
+        return description
+
+    def log(self, cancelled: Callable[[], bool] = lambda: False) -> NoReturn:  # noqa: ARG002 - as for SageMaker
+        """Raise EstimatorError: nothing keeps the log."""
+        raise EstimatorError(
+            f"{self._name} has no log: nothing keeps the log of a local job, and fit() has shown it. "
+            "estimators.local.LocalSageMaker keeps it."
+        )
+
+    def s3(self) -> Any:
+        """Return the client for the job's files."""
+        return self._s3
+
+    def check_resumable(self) -> NoReturn:
+        """Raise EstimatorError: no API knows the job."""
+        raise EstimatorError(f"{self._name} is a local job, which can't be sent again{self.how_to_resume}.")
+
+    def send(self, request: Mapping[str, Any]) -> NoReturn:  # noqa: ARG002 - as for SageMaker
+        """Raise EstimatorError, as `check_resumable` does."""
+        self.check_resumable()
+
+    def stop(self) -> None:
+        """Do nothing: the job has ended."""
+
+    def advice(self, status: str) -> str:
+        """Return what the next ``fit()`` does, for a job that was stopped."""
+        return self.how_to_resume if status == "Stopped" else ""
+
+    @property
+    def how_to_resume(self) -> str:
+        """The effect of the next ``fit()``, as the end of a sentence."""
+        if place := self._description.get("CheckpointConfig", {}).get("S3Uri"):
+            return f"; the next fit() resumes from the checkpoints in {place}, if any"
+        kept = "checkpoint_s3_uri='file:///directory' keeps them"
+        return f"; it keeps no checkpoints, so the next fit() starts anew ({kept})"
