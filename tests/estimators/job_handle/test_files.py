@@ -16,6 +16,8 @@ from moto import mock_aws
 
 from estimators.errors import EstimatorError
 from estimators.job_handle import files
+from estimators.job_handle.service import EndedLocalJob
+from estimators.training_job import TrainingJob
 
 BASE = "digits/output"
 
@@ -54,6 +56,12 @@ def test_archives_are_unpacked(s3: Any, tmp_path: Path) -> None:
         "model/model.pt",
         "model/sub/config.json",
     ]
+
+
+def test_a_local_job_with_its_output_in_s3_is_downloaded_through_its_session(s3: Any, tmp_path: Path) -> None:
+    s3.put_object(Bucket="jobs", Key=f"{BASE}/model.tar.gz", Body=archive("model.pt"))
+    job = TrainingJob("digits", EndedLocalJob("digits", described(), s3))
+    assert job.download(tmp_path).model == tmp_path / "model"
 
 
 def test_output_that_a_failed_job_left_comes_without_a_model(s3: Any, tmp_path: Path) -> None:
