@@ -21,9 +21,9 @@ def render() -> str:
 
 def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
     """Every command by its name; click's own classes, which newer typers bring along under another name."""
-    children = getattr(command, "commands", {})
+    children = command.list_commands(None) if hasattr(command, "list_commands") else []
     for child in sorted(children):
-        yield from _commands(f"{name} {child}", children[child])
+        yield from _commands(f"{name} {child}", command.get_command(None, child))
     if not children:
         yield name, command
 

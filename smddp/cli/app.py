@@ -1,7 +1,8 @@
 """The command line, ``smddp ...``: each command is a few lines over a library function.
 
 Packages that smddp must not import (the local platform, the demo) add their commands through the entry point group
-``smddp.commands``. No module that is slow to import is imported here, so that ``smddp --help`` is fast.
+``smddp.commands``; such a command is loaded when it is asked for. No module that is slow to import is imported here, so
+that ``smddp --help`` and the first line of ``smddp run`` are fast.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import importlib.util
 import logging
 import os
 import re
-import tempfile
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,8 +37,15 @@ def _show_version(asked: bool) -> None:
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands, in the order of the help: the first ones, then the others by name."""
+        self._add_those_of_other_packages()
         names = sorted(super().list_commands(ctx))
         return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None if there is none of this name."""
+        if cmd_name not in self.commands:
+            self._add_those_of_other_packages()
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; after Ctrl-C exit with 130. A command that can say what is left says it, and exits itself."""
@@ -48,6 +54,19 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt as interrupt:
             typer.echo(f"smddp {ctx.invoked_subcommand}: interrupted", err=True)
             raise typer.Exit(130) from interrupt
+
+    def _add_those_of_other_packages(self) -> None:
+        from importlib.metadata import entry_points
+
+        added = typer.Typer()
+        for entry in entry_points(group="smddp.commands"):
+            if entry.name not in self.commands:
+                command = entry.load()
+                if isinstance(command, typer.Typer):
+                    added.add_typer(command, name=entry.name)
+                else:
+                    added.command(entry.name)(command)
+        self.commands.update(typer.main.get_group(added).commands)
 
 
 app = typer.Typer(
@@ -119,6 +138,8 @@ def collectives(
 
 
 def _start_ranks(options: Options, processes_per_node: int | None) -> int:
+    import tempfile
+
     from smddp.cluster.gpus import count_gpus, count_visible
     from smddp.collectives import program
     from smddp.launch.local import run_local
@@ -245,11 +266,3 @@ def run(
             checkpoint_s3_uri=checkpoint_s3_uri,
         )
     )
-
-
-for _command in sorted(entry_points(group="smddp.commands"), key=lambda command: command.name):
-    _loaded = _command.load()
-    if isinstance(_loaded, typer.Typer):
-        app.add_typer(_loaded, name=_command.name)
-    else:
-        app.command(_command.name)(_loaded)

@@ -69,6 +69,7 @@ class Agent(SimpleElasticAgent):
         self._failure_file = FailureFile()
         self._failure: JobFailure | None = None
         self._is_reason = True
+        self._is_told = False  # whether the failure is in the log, whole
         self._awaits_cause = False
         self._lost_contact_at: float | None = None
         self.has_succeeded = False
@@ -138,6 +139,8 @@ class Agent(SimpleElasticAgent):
         if self._remaining_restarts == 0:
             if self._failure is not None and self._is_reason:
                 self._failure_file.record(self._failure.report)
+                if not self._is_told:  # after the last lines of the ranks, which lost contact
+                    logger.error("What failed first: %s", self._failure.report)
             self._node_rendezvous.lines.part()
         # torchrun's agent waits in the exit barrier after a success. After a stop other nodes may never come there.
         self.has_succeeded = not failures and not told_to_stop and self._failure is None
@@ -160,8 +163,10 @@ class Agent(SimpleElasticAgent):
                     host=host_name(),
                     tail=failed.tail,
                 )
-                report = self._node_rendezvous.tell_ranks(self._failure_file.read() or how)
+                of_rank = self._failure_file.read()
+                report = self._node_rendezvous.tell_ranks(of_rank or how)
                 self._failure = lines.settle(JobFailure(code=failed.code, report=report))
+                self._is_told = self._failure.report == of_rank  # by the rank
                 # If this process does not read the ranks' output, its reader knows more about a rank that ended by
                 # itself.
                 read = failed.tail is not None or killed_by(failed.code) is not None
@@ -170,6 +175,7 @@ class Agent(SimpleElasticAgent):
             self._failure = lines.failure
             self._remaining_restarts = 0  # the other node has none left, or can't join another round
             logger.error("What failed first: %s", self._failure.report)  # it names the host, even this one
+            self._is_told = True
             self._node_rendezvous.tell_ranks(self._failure.report)
             self._processes.end(FAILURE_GRACE)
 
@@ -223,7 +229,7 @@ class Agent(SimpleElasticAgent):
             worker_group.spec.max_restarts,
         )
         if (report := self._failure_file.read()) is not None:
-            logger.warning("The report of the round that ended: %s", report)
+            logger.warning("The report of the round that ended: %s", report.partition("\n")[0])
             self._failure_file.forget()  # every node ends its ranks before it joins the next round
         self._lost_contact_at = None
         self._processes.end_leftovers()  # they use GPU memory, and may write to the checkpoint directory

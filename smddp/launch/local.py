@@ -19,10 +19,9 @@ from smddp.cluster import OF_RUN_DIRECTORY, Cluster, openpai, slurm
 from smddp.cluster.gpus import count_gpus, count_visible
 from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_timeout
 from smddp.errors import DistributedError
-from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, failure_report, with_run_variables
-from smddp.launch.torchrun import check_port, free_port
+from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
+from smddp.launch.ports import check_port, free_port
 from smddp.process.children import ChildProcesses, exit_code
-from smddp.process.exit_codes import RESUMABLE
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart
 
@@ -70,7 +69,6 @@ def run_local(
     if timeout is not None:
         environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
     of_node = _with_run_variables(environ, found.here, found.count)
-    earlier = failure_report.find(Path(environ["SMDDP_RUN_DIR"]) / "output")
     agents = ChildProcesses()
 
     asked = set[int]()
@@ -100,10 +98,7 @@ def run_local(
     finally:
         agents.kill()
         restore_handlers()
-    code = exit_code(agents.exits)
-    if code not in (0, RESUMABLE):
-        _show_first_failure(Path(environ["SMDDP_RUN_DIR"]) / "output", earlier)
-    return code
+    return exit_code(agents.exits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,12 +192,6 @@ def _with_run_variables(environ: Mapping[str, str], here: Iterable[int], count: 
     if added:
         logger.debug("Set for scripts written for SageMaker, to the run's directory: %s.", added.replace(",", ", "))
     return of_node
-
-
-def _show_first_failure(output_dir: Path, earlier: tuple[int, int] | None) -> None:
-    """Log the first failure at the very end: the ranks' own last lines come from ranks that lost contact."""
-    if failure_report.find(output_dir) not in (None, earlier):
-        logger.error("What failed first:\n%s", failure_report.read(output_dir / "failure"))
 
 
 def _environ(

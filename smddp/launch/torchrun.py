@@ -13,7 +13,6 @@ import logging
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from typing import NoReturn
 
 from smddp.errors import DistributedError
 from smddp.launch.failure_file import host_name, tell_failure
+from smddp.launch.ports import check_port, free_port
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
@@ -168,19 +168,6 @@ def _run_agent(
     elif lines.failure is not None:
         lines.await_others(_LAST_SECONDS)
     return agent.exit_code
-
-
-def free_port() -> int:
-    """Return a TCP port of this machine without a listener at this moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def check_port(port: int) -> None:
-    """Raise DistributedError unless the number is a TCP port, or 0 for any free one."""
-    if not 0 <= port < 2**16:
-        raise DistributedError(f"The master port {port} is no TCP port: give one from 1 to 65535.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -55,3 +55,18 @@ main()
     code, said = interrupted("-c", finder, "checkpoints", "ls", str(tmp_path), cwd=tmp_path)
     who = "smddp" if module == "smddp.cli.app" else "smddp checkpoints"
     assert (code, said.splitlines()) == (130, ["asleep", f"{who}: interrupted"])
+
+
+def test_run_imports_no_other_package(tmp_path: Path) -> None:
+    """Its first line would wait for the import of the packages whose commands are not asked for."""
+    program = """
+import sys
+from smddp.cli import main
+try:
+    main()
+except SystemExit as end:
+    print(end.code, *({"estimators", "torch", "boto3"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", program, "run", "absent.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.stdout, "absent.py" in ended.stderr) == ("2\n", True)
