@@ -135,7 +135,7 @@ class Resources:
         """Yield each resource as a label and a readable value."""
         waiting = "" if self.max_wait is None else f", {in_words(self.max_wait)} with waiting for spot instances"
         kept = f"; then kept for {in_words(self.keep_alive)}" if self.keep_alive else ""
-        yield "image", str(self.runtime)
+        yield from self.runtime.lines()
         yield "runs", f"at most {in_words(self.max_run)}{waiting}{kept}"
         if self.code:
             yield "code", self.code

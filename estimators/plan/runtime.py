@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
@@ -44,16 +45,18 @@ class Runtime:
 
     # Not a problem of the plan: the machine that sends a job seldom has the versions of the job's image, and a warning
     # at each fit() would hide the warnings that matter.
-    def __str__(self) -> str:
-        """Return the image with its versions, and this machine's where they differ."""
-        name = self.image or "that of the algorithm"
-        if self.is_here:
-            return f"{name}, not used here: the job runs with {_named(self.torch, self.python)} of this machine"
-        if self.torch is None:
-            return f"{name}, whose PyTorch and Python are not known"
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the image, and its versions with this machine's where they differ, as labels and readable values."""
+        yield "image", self.image or "that of the algorithm"
         here = versions_here()
-        told = f"{name}: {_named(self.torch, self.python)} by its tag"
-        return told if here == (self.torch, self.python) else f"{told}; they differ here: {_named(*here)}"
+        if self.is_here:
+            yield "versions", f"{named(self.torch, self.python)} of this machine, which runs the job without the image"
+        elif self.torch is None:
+            yield "versions", "not known of this image"
+        elif here == (self.torch, self.python):
+            yield "versions", f"{named(self.torch, self.python)} by the image's tag"
+        else:
+            yield "versions", f"{named(self.torch, self.python)} by the image's tag; here {named(*here)}"
 
 
 def versions_here() -> tuple[str | None, str]:
@@ -65,5 +68,6 @@ def versions_here() -> tuple[str | None, str]:
     return torch, f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def _named(torch: str | None, python: str | None) -> str:
+def named(torch: str | None, python: str | None) -> str:
+    """Return two versions in words."""
     return f"{f'PyTorch {torch}' if torch else 'no PyTorch'}, Python {python}"

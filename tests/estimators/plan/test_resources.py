@@ -50,9 +50,10 @@ def test_a_plan_says_all_of_a_job(build: Any) -> None:
         security_group_ids=["sg-1"],
         encrypt_inter_container_traffic=True,
     )
+    runtime = "".join(f"  {label}: {value}\n" for label, value in estimator.plan().resources.runtime.lines())
     assert str(estimator.plan({"training": "s3://jobs/data"})) == (
         "2 × ml.g5.xlarge, mpirun, 4 processes on each, 8 in all\n"
-        f"  image: {estimator.plan().resources.runtime}\n"
+        f"{runtime}"
         "  runs: at most 1 h, 2 h with waiting for spot instances\n"
         "  code: s3://jobs/source/*/sourcedir.tar.gz\n"
         "  channel training: s3://jobs/data (File)\n"

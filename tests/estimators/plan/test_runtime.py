@@ -27,20 +27,24 @@ def _this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             f"{AWS}:2.8.0-gpu-py312",
             ON_AWS,
-            ": PyTorch 2.8, Python 3.12 by its tag; they differ here: PyTorch 2.8, Python 3.11",
+            "PyTorch 2.8, Python 3.12 by the image's tag; here PyTorch 2.8, Python 3.11",
         ),
-        (f"{AWS}:2.8.0-cpu-py311-ubuntu22.04-sagemaker", ON_AWS, ": PyTorch 2.8, Python 3.11 by its tag"),
+        (f"{AWS}:2.8.0-cpu-py311-ubuntu22.04-sagemaker", ON_AWS, "PyTorch 2.8, Python 3.11 by the image's tag"),
         (
             f"{AWS}-neuronx:1.13.1-neuronx-py310-sdk2.18.0-ubuntu20.04",
             ON_AWS,
-            ": PyTorch 1.13, Python 3.10 by its tag; they differ here: PyTorch 2.8, Python 3.11",
+            "PyTorch 1.13, Python 3.10 by the image's tag; here PyTorch 2.8, Python 3.11",
         ),
-        ("mine/pytorch-training:2.8.0-py312", ON_AWS, ", whose PyTorch and Python are not known"),
-        (f"{AWS}:2.6.0-gpu-py312", HERE, ", not used here: the job runs with PyTorch 2.8, Python 3.11 of this machine"),
+        ("mine/pytorch-training:2.8.0-py312", ON_AWS, "not known of this image"),
+        (
+            f"{AWS}:2.6.0-gpu-py312",
+            HERE,
+            "PyTorch 2.8, Python 3.11 of this machine, which runs the job without the image",
+        ),
     ],
 )
 def test_says_what_is_known_of_the_versions_and_where_they_differ(image: str, session: Any, told: str) -> None:
-    assert str(Runtime.of(image, session)) == image + told
+    assert list(Runtime.of(image, session).lines()) == [("image", image), ("versions", told)]
 
 
 def test_a_python_path_of_the_job_may_lead_to_any_module(build: Any, script: str) -> None:
