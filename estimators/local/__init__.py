@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from estimators.local.executors.docker import Docker as Docker
+    from estimators.local.executors.processes import Processes as Processes
     from estimators.local.executors.slurm import Slurm as Slurm
     from estimators.local.platform import LocalSageMaker as LocalSageMaker
 
-__all__ = ["Docker", "LocalSageMaker", "Slurm"]
+__all__ = ["Docker", "LocalSageMaker", "Processes", "Slurm"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,6 +22,10 @@ def __getattr__(name: str) -> Any:
         from estimators.local.executors.docker import Docker
 
         return Docker
+    if name == "Processes":
+        from estimators.local.executors.processes import Processes
+
+        return Processes
     if name == "Slurm":
         from estimators.local.executors.slurm import Slurm
 

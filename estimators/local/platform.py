@@ -17,6 +17,7 @@ from estimators.local.api.signature import KeyPair
 from estimators.local.chaos import Fault
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
+from estimators.local.executors.processes import Processes
 from estimators.local.executors.slurm import Slurm
 from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import is_locked, require_unshared
@@ -54,7 +55,7 @@ class LocalSageMaker:
         storage: Literal["memory", "disk"] = "memory",
         port: int = 0,
         grace_seconds: float = 120.0,
-        executor: Docker | Slurm | None = None,
+        executor: Docker | Processes | Slurm | None = None,
     ) -> None:
         """Prepare a platform; `start`, or a ``with`` block, starts it.
 
@@ -64,18 +65,19 @@ class LocalSageMaker:
             storage: Where S3 objects are kept: in memory, or on disk in `directory`, served by SeaweedFS.
             port: The port on 127.0.0.1; 0 takes any free one.
             grace_seconds: Time from SIGTERM to SIGKILL when a job is stopped or interrupted.
-            executor: Runs each host of a job as a container of the job's image, or on a node of a Slurm cluster;
-                None runs it as processes of this machine.
+            executor: Runs each host of a job as a container of the job's image, on a node of a Slurm cluster, or as
+                processes of this machine; None means `Processes`, with the Python that calls.
 
         Raises:
             ValueError: The storage, the region, the directory or the executor is not valid.
         """
         if storage not in ("memory", "disk"):
             raise ValueError(f"storage={storage!r}: give 'memory' or 'disk'")
-        if not isinstance(executor, Docker | Slurm | None):
+        executor = Processes() if executor is None else executor
+        if not isinstance(executor, Docker | Processes | Slurm):
             raise ValueError(
-                f"executor={executor!r}: give a Docker or a Slurm of estimators.local, or None for processes of this "
-                "machine"
+                f"executor={executor!r}: give a Docker, a Processes or a Slurm of estimators.local, or None for "
+                "processes of this machine"
             )
         if not _is_region(region):
             raise ValueError(f"region={region!r}: give the name of an AWS region, such as 'us-east-1'")
@@ -183,7 +185,7 @@ class LocalSageMaker:
         """A boto3 session that can reach only this platform, whatever the environment or ~/.aws say."""
         if self._boto_session is None:
             self._boto_session = self._access.boto_session()
-            self._boto_session.runs_in_this_python = self._executor is None
+            self._boto_session.runs_in_this_python = isinstance(self._executor, Processes) and self._executor.runs_here
         return self._boto_session
 
     @property

@@ -33,6 +33,7 @@ from estimators.local.engine.records import NOTHING_KEPT, RecordStore, RecordSto
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, HostStartError, ProcessExecutor
 from estimators.local.executors.docker import Docker, DockerExecutor, bridge_address
+from estimators.local.executors.processes import Processes
 from estimators.local.executors.slurm import SlurmExecutor, own_address
 from estimators.local.private_directory import make_private
 from estimators.local.server_process import ServerSettings
@@ -97,8 +98,8 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     listener, access = _open("127.0.0.1", settings.port, settings, storage, chaos, stack)
     listeners = [listener]
     executor: Executor
-    if settings.executor is None:
-        executor = ProcessExecutor(lifeline=lifeline, open_files=open_files)
+    if isinstance(settings.executor, Processes):
+        executor = ProcessExecutor(lifeline=lifeline, open_files=open_files, python=str(settings.executor.python))
         environment = access.client_environment(client_directory, bypasses=bypassed_hosts(os.environ))
     elif isinstance(settings.executor, Docker):
         executor = DockerExecutor(settings.executor, lifeline=lifeline)
@@ -106,7 +107,7 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     else:
         executor = SlurmExecutor(settings.executor)
         address = settings.executor.address or own_address()
-    if settings.executor is not None:
+    if not isinstance(settings.executor, Processes):
         listener, inside = _open(address, 0, settings, storage, chaos, stack)
         listeners.append(listener)
         environment = inside.container_environment()

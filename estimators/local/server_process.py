@@ -22,6 +22,7 @@ from estimators.local.api.signature import KeyPair
 from estimators.local.directory_reaper_process import DirectoryReaperProcess
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.docker import Docker
+from estimators.local.executors.processes import Processes
 from estimators.local.executors.slurm import Slurm
 
 logger = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ class ServerSettings:
     s3_port: int
     """Port of S3 for objects on disk; 0 takes any free one."""
     grace_seconds: float
-    executor: Docker | Slurm | None
-    """Runs jobs in containers or on Slurm; None runs them as processes of this machine."""
+    executor: Docker | Processes | Slurm
+    """Runs jobs in containers, as processes of this machine, or on Slurm."""
     keys: KeyPair
 
     def to_json(self) -> str:
@@ -58,9 +59,8 @@ class ServerSettings:
     def from_json(cls, line: str) -> ServerSettings:
         """Return the settings that `to_json` wrote."""
         fields = json.loads(line)
-        kind = {"Docker": Docker, "Slurm": Slurm}.get(fields.pop("kind"))
-        executor = None if kind is None else kind(**fields["executor"])
-        return cls(**{**fields, "executor": executor, "keys": KeyPair(**fields["keys"])})
+        kind = {each.__name__: each for each in (Docker, Processes, Slurm)}[fields.pop("kind")]
+        return cls(**{**fields, "executor": kind(**fields["executor"]), "keys": KeyPair(**fields["keys"])})
 
 
 class ServerProcess:

@@ -8,14 +8,13 @@ rest by pip.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from smddp.container.job_environment import make_environment
 from smddp.container.job_process import StoppedBeforeStart, raise_on_stop, run
 from smddp.errors import SourceError
 from smddp.process.heartbeat import Heartbeat
@@ -119,25 +118,3 @@ def _names_a_package(line: str) -> bool:
 def _lines(requirements: Path) -> list[str]:
     """Return the file's lines in pip's encoding; invalid text contains no plain requirement."""
     return requirements.read_text(encoding="utf-8", errors="replace").splitlines()
-
-
-def make_environment(directory: Path) -> Path:
-    """Replace a directory by a virtual environment that sees this interpreter's packages; return its interpreter.
-
-    The environment has no pip.
-    """
-    import venv  # only jobs with new requirements need it
-
-    venv.EnvBuilder(symlinks=True, clear=True).create(directory)
-    python = directory / "bin" / "python"
-    own = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(directory)}))
-    shared = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    # addsitedir, unlike a plain path, follows the .pth files there: editable installs.
-    own.joinpath("shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
-    return python
-
-
-def activated(environ: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return an environment whose PATH has this interpreter, and the scripts beside it, first."""
-    programs = str(Path(python).parent)
-    return {**environ, "PATH": os.pathsep.join([programs, *filter(None, [environ.get("PATH")])])}

@@ -109,8 +109,8 @@ class Executor(Protocol):
         """Why a named pipe of this machine does not reach hosts; None if it does."""
 
     @property
-    def runs_images(self) -> bool:
-        """Whether a job's image is run; if not, its program runs in this Python's environment."""
+    def python(self) -> str | None:
+        """The Python in whose environment a job's program runs in place of its image; None if images are run."""
 
     @property
     def no_opt_ml(self) -> str | None:

@@ -27,8 +27,6 @@ from estimators.local.executors.supervised_process import SupervisedProcess, Sup
 
 logger = logging.getLogger(__name__)
 
-TRAIN = (sys.executable, "-m", "smddp.container")
-"""The command that a training image would run as ``train``."""
 _ML_ROOT = PurePosixPath("/opt/ml")
 _TEMPORARY = "tmp"
 """Directory of temporary files for a program with its tree at /opt/ml: like a container's, they go away with it."""
@@ -41,8 +39,6 @@ INHERITED = (
     "TZ",
     "TMPDIR",
     "LD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "VIRTUAL_ENV",
     "OMP_NUM_THREADS",
     "CUDA_*",
     "NVIDIA_*",
@@ -56,6 +52,8 @@ INHERITED = (
     "no_proxy",
 )
 """Variables for programs, libraries and devices, and for ``requirements.txt`` to reach a package index."""
+OF_THIS_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
+"""Variables that lead to the packages of this Python: another one must not find them."""
 
 # Guards `_given`, so that jobs that start at once get different ports. Held for 1000 probes at most, and no other lock
 # is taken under it.
@@ -69,12 +67,18 @@ class ProcessExecutor:
 
     ``isolated`` None tries namespaces once, and warns if they are barred; HostStartError if that fails for another
     reason. ``lifeline`` belongs to the directory that the hosts write in, and stays open until each has ended.
-    ``open_files`` is the programs' soft limit; None: this process's.
+    ``open_files`` is the programs' soft limit; None: this process's. ``python`` runs the hosts.
     """
 
     def __init__(
-        self, *, isolated: bool | None = None, lifeline: Lifeline | None = None, open_files: int | None = None
+        self,
+        *,
+        isolated: bool | None = None,
+        lifeline: Lifeline | None = None,
+        open_files: int | None = None,
+        python: str = sys.executable,
     ) -> None:
+        self._python = python
         self._lifeline = lifeline
         self._open_files = open_files
         self._isolated = _namespaces_allowed() if isolated is None else isolated
@@ -92,9 +96,9 @@ class ProcessExecutor:
         """None: named pipes reach the hosts."""
 
     @property
-    def runs_images(self) -> bool:
-        """False: the program runs in this Python's environment."""
-        return False
+    def python(self) -> str:
+        """The Python in whose environment the program runs."""
+        return self._python
 
     @property
     def no_opt_ml(self) -> str | None:
@@ -102,19 +106,25 @@ class ProcessExecutor:
         return None if self._isolated else "user namespaces are barred on this machine"
 
     def find_image(self, wanted: str) -> str:
-        """Return any image unchanged: the program runs in this Python's environment."""
+        """Return any image unchanged: the program runs in the environment of `python`."""
         return wanted
 
     def cluster(self, spec: ClusterSpec) -> ProcessCluster:
         """Prepare a cluster."""
-        return ProcessCluster(spec, isolated=self._isolated, lifeline=self._lifeline, open_files=self._open_files)
+        return ProcessCluster(
+            spec,
+            isolated=self._isolated,
+            lifeline=self._lifeline,
+            open_files=self._open_files,
+            python=self._python,
+        )
 
 
 class ProcessCluster:
     """A `HostCluster` of plain processes.
 
     ``lifeline`` belongs to the directory that they write in. ``open_files`` is the programs' soft limit; None: this
-    process's.
+    process's. ``python`` runs the hosts.
     """
 
     interface = "lo"
@@ -126,14 +136,16 @@ class ProcessCluster:
         isolated: bool,
         lifeline: Lifeline | None = None,
         open_files: int | None = None,
+        python: str = sys.executable,
     ) -> None:
+        self._python = python
         self._open_files = open_files
         self._keep = () if lifeline is None else (lifeline.fileno(),)
         self._roots = {host: root.absolute() for host, root in spec.roots.items()}
         self._isolated = isolated
         self._addresses = give_addresses(spec.roots)
         self._environment = {
-            **inherited_environment(hosts=len(spec.roots)),
+            **inherited_environment(python, hosts=len(spec.roots)),
             # Never a path of this machine, which may be longer than the 108 bytes of a socket's path.
             **({"TMPDIR": str(_ML_ROOT / _TEMPORARY)} if isolated else {}),
             "SMDDP_MASTER_PORT": str(free_port_on_all_addresses()),
@@ -164,7 +176,7 @@ class ProcessCluster:
                 name=host.name,
                 hosts={self.known_as(name): address for name, address in self._addresses.items()},
                 ml_root=str(root),
-                argv=(*(host.entrypoint or TRAIN), *host.arguments),
+                argv=(*(host.entrypoint or train(self._python)), *host.arguments),
                 environment={**self._environment, **host.environment, **base},
                 directory=f"{self.ml_root(host.name)}/{host.directory}",
                 open_files=self._open_files,
@@ -216,24 +228,30 @@ def why_no_namespaces(*, private_network: bool = False) -> str | None:
     return None
 
 
-def inherited_environment(*, hosts: int) -> dict[str, str]:
+def train(python: str) -> tuple[str, ...]:
+    """Return the command that a training image would run as ``train``."""
+    return (python, "-m", "smddp.container")
+
+
+def inherited_environment(python: str, *, hosts: int) -> dict[str, str]:
     """Return the variables of a host's program that is a process of this machine: only those that any program needs.
 
-    They never include AWS credentials, or the paths of their files: a job must not reach the user's account. `python`
-    and `torchrun` belong to the Python that runs the platform.
+    They never include AWS credentials, or the paths of their files: a job must not reach the user's account. The
+    commands `python` and `torchrun` are those of ``python``, which runs the host.
 
     ``hosts`` share this machine's cores. Without a limit, the threads of each host would take all cores and wait for
     each other: a step of a small network takes twenty times as long.
     """
+    patterns = (*INHERITED, *OF_THIS_PYTHON) if python == sys.executable else INHERITED
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in INHERITED)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
     return {
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // hosts)),
         **inherited,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([str(Path(python).parent), inherited.get("PATH", os.defpath)]),
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from estimators import Estimator
-from estimators.local import LocalSageMaker, running_jobs
+from estimators.local import LocalSageMaker, Processes, running_jobs
 from estimators.local.errors import LocalPlatformError
 from tests.estimators.local.processes import is_alive, processes_of, processes_with, running
 from tests.estimators.local.submitted_jobs import await_end, await_that
@@ -37,8 +37,10 @@ def test_refuses_a_storage_that_there_is_not():
 
 
 def test_refuses_an_executor_that_is_none():
-    with pytest.raises(ValueError, match="executor='slurm': give a Docker or a Slurm"):
+    with pytest.raises(ValueError, match="executor='slurm': give a Docker, a Processes or a Slurm"):
         LocalSageMaker(executor="slurm")
+    with pytest.raises(ValueError, match="python='python3': give the absolute path of a Python, such as '/"):
+        Processes(python="python3")
 
 
 @pytest.mark.parametrize("region", ["", "no region!", "a" * 64])
@@ -113,7 +115,7 @@ def await_process(marker: str) -> None:
 
 PARENT = """if True:
     import json, os, sys, time
-    from estimators.local import LocalSageMaker
+    from estimators.local import LocalSageMaker, Processes
     platform = LocalSageMaker(sys.argv[1], storage=(sys.argv[2:] or ["memory"])[0]).start()
     platform.boto_session.client("sagemaker").create_training_job(**json.loads(os.environ["REQUEST"]))
     heavy = [name for name in ("moto", "flask", "werkzeug", "sagemaker", "torch") if name in sys.modules]

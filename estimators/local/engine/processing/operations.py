@@ -58,7 +58,7 @@ class ProcessingOperations:
                 f"A processing job's program needs /opt/ml, which it does not have here, because {executor.no_opt_ml}: "
                 "start the platform with executor=Docker(…)."
             )
-        if not (executor.runs_images or job.request.entrypoint):
+        if executor.python is not None and not job.request.entrypoint:
             raise invalid(
                 "AppSpecification.ContainerEntrypoint is missing, and no image is run here whose program it could be; "
                 "give the program, or start the platform with executor=Docker(…)."

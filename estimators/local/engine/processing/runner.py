@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import stat
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
@@ -22,7 +23,7 @@ from estimators.local.engine.processing.request import RULES, ProcessingRequest
 from estimators.local.engine.transfers.folder_sync import FolderSync
 from estimators.local.engine.transfers.objects import require_writable
 from estimators.local.executors import HostCluster, inherited_environment
-from smddp.container.requirements import activated, make_environment
+from smddp.container.job_environment import activated
 
 _MESSAGE = PurePath("output", "message")
 _LIMIT_BYTES = 1024
@@ -61,9 +62,9 @@ class ProcessingRunner(HostedRunner[ProcessingRequest]):
     _failure = _MESSAGE
 
     def __init__(self, job: ProcessingRecord, image: str, platform: Platform) -> None:
-        self._own_python = not platform.executor.runs_images
-        if self._own_python:
-            found = {**platform.container_environment, **_in_python_environment(ML_ROOT)}
+        self._python = platform.executor.python
+        if self._python is not None:
+            found = {**platform.container_environment, **_in_python_environment(self._python, ML_ROOT)}
             platform = replace(platform, container_environment=found)
         super().__init__(job, image, platform)
         self._record = job
@@ -71,8 +72,8 @@ class ProcessingRunner(HostedRunner[ProcessingRequest]):
 
     def _lay_out(self, hosts: Sequence[Host], host: Host, root: Path, cluster: HostCluster) -> None:
         _lay_out(self._record, hosts, host, root, cluster)
-        if self._own_python:
-            _make_python_environment(root)
+        if self._python is not None:
+            _make_python_environment(self._python, root)
 
     def _require_outputs(self) -> None:
         for output in self._request.outputs:
@@ -98,7 +99,7 @@ class ProcessingRunner(HostedRunner[ProcessingRequest]):
 
     def _remarks(self) -> Iterator[str]:
         yield from super()._remarks()
-        if self._request.network_isolation and self._own_python:
+        if self._request.network_isolation and self._python is not None:
             yield "NetworkConfig.EnableNetworkIsolation is not done here: hosts that are processes share a network"
 
 
@@ -138,24 +139,26 @@ def _input(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**given, "S3Input": {**given["S3Input"], "S3DownloadMode": "StartOfJob"}}
 
 
-# A host's own Python environment without an image: packages that its program installs stay out of this Python.
+# A host's own environment without an image: packages that its program installs stay out of the Python that runs it.
 #
 # The SDK's FrameworkProcessor installs a requirements.txt with the first ``pip`` in PATH. Without an image, that would
-# be
-# the ``pip`` of the user who started the platform.
+# be the ``pip`` of the Python that runs the hosts.
 _DIRECTORY = "venv"
 _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 
 
-def _make_python_environment(root: Path) -> None:
-    """Make a virtual environment in a host's tree that sees all packages of this Python."""
-    programs = make_environment(root / _DIRECTORY).parent
+def _make_python_environment(python: str, root: Path) -> None:
+    """Make a virtual environment in a host's tree that sees all packages of the Python that runs the hosts."""
+    directory, programs = root / _DIRECTORY, root / _DIRECTORY / "bin"
+    command = [python, "-m", "smddp.container.job_environment", str(directory)]
+    subprocess.run(command, check=True, env=inherited_environment(python, hosts=1))
     for name in ("pip", "pip3"):
         program = programs / name
         program.write_text(_PIP)
         program.chmod(0o755)
 
 
-def _in_python_environment(ml_root: PurePath) -> dict[str, str]:
+def _in_python_environment(python: str, ml_root: PurePath) -> dict[str, str]:
     """Return the variables by which a program that sees the tree at ``ml_root`` finds its environment first."""
-    return {"PATH": activated(inherited_environment(hosts=1), str(ml_root / _DIRECTORY / "bin" / "python"))["PATH"]}
+    inherited = inherited_environment(python, hosts=1)
+    return {"PATH": activated(inherited, str(ml_root / _DIRECTORY / "bin" / "python"))["PATH"]}

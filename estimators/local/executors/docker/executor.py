@@ -42,9 +42,8 @@ class DockerExecutor:
         """None: named pipes reach the hosts."""
 
     @property
-    def runs_images(self) -> bool:
-        """True: a job's image is run."""
-        return True
+    def python(self) -> None:
+        """None: a job's image is run."""
 
     @property
     def no_opt_ml(self) -> None:

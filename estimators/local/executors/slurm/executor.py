@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
 from estimators.local.executors.executor import ClusterSpec, ExecutorError, HostSpec
-from estimators.local.executors.process import TRAIN, inherited_environment
+from estimators.local.executors.process import inherited_environment, train
 from estimators.local.executors.slurm import slurm_program
 from estimators.local.executors.slurm.allocation import Allocation, options_for_host
 from estimators.local.executors.slurm.settings import Slurm
@@ -57,9 +57,9 @@ class SlurmExecutor:
         self._settings = settings
 
     @property
-    def runs_images(self) -> bool:
-        """False: the program runs in this Python's environment, which the nodes share."""
-        return False
+    def python(self) -> str:
+        """This Python, whose environment the nodes share."""
+        return sys.executable
 
     @property
     def no_opt_ml(self) -> str | None:
@@ -100,14 +100,16 @@ class SlurmCluster:
         root, isolated = str(self._roots[host.name]), self._settings.isolated
         base = {} if isolated else {"SAGEMAKER_BASE_DIR": root}
         inherited = {
-            name: value for name, value in inherited_environment(hosts=1).items() if name not in _OF_THIS_MACHINE
+            name: value
+            for name, value in inherited_environment(sys.executable, hosts=1).items()
+            if name not in _OF_THIS_MACHINE
         }
         program = SupervisedProgram(
             isolated=isolated,
             name=host.name,
             hosts=self._addresses,
             ml_root=root,
-            argv=(*(host.entrypoint or TRAIN), *host.arguments),
+            argv=(*(host.entrypoint or train(sys.executable)), *host.arguments),
             environment={**inherited, "SMDDP_MASTER_PORT": str(self._port), **host.environment, **base},
             directory=f"{self.ml_root(host.name)}/{host.directory}",
             delivered=_DELIVERED,

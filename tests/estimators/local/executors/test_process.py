@@ -10,10 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
 import time
 import uuid
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -474,26 +476,45 @@ def test_a_free_port_is_free() -> None:
 def test_the_users_aws_credentials_never_reach_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "HF_TOKEN"):
         monkeypatch.setenv(name, "secret")
-    assert "secret" not in inherited_environment(hosts=1).values()
+    assert "secret" not in inherited_environment(sys.executable, hosts=1).values()
+
+
+def test_another_python_runs_the_hosts_and_finds_no_package_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "smddp").mkdir()  # in the other's environment
+    (tmp_path / "smddp" / "container.py").write_text("import sys; print(*sys.path, sys.prefix)")
+    venv.create(tmp_path / "other", symlinks=True)
+    site = next((tmp_path / "other" / "lib").glob("python3*/site-packages"))
+    (site / "own.pth").write_text(f"{tmp_path}\n")
+    monkeypatch.setenv("PYTHONPATH", "/packages/of/this/python")
+    executor = ProcessExecutor(isolated=False, python=str(tmp_path / "other" / "bin" / "python"))
+    (tmp_path / "algo-1" / "code").mkdir(parents=True)
+    spec = ClusterSpec(name="job", image="image", roots={"algo-1": tmp_path / "algo-1"})
+    with executor.cluster(spec) as cluster:
+        seen = said(cluster.start(HostSpec(name="algo-1", environment={}))).split()
+    assert seen[-1] == str(tmp_path / "other")
+    assert str(site) in seen
+    assert not {"/packages/of/this/python", sysconfig.get_path("purelib")} & {*seen}
 
 
 def test_hosts_share_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    assert inherited_environment(hosts=2)["OMP_NUM_THREADS"] == "4"
-    assert inherited_environment(hosts=16)["OMP_NUM_THREADS"] == "1"
+    assert inherited_environment(sys.executable, hosts=2)["OMP_NUM_THREADS"] == "4"
+    assert inherited_environment(sys.executable, hosts=16)["OMP_NUM_THREADS"] == "1"
 
 
 def test_what_a_program_needs_to_run_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("LC_ALL", "C")
-    found = inherited_environment(hosts=1)
+    found = inherited_environment(sys.executable, hosts=1)
     assert (found["CUDA_VISIBLE_DEVICES"], found["LC_ALL"]) == ("1", "C")
 
 
 def test_a_program_finds_this_python_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ContainerEntrypoint that runs ``python`` or ``torchrun`` means the image's, which this Python stands for."""
     monkeypatch.setenv("PATH", "/somewhere")
-    found = inherited_environment(hosts=1)
+    found = inherited_environment(sys.executable, hosts=1)
     assert found["PATH"].endswith(":/somewhere")
     assert Path(shutil.which("python3", path=found["PATH"]) or "").parent == Path(sys.executable).parent
