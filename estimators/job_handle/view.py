@@ -13,22 +13,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from datetime import datetime
+from contextlib import closing, contextmanager, suppress
+from datetime import datetime, timezone
 from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from estimators.job_handle.events import JobEvent, MetricValue, StatusChange
+from estimators.job_handle.events import ENDED, JobEvent, MetricValue, StatusChange
 from estimators.log_reader import LogLine
+from smddp.process.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from smddp.process.terminal_line import TerminalLine
 from smddp.process.terminal_text import PROGRESS_VARIABLE, duration, fitting, is_watched, shown_line, shown_text, speed
 
 logger = logging.getLogger(__name__)
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
+
+_RUNNING = "Training"
+"""The status in which the job's own log tells how it goes."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARK_COLUMNS = 16
@@ -56,7 +60,13 @@ def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[C
     if live is None:
         view = LogView()
         view.show_name(name)
-        yield lambda event: _show(view, event)
+        with closing(WaitLines(view)) as wait_lines:
+
+            def show_with_wait(event: JobEvent) -> None:
+                _show(view, event)
+                wait_lines.update(event)
+
+            yield show_with_wait
         return
 
     progress = ProgressLine(live())
@@ -73,6 +83,31 @@ def shown(name: str, live: Callable[[], Mapping[str, str]] | None) -> Iterator[C
         yield show
     finally:
         line.stop()
+
+
+class WaitLines:
+    """Shows a line every ten seconds while the job is in a status in which its program does not run.
+
+    Such a status has no log: Pending, Starting (a spot job waits for capacity), Downloading, Uploading.
+    """
+
+    def __init__(self, view: LogView, *, every: float = HEARTBEAT_SECONDS) -> None:
+        self._view = view
+        self._every = every
+        self._heartbeat: Heartbeat | None = None
+
+    def update(self, event: JobEvent) -> None:
+        """Take in an event."""
+        if isinstance(event, StatusChange):
+            self.close()
+            if event.status != _RUNNING and event.status not in ENDED:
+                self._heartbeat = Heartbeat(event.status, say=self._view.show_note, every=self._every)
+                self._heartbeat.start()
+
+    def close(self) -> None:
+        """Show no more lines."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
 
 
 def _show(view: LogView, event: JobEvent) -> None:
@@ -108,10 +143,17 @@ class LogView:
 
     def show_status(self, time: datetime, status: str, message: str) -> None:
         """Show that the job's status has changed."""
-        text = f"{time.astimezone():%H:%M:%S} {status}"
+        text = status
         if message and message != status:
             text = f"{text}: {shown_text(message)}"
-        self._console.print(Text(text, style="bold"))
+        self._show_note(time, text)
+
+    def show_note(self, text: str) -> None:
+        """Show a line about the job, with the present time."""
+        self._show_note(datetime.now(timezone.utc), text)
+
+    def _show_note(self, time: datetime, text: str) -> None:
+        self._console.print(Text(f"{time.astimezone():%H:%M:%S} {text}", style="bold"))
 
 
 class ProgressLine:

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 logger = logging.getLogger(__name__)
@@ -16,11 +17,20 @@ HEARTBEAT_SECONDS = 10.0
 class Heartbeat:
     """Log ``waiting for the other ranks: 10 s so far`` from `start` to `stop`, or for `most` seconds.
 
-    As a context it covers a block. What ends within ten seconds logs nothing.
+    As a context it covers a block. What ends within ten seconds logs nothing. `say` writes the line elsewhere than to
+    the log.
     """
 
-    def __init__(self, what: str, *, most: float = math.inf, every: float = HEARTBEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        say: Callable[[str], None] = logger.info,
+        most: float = math.inf,
+        every: float = HEARTBEAT_SECONDS,
+    ) -> None:
         self._what = what
+        self._say = say
         self._most = most
         self._every = every
         self._stopped = threading.Event()
@@ -38,7 +48,7 @@ class Heartbeat:
     def _beat(self, stopped: threading.Event) -> None:
         began = time.monotonic()
         while (seconds := time.monotonic() - began) < self._most and not stopped.wait(self._every):
-            logger.info("%s: %.0f s so far", self._what, seconds + self._every)
+            self._say(f"{self._what}: {seconds + self._every:.0f} s so far")
 
     def __enter__(self) -> Heartbeat:
         self.start()

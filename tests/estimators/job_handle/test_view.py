@@ -24,7 +24,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from estimators.job_handle.events import MetricValue, StatusChange
-from estimators.job_handle.view import LogView, ProgressLine, sparkline
+from estimators.job_handle.view import LogView, ProgressLine, WaitLines, sparkline
 from tests.terminal import screen
 
 PROGRAM = """
@@ -370,6 +370,22 @@ def test_a_long_line_is_wrapped_by_the_terminal_alone() -> None:
         screen.flush()
         assert os.read(controller, 4096).decode().count("\n") == 1
     os.close(controller)
+
+
+def test_a_status_without_a_log_tells_that_it_goes_on() -> None:
+    file = io.StringIO()
+    with redirect_stdout(file):
+        lines = WaitLines(LogView(), every=0.02)
+    lines.update(StatusChange(time=NOON, status="Starting", message=""))
+    deadline = time.monotonic() + 30
+    while "Starting: 0 s so far" not in file.getvalue():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    lines.update(StatusChange(time=NOON, status="Training", message=""))
+    time.sleep(0.1)  # a line under way
+    told = file.getvalue()
+    time.sleep(0.1)
+    assert file.getvalue() == told
 
 
 def test_a_reason_has_no_power_over_the_terminal() -> None:
