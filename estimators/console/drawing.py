@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from estimators.console.job_watch import MetricPoint
-from estimators.secret_text import masked_text
 from smddp.process.terminal_text import duration, shown_line
+from smddp.secret_text import masked_text
 
 WIDTH, HEIGHT = 360.0, 170.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 16.0, 10.0, 22.0

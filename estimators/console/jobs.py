@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from estimators.secret_text import masked
 from estimators.training_job import TrainingJob
+from smddp.secret_text import masked
 
 if TYPE_CHECKING:
     import boto3

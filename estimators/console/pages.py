@@ -24,10 +24,10 @@ from estimators.console.job_watch import JobWatch, MetricCurve, Watches
 from estimators.console.jobs import SPANS, STATUSES, JobFilter, JobSource, compared, job_page
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import sent_request
-from estimators.secret_text import masked, masked_text
 from estimators.service_model import service_model, violations
 from smddp.errors import SmddpError
 from smddp.process.terminal_text import as_size, duration, shown_line
+from smddp.secret_text import masked, masked_text
 
 MOST_COMPARED = 8
 MOST_LINES = 400

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from estimators.job_handle.files import model_uri
-from estimators.secret_text import masked, masked_text
 from smddp.process import notebook_html
 from smddp.process.terminal_text import duration
+from smddp.secret_text import masked, masked_text
 
 _OF_THE_SDK = "sagemaker_"
 """Prefix of the hyperparameters that the SageMaker SDK adds."""

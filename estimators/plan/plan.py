@@ -12,8 +12,8 @@ from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources, Topology
 from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import JobRequest
-from estimators.secret_text import masked_text
 from smddp.process import notebook_html
+from smddp.secret_text import masked_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

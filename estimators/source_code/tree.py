@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estimators.errors import EstimatorError
-from estimators.secret_text import holds_private_key
+from smddp.secret_text import holds_private_key
 
 if TYPE_CHECKING:
     from pathspec.pattern import Pattern

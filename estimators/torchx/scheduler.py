@@ -30,9 +30,9 @@ from estimators.errors import EstimatorError
 from estimators.estimator import Estimator
 from estimators.local.errors import LocalPlatformError
 from estimators.log_reader import LogLine, LogReader
-from estimators.secret_text import masked
 from estimators.training_job import TrainingJob
 from smddp.process.terminal_text import shown_text
+from smddp.secret_text import masked
 
 if TYPE_CHECKING:
     from estimators.local.access import Access

@@ -33,6 +33,7 @@ from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.log_form import start_log
 from smddp.process.rank_start import RankStart
+from smddp.secret_text import masked
 
 logger = logging.getLogger("smddp.container")
 
@@ -61,7 +62,7 @@ def train(environ: Mapping[str, str]) -> int:
         await_names(contract.hosts)
     line = command.line(python)
     logger.info("Starting %s.", entry_point)
-    logger.debug("The command is %s", " ".join(line))
+    logger.debug("The command is %s", " ".join(masked(line)))
     with RankStart(contract.code_dir / entry_point) as start:
         result = run(
             line,

@@ -21,6 +21,7 @@ from smddp.cluster import OF_RUN_DIRECTORY, Cluster, without_run_variables
 from smddp.errors import JobError
 from smddp.job.channels import Channels, Inputs, read_inputs
 from smddp.job.hyperparameters import decode_untyped, with_bundled
+from smddp.secret_text import masked_repr
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,9 @@ class Job:
     """Whether the platform copies ``checkpoint_dir`` to ``checkpoint_s3_uri``: True for the job's own URI."""
     max_steps: int | None
     """SMDDP_MAX_STEPS: optimizer steps, before and after a resume, after which a Trainer's loops end; None if unset."""
+
+    def __repr__(self) -> str:
+        return masked_repr(self, "hyperparameters")
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None, cluster: Cluster | None = None) -> Job:

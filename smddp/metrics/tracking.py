@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from smddp.job import Job
+from smddp.secret_text import masked
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,11 @@ class TrackedRun:
     """The job, with its name, hyperparameters and directories."""
     part: str | None = None
     """The ``name=`` of the trainer in a job with several, or its name in another trainer's ``state=``."""
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The job's hyperparameters, secrets masked: others may read what a tracker records."""
+        return dict(masked(self.job.hyperparameters))
 
     def within(self, directory: Path) -> Path:
         """Return this run's own directory inside a directory of the job."""
@@ -228,8 +234,7 @@ class JsonLines(Tracker):
         """Open the file, and remove the lines after the run's step."""
         path = self._path or run.within(run.job.output_data_dir) / "metrics.jsonl"
         self._file = _LineFile(path, step_of=_step_of, step=run.step)
-        hyperparameters = dict(run.job.hyperparameters)
-        self._write(run.step, event="start", run=run.id, job=run.job.name, hyperparameters=hyperparameters)
+        self._write(run.step, event="start", run=run.id, job=run.job.name, hyperparameters=run.hyperparameters)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the numbers."""

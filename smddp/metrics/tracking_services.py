@@ -56,7 +56,7 @@ class MLflow(Tracker):
             self._client.update_run(self._run, status="RUNNING")
         else:
             self._run = self._client.create_run(experiment, run_name=run.job.name, tags={_TAG: run.id}).info.run_id
-        given = {name: str(value)[:6000] for name, value in run.job.hyperparameters.items()}
+        given = {name: str(value)[:6000] for name, value in run.hyperparameters.items()}
         kept = found[0].data.params if found else {}
         # A param can't be changed: a resume's new value becomes a tag.
         self._client.log_batch(self._run, params=[Param(*each) for each in given.items() if each[0] not in kept])
@@ -112,7 +112,7 @@ class TensorBoard(Tracker):
         # TensorBoard hides points from purge_step on: a killed run wrote them after its checkpoint.
         make: Any = SummaryWriter  # untyped
         self._writer = make(directory, purge_step=run.step + 1 if run.step else None)
-        text = json.dumps(as_json({"run": run.id, "job": run.job.name, **run.job.hyperparameters}), indent=2)
+        text = json.dumps(as_json({"run": run.id, "job": run.job.name, **run.hyperparameters}), indent=2)
         self._text("hyperparameters", f"```\n{text}\n```", run.step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -167,7 +167,7 @@ class WandB(Tracker):
             name=run.job.name,
             resume="allow",
             dir=directory,
-            config=as_json(dict(run.job.hyperparameters)),
+            config=as_json(dict(run.hyperparameters)),
             # The platform keeps the log, and the live line writes to the terminal itself.
             settings=wandb.Settings(console="off", silent=True),
         )

@@ -23,6 +23,7 @@ from typing import Any, TypeGuard
 import xxhash
 
 from smddp.errors import CheckpointError
+from smddp.secret_text import masked_repr
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
@@ -144,6 +145,9 @@ class Manifest:
         self._check_files()
         for name, value in self.metrics.items():
             _require(type(name) is str and type(value) is float, "metrics", {name: value}, "floats by name")
+
+    def __repr__(self) -> str:
+        return masked_repr(self, "hyperparameters")
 
     def _check_files(self) -> None:
         required = {STATE_NAME, DIGESTS_NAME} if self.format == 2 else {STATE_NAME}

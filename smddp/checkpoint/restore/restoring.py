@@ -28,6 +28,7 @@ from smddp.checkpoint.stores.store import Store
 from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import in_names_of, plain_name, plain_state
+from smddp.secret_text import masked
 
 logger = logging.getLogger(__name__)
 
@@ -100,13 +101,16 @@ def _layouts(loaded: Loaded) -> _Layouts:
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return name, old value and new value of each changed hyperparameter; nothing if either side is empty."""
+    """Return name, old value and new value of each changed hyperparameter, as a log may show them.
+
+    Return nothing if either side is empty.
+    """
     if not old or not new:
         return []  # one side recorded none
     told = [{name: json.dumps(value) for name, value in each.items()} for each in (old, new)]
     names = [*old, *(name for name in new if name not in old)]
     return [
-        (name, told[0].get(name, "not given"), told[1].get(name, "not given"))
+        (name, *(masked(each.get(name, "not given"), name) for each in told))
         for name in names
         if told[0].get(name) != told[1].get(name)
     ]

@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from estimators.job_handle.summary import FinalMetrics, job_html
-from estimators.secret_text import MASK
+from smddp.secret_text import MASK
 
 FAILED: dict[str, Any] = {
     "TrainingJobStatus": "Failed",

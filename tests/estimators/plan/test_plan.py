@@ -4,7 +4,7 @@ from estimators.errors import error
 from estimators.plan import Plan
 from estimators.plan.cost import Cost
 from estimators.plan.resources import Topology
-from estimators.secret_text import MASK
+from smddp.secret_text import MASK
 
 TOPOLOGY = Topology(hosts=((2, "ml.g5.xlarge"),), launcher="torchrun", hosts_with_ranks=2, processes_per_host=1)
 

@@ -27,6 +27,7 @@ from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.owner_record import OWNER_NAME, LocationTakenError
 from smddp.data import ElasticSampler
 from smddp.errors import CheckpointError
+from smddp.secret_text import MASK
 
 NewRun = Callable[..., Any]
 FilesOf = Callable[[Path], Path]
@@ -510,12 +511,14 @@ def test_a_part_that_does_not_take_its_state_is_named(tmp_path: Path) -> None:
 
 
 def test_other_hyperparameters_than_before_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    old, new = {"lr": 0.1, "epochs": 3, "clip": None}, {"lr": 0.2, "epochs": 3, "seed": 1}
+    old = {"lr": 0.1, "epochs": 3, "clip": None, "api_key": "one"}
+    new = {"lr": 0.2, "epochs": 3, "seed": 1, "api_key": "two"}
     saved(tmp_path, {"model": Holder(1)}, hyperparameters=old)
     Checkpointer(tmp_path, {"model": Holder(0)}, hyperparameters=new).load()
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "lr was 0.1 when the checkpoint was saved, and now is 0.2",
         "clip was null when the checkpoint was saved, and now is not given",
+        f'api_key was "{MASK}" when the checkpoint was saved, and now is "{MASK}"',
         "seed was not given when the checkpoint was saved, and now is 1",
     ]
 

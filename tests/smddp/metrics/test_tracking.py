@@ -7,6 +7,7 @@ import pytest
 
 from smddp.job import Job
 from smddp.metrics.tracking import CsvFile, JsonLines, TrackedRun, Tracker, TrackerGroup
+from smddp.secret_text import MASK
 
 
 def run_at(step: int, tmp_path: Path, **hyperparameters: object) -> TrackedRun:
@@ -15,7 +16,8 @@ def run_at(step: int, tmp_path: Path, **hyperparameters: object) -> TrackedRun:
 
 
 def test_json_lines_tell_a_run_from_start_to_end(tmp_path: Path) -> None:
-    run = run_at(0, tmp_path, lr=0.1)
+    run = run_at(0, tmp_path, lr=0.1, api_key="one-two")
+    assert "one-two" not in repr(run)
     tracker = JsonLines()
     tracker.start(run)
     tracker.log(50, {"epoch": 0, "loss": 0.5, "bad": math.nan, "worse": -math.inf})
@@ -27,7 +29,8 @@ def test_json_lines_tell_a_run_from_start_to_end(tmp_path: Path) -> None:
 
     text = (run.job.output_data_dir / "metrics.jsonl").read_text()
     start, metrics, checkpoint, end = (json.loads(line, parse_constant=refuse) for line in text.splitlines())
-    assert (start["event"], start["run"], start["hyperparameters"]) == ("start", "0123456789ab", {"lr": 0.1})
+    assert (start["event"], start["run"]) == ("start", "0123456789ab")
+    assert start["hyperparameters"] == {"lr": 0.1, "api_key": MASK}
     assert metrics.pop("time") > 1.6e9
     assert metrics == {"step": 50, "epoch": 0, "loss": 0.5, "bad": None, "worse": None}
     assert (checkpoint["event"], checkpoint["step"], checkpoint["place"]) == ("checkpoint", 40, "/here/step-40")

@@ -118,6 +118,12 @@ def test_hyperparameters_that_are_no_json_are_refused_when_written(value: object
         replace(EXAMPLE, hyperparameters={"lr": value}).to_json()
 
 
+def test_its_repr_masks_secrets() -> None:
+    shown = repr(replace(EXAMPLE, hyperparameters={"lr": 0.1, "api_key": "one-two"}))
+    assert "'lr': 0.1" in shown
+    assert "one-two" not in shown
+
+
 def test_what_could_not_be_read_again_is_not_written() -> None:
     with pytest.raises(CheckpointError, match="keep large hyperparameters in a file"):
         replace(EXAMPLE, hyperparameters={"text": "x" * LARGEST_MANIFEST}).to_json()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from estimators.secret_text import MASK, holds_private_key, looks_secret, masked, masked_text
+from smddp.secret_text import MASK, holds_private_key, looks_secret, masked, masked_text
 
 
 @pytest.mark.parametrize(

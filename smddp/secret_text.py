@@ -1,4 +1,4 @@
-"""Detect secrets by name, by form, or as a private key. Pages mask them, bundles leave them out.
+"""Detect secrets by name, by form, or as a private key. Pages, logs and reprs mask them, bundles leave them out.
 
 The names and forms come from detect-secrets (its plugins ``keyword``, ``private_key`` and of single services); names
 of machine-learning tools are added, and their ``token_ids`` are not secret. detect-secrets is not a dependency because
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -139,6 +140,13 @@ def masked(value: Any, name: str = "", depth: int = _JSON_DEPTH) -> Any:
     if looks_secret(name) and value and not _is_plain(value):
         return MASK
     return masked_text(value)
+
+
+def masked_repr(value: Any, field: str) -> str:
+    """Return the repr of a dataclass object with the secrets of one field masked."""
+    shown = {each.name: getattr(value, each.name) for each in fields(value)}
+    shown[field] = masked(shown[field])
+    return f"{type(value).__name__}({', '.join(f'{name}={each!r}' for name, each in shown.items())})"
 
 
 def masked_text(text: str) -> str:
