@@ -109,7 +109,10 @@ def _places(request: Request) -> Iterator[BrokenRule]:
     shape = service_model().operation_model("CreateTrainingJob").input_shape
     for path, uri in _uris(shape, request, ()):
         if not uri.startswith("s3://"):
-            yield BrokenRule(path=path, found=f"{uri!r} is no place on S3", remedy="Give s3://bucket/prefix.")
+            remedy = "Give s3://bucket/prefix."
+            if path[0] == "InputDataConfig" and "://" not in uri:
+                remedy = f"Upload it, and give the URI: aws s3 cp --recursive {uri} s3://bucket/prefix"
+            yield BrokenRule(path=path, found=f"{uri!r} is not an S3 URI", remedy=remedy)
 
 
 def _uris(shape: Any, value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], str]]:

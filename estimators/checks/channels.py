@@ -91,6 +91,8 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
                 remedy = f"Give s3://bucket/prefix, or file://{Path(place).absolute()}."
             elif Path(place).exists():
                 remedy = f"It is on this machine. {_upload(Path(place))}"
+            elif "://" not in place:
+                remedy = f"It is not on this machine, either (looked in {Path.cwd()}). Once it is: {_upload(Path(place))}"
             yield error(parameter, f"{place!r} is not an S3 URI", remedy)
 
 
@@ -98,7 +100,8 @@ def check_code_location(arguments: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a code_location that is not an S3 URI; the SDK would notice only while uploading."""
     location = arguments.get("code_location")
     if isinstance(location, str) and not location.startswith("s3://"):
-        yield error("code_location", f"{location!r} is not an S3 URI", "Give s3://bucket/prefix.")
+        remedy = "Give s3://bucket/prefix: fit() uploads the code there."
+        yield error("code_location", f"{location!r} is not an S3 URI", remedy)
 
 
 def check_checkpoints(
@@ -115,7 +118,7 @@ def check_checkpoints(
     if local_path(uri) and local_mode:
         return
     if not uri.startswith("s3://"):
-        remedy = "Give s3://bucket/prefix."
+        remedy = "Give s3://bucket/prefix, to which the job writes; nothing need be there yet."
         if local_mode:
             remedy = "Give file:///directory, or s3://bucket/prefix."
         elif local_path(uri):

@@ -151,7 +151,12 @@ def test_what_stands_against_what_is_told_once(members: dict[str, Any], expected
                     {"RuleConfigurationName": "a", "RuleEvaluatorImage": "i", "S3OutputPath": "https://s3/b"}
                 ]
             },
-            "ProfilerRuleConfigurations[0].S3OutputPath: 'https://s3/b' is no place on S3. Give s3://bucket/prefix.",
+            "ProfilerRuleConfigurations[0].S3OutputPath: 'https://s3/b' is not an S3 URI. Give s3://bucket/prefix.",
+        ),
+        (
+            {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3Uri": "./data"}}}]},
+            "InputDataConfig[0].DataSource.S3DataSource.S3Uri: './data' is not an S3 URI. Upload it, and give the URI: "
+            "aws s3 cp --recursive ./data s3://bucket/prefix",
         ),
     ],
 )
