@@ -92,7 +92,7 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
             elif Path(place).exists():
                 remedy = f"It is on this machine. {_upload(Path(place))}"
             elif "://" not in place:
-                remedy = f"It is not on this machine, either (looked in {Path.cwd()}). Once it is: {_upload(Path(place))}"
+                remedy = f"Here is no such file, either (looked in {Path.cwd()}). {_upload(Path(place))}"
             yield error(parameter, f"{place!r} is not an S3 URI", remedy)
 
 
