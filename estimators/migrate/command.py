@@ -46,7 +46,13 @@ def migrate(
     if not migration.migrated and migration.is_complete:
         typer.echo(f"{submit}: nothing to do, its jobs are the Estimator's.", err=True)
     if not write:
-        typer.echo(_diff(source, migration.source, str(submit)), nl=False)
+        typer.echo(_diff(source, migration.proposed, str(submit)), nl=False)
+        if migration.proposed != migration.source:
+            typer.echo(
+                f"{submit}: the diff has what can be changed of a job with something to do; --write leaves that job as "
+                "it is.",
+                err=True,
+            )
     elif migration.migrated:
         try:
             kept = _written(submit, migration.source)

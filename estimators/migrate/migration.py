@@ -41,6 +41,8 @@ class Migration:
 
     source: bytes
     """The migrated script; unchanged if nothing could be migrated."""
+    proposed: bytes
+    """The migrated script with all that can be changed of the jobs that stay, too."""
     migrated: int
     """Number of migrated jobs."""
     notes: tuple[Note, ...]
@@ -72,7 +74,7 @@ def _migrated(source: bytes) -> Migration:
     calls = {call: script.imported_name(call.func) or "" for call in script.nodes(cst.Call)}
     if not any(_CLASSES & {name, name.rpartition(".")[0]} for name in calls.values()) and not any(_subclasses(script)):
         if any(name in _ESTIMATOR for name in calls.values()):
-            return Migration(source=source, migrated=0, notes=tuple(sorted(_left_beside(script))))
+            return Migration(source=source, proposed=source, migrated=0, notes=tuple(sorted(_left_beside(script))))
         raise EstimatorError(
             "no call of sagemaker.pytorch.PyTorch, sagemaker.estimator.Estimator or sagemaker.train.ModelTrainer was "
             f"found{script.star_import()}. Give the script that describes the job."
@@ -86,10 +88,18 @@ def _migrated(source: bytes) -> Migration:
         imports = Imports(script, kept, _needed(kept, local_name, bound))
         if there or not _is_taken(script, local_name, kept, imports):
             break
-    edits = _merged([*(job.edits for job in kept), imports.edits()]) if kept else {}
-    notes = [note for job in jobs for note in (job.notes if job in kept else job.blockers)]
+    migrated = _edited(script, kept, imports)
+    proposed = (
+        migrated if kept == jobs else _edited(script, jobs, Imports(script, jobs, _needed(jobs, local_name, bound)))
+    )
+    notes = [note for job in kept for note in job.notes]
+    notes += [note for job in jobs if job not in kept for note in (*job.blockers, *job.notes) if note.is_open]
     notes += _left(script, calls, kept)
-    return Migration(source=script.edited(edits), migrated=len(kept), notes=tuple(sorted(set(notes))))
+    return Migration(source=migrated, proposed=proposed, migrated=len(kept), notes=tuple(sorted(set(notes))))
+
+
+def _edited(script: Script, jobs: Sequence[ScriptJob], imports: Imports) -> bytes:
+    return script.edited(_merged([*(job.edits for job in jobs), imports.edits()]) if jobs else {})
 
 
 _CLASSES = names.PYTORCH | names.GENERIC | names.MODEL_TRAINER

@@ -80,9 +80,22 @@ def test_no_file_but_the_script_is_written_to(migrate: Migrate) -> None:
 def test_what_is_left_to_do_is_said_and_ends_with_1(migrate: Migrate) -> None:
     for options in ((), ("--write",)):
         shown = migrate(LEFT, *options)
-        assert (shown.exit_code, shown.stdout) == (1, "")
+        assert shown.exit_code == 1
         assert shown.stderr.startswith("submit.py:4: to do: e.deploy: the Estimator has no deploy. Deploy the model")
+        assert Path("submit.py").read_text() == LEFT
     assert not Path("submit.py.orig").exists()
+
+
+def test_what_can_be_changed_of_a_job_with_something_to_do_is_shown(migrate: Migrate) -> None:
+    shown = migrate(LEFT)
+    changed = [line for line in shown.stdout.splitlines()[2:] if line[0] in "+-"]
+    assert changed == [
+        "-from sagemaker.pytorch import PyTorch",
+        "-e = PyTorch('t.py')",
+        "+from estimators import Estimator",
+        "+e = Estimator('t.py')",
+    ]
+    assert "--write leaves that job as it is" in shown.stderr
 
 
 def test_what_is_no_submit_script_ends_with_2(migrate: Migrate) -> None:
