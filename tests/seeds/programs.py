@@ -54,13 +54,13 @@ PROGRAMS: dict[str, list[Program]] = {
             program="`demo_model_parallel`",
             command=f"{TUTORIAL} model_parallel",
             shows=DDP,
-            differs="without GPUs both halves lie on the CPU; on GPUs not run yet",
+            differs="without GPUs both halves are on the CPU; never run on GPUs",
         ),
         Program(
             program="`elastic_ddp.py`, by torchrun",
             command=f"{TORCHRUN} entrypoints/ddp_tutorial.py --demo basic",
             shows=DDP,
-            differs="one file for every launcher; gloo where there is no GPU",
+            differs="one file for every launcher; gloo without a GPU",
         ),
     ],
     "Pytorch Distributed Training": [
@@ -76,13 +76,13 @@ PROGRAMS: dict[str, list[Program]] = {
             program="Without multiprocessing: `main.py -n 1 -g 1 -nr 0`",
             command=f"SMDDP_RUN_DIR=runs/one python entrypoints/cifar10.py -n 1 -g 1 -nr 0 {SMALL}",
             shows=TRAINED,
-            differs="with momentum, and a rate that is not 1e-4",
+            differs="with momentum, and a learning rate of 0.01",
         ),
         Program(
             program="Multi-GPU: `cifar10-distributed.py -n 1 -g 2`",
             command=f"SMDDP_RUN_DIR=runs/two python entrypoints/cifar10.py -n 1 -g 2 {SMALL}",
             shows=TRAINED,
-            differs="the batch is that of all processes: as many steps on two as on one",
+            differs="the batch size is global: two processes take as many steps as one",
         ),
         Program(
             program="Multi-node: `cifar10-distributed.py` in OpenPAI's environment",
@@ -103,7 +103,7 @@ PROGRAMS: dict[str, list[Program]] = {
             program="Basics, `ex1.py`: two processes by rank and address",
             command=f"for rank in 0 1; do {BY_ADDRESS} python entrypoints/ddp_tutorial.py --demo basic & done; wait",
             shows=DDP,
-            differs="the environment alone, as `env://` reads it",
+            differs="only environment variables, as `env://` reads them",
         ),
         Program(
             program="Basics: Hydra's `job.rank=1`",
@@ -116,7 +116,7 @@ PROGRAMS: dict[str, list[Program]] = {
             program="Launcher, `ex2.py`",
             command=f"{TUTORIAL} basic",
             shows=DDP,
-            differs="the launcher hands options on as they are",
+            differs="the launcher passes the script's options on unchanged",
         ),
         Program(
             program="DDP Communication: `p2p.py`, `bcast.py`, …",
@@ -129,7 +129,7 @@ PROGRAMS: dict[str, list[Program]] = {
             program="DDP Training, `ex4`",
             command=f"{CIFAR10} {SMALL}",
             shows=TRAINED,
-            differs="precision, accumulation and checkpoints are there too",
+            differs="also precision, accumulation and checkpoints",
         ),
         Program(
             program="Checkpointing: Prevent Overfitting",
@@ -141,7 +141,7 @@ PROGRAMS: dict[str, list[Program]] = {
             program="Checkpointing: Model Publishing",
             command=f'smddp checkpoints export "$({BEST})" model',
             shows=r"wrote model: model of step (?P<best_step>\d+)",
-            differs="safetensors beside a state_dict: what loads it runs no code",
+            differs="safetensors, and a state_dict; loading them runs no code",
         ),
         Program(
             program="Checkpointing: Transfer Learning",
@@ -149,14 +149,14 @@ PROGRAMS: dict[str, list[Program]] = {
             " --run-dir runs/transfer entrypoints/transfer_learning.py --epochs 2 --batch-size 8 --workers 0",
             shows=r"training on (?P<ranks>\d)[\s\S]*?(?P<transferred>\d+) of the module's (?P<of>\d+) weights"
             r"[\s\S]*step=(?P<step>\d+) epoch=2/2 accuracy=",
-            differs="weights by name: another last layer is told of, any other difference is an error",
+            differs="weights are matched by name; a different last layer is reported, any other difference is an error",
         ),
         Program(
             program="Checkpointing: Failure Recovery",
             command=f"{CIFAR10} {SMALL} --epochs 3",
             shows=r"resumed at step (?P<resumed_at>\d+)"
             r"[\s\S]*step=(?P<step>\d+) epoch=3/3 accuracy=(?P<accuracy>[\d.]+)",
-            differs="optimizer, schedule, random numbers and the place in the data go on, on any number of ranks",
+            differs="optimizer, schedule, random numbers and position in the data are restored, on any number of ranks",
         ),
     ],
 }
