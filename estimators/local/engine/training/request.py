@@ -224,18 +224,18 @@ RULES: Mapping[str, Rule] = {
     "Tags": Rule(support=_H),
     "AlgorithmSpecification": Rule(support=_H),
     "AlgorithmSpecification.TrainingImage": Rule(
-        support=_H, note="with `executor=Docker(…)`; else the program is run in this Python"
+        support=_H, note="with `executor=Docker(…)`; otherwise this Python runs the program"
     ),
     "AlgorithmSpecification.AlgorithmName": Rule(support=_NO),
-    "AlgorithmSpecification.TrainingImageConfig": Rule(support=_R, note="images come from where Docker has them"),
+    "AlgorithmSpecification.TrainingImageConfig": Rule(support=_R, note="only images that Docker has on this machine"),
     "AlgorithmSpecification.MetricDefinitions": Rule(support=_H, note="the values are in CloudWatch, too"),
     "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": Rule(
         said=False,  # the SDK sets it in each request
         support=_R,
-        note="the values are in CloudWatch, and not in SageMaker's own store",
+        note="the values are only in CloudWatch, not in SageMaker's own store",
     ),
     "InputDataConfig": Rule(support=_H),
-    "InputDataConfig.ContentType": Rule(support=_H, note="as what the script is told"),
+    "InputDataConfig.ContentType": Rule(support=_H, note="passed to the script"),
     "InputDataConfig.DataSource.S3DataSource.S3DataType": Rule(support=_H, note="refused: Converse"),
     "InputDataConfig.DataSource.S3DataSource.AttributeNames": Rule(support=_H),
     "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": Rule(support=_R, said=False),
@@ -245,7 +245,7 @@ RULES: Mapping[str, Rule] = {
     "OutputDataConfig": Rule(support=_H),
     "OutputDataConfig.KmsKeyId": Rule(support=_R, note="nothing is encrypted"),
     "ResourceConfig": Rule(support=_H),
-    "ResourceConfig.InstanceType": Rule(support=_H, note="as what the script is told"),
+    "ResourceConfig.InstanceType": Rule(support=_H, note="passed to the script"),
     "ResourceConfig.InstanceCount": Rule(support=_H, note="254 hosts at most"),
     "ResourceConfig.InstanceGroups": Rule(support=_H, note="254 hosts at most"),
     "ResourceConfig.VolumeSizeInGB": Rule(support=_R, said=False, note="the disk is this machine's"),
@@ -255,14 +255,12 @@ RULES: Mapping[str, Rule] = {
     ),
     "ResourceConfig.TrainingPlanArn": Rule(support=_R),
     "ResourceConfig.InstancePlacementConfig": Rule(support=_R),
-    "ResourceConfig.InstancePreferences": Rule(
-        support=_H, note="the first, unless chaos has `no-capacity` for its type"
-    ),
+    "ResourceConfig.InstancePreferences": Rule(support=_H, note="the first type without the fault `no-capacity`"),
     "ResourceConfig.SelectedInstanceType": Rule(support=_R),
     "ResourceConfig.SelectedInstanceCount": Rule(support=_R),
     "StoppingCondition": Rule(support=_H),
     "StoppingCondition.MaxPendingTimeInSeconds": Rule(
-        support=_H, note="hosts that are tasks of Slurm may be waited for; others are there at once"
+        support=_H, note="applies to hosts on Slurm; other hosts start at once"
     ),
     "CheckpointConfig": Rule(support=_H, note="LocalPath below `/opt/ml`"),
     "EnableManagedSpotTraining": Rule(support=_H),
@@ -277,17 +275,17 @@ RULES: Mapping[str, Rule] = {
         note="copied to `<job>/debug-output` as it is written, by the script's smdebug; LocalPath below `/opt/ml`",
     ),
     "DebugRuleConfigurations": Rule(support=_R, note="no rule is run"),
-    "ProfilerConfig": Rule(support=_R, said=False, note="nothing is profiled; the SDK sends it by itself"),
+    "ProfilerConfig": Rule(support=_R, said=False, note="nothing is profiled; the SDK always sends it"),
     "ProfilerRuleConfigurations": Rule(support=_R, note="no rule is run"),
     "TensorBoardOutputConfig": Rule(
         support=_H, note="copied to `<job>/tensorboard-output` as it is written; LocalPath below `/opt/ml`"
     ),
     "ExperimentConfig": Rule(support=_H, note="each job has a trial component"),
-    "RetryStrategy": Rule(support=_H, note="see below: what the platform has failed is run again"),
+    "RetryStrategy": Rule(support=_H, note="restarts after errors of the platform, see below"),
     "RemoteDebugConfig": Rule(support=_R),
-    "InfraCheckConfig": Rule(support=_R, said=False, note="the machine is yours"),
+    "InfraCheckConfig": Rule(support=_R, said=False, note="nothing is checked"),
     "SessionChainingConfig": Rule(support=_R, said=False, note="no session is made"),
-    "MlflowConfig": Rule(support=_R, note="nothing is logged there"),
+    "MlflowConfig": Rule(support=_R, note="nothing is logged to MLflow"),
     "ModelPackageConfig": Rule(support=_R, note="no model package is made"),
     "ServerlessJobConfig": Rule(support=_NO),
 }

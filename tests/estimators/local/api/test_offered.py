@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[4] / "docs" / "reference" / "local-platform.md"
 
 
 def test_the_page_lists_what_is_offered() -> None:
-    section = DOCS.read_text().partition("## What it answers")[2].partition("\n## ")[0]
+    section = DOCS.read_text().partition("## Supported operations")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (.+?) \|$", section, re.MULTILINE)
     assert rows[0][0] == "about"
     assert rows[1][0] == "S3"

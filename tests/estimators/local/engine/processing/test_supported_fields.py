@@ -20,7 +20,7 @@ def test_every_member_has_a_rule_and_every_rule_a_member() -> None:
 
 
 def test_the_page_says_what_becomes_of_each_member() -> None:
-    table = PAGE.read_text().split("## What becomes of a CreateProcessingJob")[1].split("\n## ")[0]
+    table = PAGE.read_text().split("## Members of a CreateProcessingJob")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(.+)` \| (\w+) \| (.*) \|$", table, re.MULTILINE)
     assert [(path, support, note.strip()) for path, support, note in rows] == [
         (path, rule.support.value, rule.note) for path, rule in RULES.items()
