@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import JobRequest, with_code
 from estimators.source_code import SourceCode
 from estimators.training_job import TrainingJob
+from smddp.process.interrupt import without_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ def fit(job: CompletedJob, built: JobRequest, *, inputs: Any, logs: bool) -> Tra
     from estimators.sdk import request_values
 
     arguments, source = job.arguments, job.source
-    with reaped_directory("smddp-local-mode") as (directory, lifeline):
+    with _ending_quietly(), reaped_directory("smddp-local-mode") as (directory, lifeline):
         no_code = [*_RUNS.glob("*/*.tar.gz"), *filter(None, [local_path(arguments.get("checkpoint_s3_uri"))])]
         if source.git is not None:
             source = SourceCode.of(request_values.cloned(arguments))
@@ -47,6 +49,16 @@ def fit(job: CompletedJob, built: JobRequest, *, inputs: Any, logs: bool) -> Tra
         ended = run(request, session=built.session, gpus=gpus, logs=logs, directory=directory, lifeline=lifeline)
     ended.require_completed(ended.describe())
     return ended
+
+
+@contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """Let Python show no traceback after Ctrl-C: a log line has told what happens to the containers."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        without_traceback(interrupt)
+        raise
 
 
 _RUNS = Path("runs")

@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 120
 """Seconds for a host to save a checkpoint when the job is stopped, as on SageMaker."""
-_STOPPING = "stopping: each host has %d s to save a checkpoint. Ctrl-C once more ends them at once"
+_STOPPING = (
+    "stopping: each container has %d s to save a checkpoint, and is then removed. Ctrl-C again removes it at once"
+)
 
 
 def run(
@@ -93,14 +95,14 @@ def run_to_its_end(record: TrainingRecord, runner: TrainingRunner) -> None:
                 record.stop()
             runner.join()
         except BaseException:
-            logger.warning("ending the hosts at once")
+            logger.warning("removing the containers at once")
             record.close()
             runner.join()
             raise
         job = EndedLocalJob(record.name, record.describe())
         if reason := job.describe().get("FailureReason"):
             logger.error("%s failed: %s", record.name, shown_text(reason))
-        logger.warning("%s was interrupted%s", record.name, job.how_to_resume)
+        logger.warning("%s was interrupted, its containers are removed%s", record.name, job.how_to_resume)
         raise
 
 

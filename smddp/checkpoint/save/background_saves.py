@@ -22,9 +22,13 @@ from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-_FELT_SECONDS = 0.1  # a shorter wait is not worth a warning
+_FELT_SECONDS = 1.0  # shorter waits, together, are not worth a warning
 _REMEMBERED = 9  # saves whose median is the usual time
 _SLOW, _SLOW_SECONDS = 3.0, 1.0  # a save of more than so many usual times, and seconds, is slow
+_WAITS = (
+    "training has waited %.1f s for saves, now for %s: they come faster than one is written. Save less often, by "
+    "CheckpointPolicy(every=…, seconds=…) or longer epochs, or to a faster place. This is told once"
+)
 _WARMING_UP = "the memory to save from"
 
 
@@ -37,6 +41,7 @@ class BackgroundSaves:
         self._failures = 0
         self._durable = 0
         self._durations: list[float] = []
+        self._waited = 0.0
         self.is_main = False
         """Whether this is rank 0, which logs; known once the run is open."""
         self.count = 0
@@ -65,8 +70,10 @@ class BackgroundSaves:
         name, started = self._task.under_way, time.perf_counter()
         self._task.wait()
         waited = time.perf_counter() - started
-        if waited > _FELT_SECONDS and name not in (None, _WARMING_UP) and self.is_main:
-            logger.warning("waited %.1f s for %s: the interval is shorter than a save takes", waited, name)
+        if name not in (None, _WARMING_UP):
+            before, self._waited = self._waited, self._waited + waited
+            if before <= _FELT_SECONDS < self._waited and self.is_main:
+                logger.warning(_WAITS, self._waited, name)
         self.check()
 
     def save(self, rank_saver: RankSaver, moment: Moment, failure: Exception | None) -> None:

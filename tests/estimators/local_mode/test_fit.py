@@ -245,7 +245,7 @@ def test_ctrl_c_is_a_stop_with_a_checkpoint(home: Path, training: subprocess.Pop
     assert training.wait() == -signal.SIGINT
     assert "120 s to save a checkpoint" in said
     assert f"the next fit() resumes from the checkpoints in file://{home}/checkpoints, if any" in said
-    assert said.count("Traceback") == 1
+    assert "Traceback" not in said
     assert said.count("| told") == 2
     assert "| told" not in said.partition("was interrupted")[2], "fit() returned before its hosts had ended"
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["algo-1", "algo-2"]
@@ -259,7 +259,9 @@ def test_ctrl_c_once_more_ends_the_hosts_at_once(training: subprocess.Popen[str]
         assert training.poll() is None
     os.killpg(training.pid, signal.SIGINT)
     began = time.monotonic()
-    assert "ending the hosts at once" in training.stdout.read()
+    said = training.stdout.read()
+    assert "removing the containers at once" in said
+    assert "Traceback" not in said
     assert training.wait() == -signal.SIGINT
     assert time.monotonic() - began < 15
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from smddp.checkpoint import Checkpointer, list_checkpoints
+from smddp.checkpoint.save import background_saves
 from smddp.checkpoint.save.attempt import Moment
 from smddp.checkpoint.save.background_task import BackgroundTask
 from smddp.checkpoint.save.save_group import SaveGroup
@@ -112,6 +113,7 @@ def test_a_save_waits_for_the_one_before_and_says_that_it_did(
         threading.Timer(0.3, slow_disk.may_go_on.set).start()  # no earlier than somebody waits
         return wait(task, timeout)
 
+    monkeypatch.setattr(background_saves, "_FELT_SECONDS", 0.0)
     run = new_run()
     run.begin_save(1)
     assert slow_disk.reached.wait(60)
@@ -121,10 +123,13 @@ def test_a_save_waits_for_the_one_before_and_says_that_it_did(
     assert slow_disk.most_under_way == 1
     assert report.step == 2
     assert report.waited_seconds > 0.2
-    assert "s for the checkpoint of step 1: the interval is shorter than a save takes" in caplog.text
+    assert "s for saves, now for the checkpoint of step 1: they come faster than one is written" in caplog.text
     run.save(3)
     assert run.checkpointer.last_report.waited_seconds < 0.2
     assert [info.step for info in list_checkpoints(run.directory) if info.valid] == [1, 2, 3]
+    run.begin_save(4)
+    run.save(5)
+    assert caplog.text.count("training has waited") == 1
 
 
 def fail(*_: object, **__: object) -> None:
@@ -255,6 +260,7 @@ def test_waiting_for_the_warming_up_is_no_back_pressure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go = threading.Event()
+    monkeypatch.setattr(background_saves, "_FELT_SECONDS", 0.0)
     monkeypatch.setattr(DirectoryStore, "check_writable", lambda _: go.wait(60))
     checkpointer = Checkpointer(tmp_path, {})
     checkpointer.warm_up()
@@ -262,7 +268,7 @@ def test_waiting_for_the_warming_up_is_no_back_pressure(
     checkpointer.save(1)
     checkpointer.close()
     assert checkpointer.last_report is not None
-    assert "the interval is shorter" not in caplog.text
+    assert "training has waited" not in caplog.text
 
 
 def test_each_checkpoint_is_announced_once_it_is_durable(tmp_path: Path) -> None:
