@@ -268,7 +268,9 @@ class Estimator:
         decided = sessions.configured_switches(self._session) & self._defaults
         return {name: value for name, value in arguments.items() if name not in decided}
 
-    def rehearse(self, inputs: Any = None, *, steps: int = 20, seconds: int = 600, logs: bool = True) -> Rehearsal:
+    def rehearse(
+        self, inputs: Any = None, *, steps: int = 20, seconds: int = 600, isolated: bool = False, logs: bool = True
+    ) -> Rehearsal:
         """Train some steps of the job on this machine, with its hosts and ranks, and resume from the checkpoint.
 
         The script runs to its end in the embedded platform (``LocalSageMaker``), in this Python's environment: it reads
@@ -279,10 +281,13 @@ class Estimator:
             inputs: The channels, as for `fit`, or directories and files of this machine.
             steps: Optimizer steps of each attempt, after which the loops of ``smddp.Trainer`` end.
             seconds: Time limit of each attempt.
+            isolated: Whether the job runs without this Python's packages: in an environment with what AWS's image is
+                known to hold, where requirements.txt is installed as in the image. It is made once, and kept.
             logs: Whether to show the log.
 
         Raises:
-            EstimatorError: The job can't be rehearsed, an attempt took too long, or the second attempt did not resume.
+            EstimatorError: The job can't be rehearsed, the environment can't be made, an attempt took too long, or the
+                second attempt did not resume.
             TrainingJobFailed: The job can't train; its reason says why.
         """
         from estimators.rehearsal import rehearse
@@ -297,6 +302,8 @@ class Estimator:
             fit=fit,
             steps=steps,
             seconds=seconds,
+            isolated=isolated,
+            session=self._session,
             s3=lambda: sessions.s3_client(self._session),
         )
 

@@ -39,9 +39,8 @@ class Runtime:
         if sessions.runs_in_this_python(session):
             torch, python = versions_here()
             return cls(image=image, torch=torch, python=python, is_here=True)
-        if (tag := _AWS_TAG.match(image or "")) is None:
-            return cls(image=image, torch=None, python=None, is_here=False)
-        return cls(image=image, torch=tag["torch"], python=f"3.{tag['python']}", is_here=False)
+        torch, by_tag = versions_of(image)
+        return cls(image=image, torch=torch, python=by_tag, is_here=False)
 
     # Not a problem of the plan: the machine that sends a job seldom has the versions of the job's image, and a warning
     # at each fit() would hide the warnings that matter.
@@ -57,6 +56,12 @@ class Runtime:
             yield "versions", f"{named(self.torch, self.python)} by the image's tag"
         else:
             yield "versions", f"{named(self.torch, self.python)} by the image's tag; here {named(*here)}"
+
+
+def versions_of(image: str | None) -> tuple[str | None, str | None]:
+    """Return the major and minor versions of PyTorch and Python in an image's tag, None for an image not of AWS."""
+    tag = _AWS_TAG.match(image or "")
+    return (None, None) if tag is None else (tag["torch"], f"3.{tag['python']}")
 
 
 def versions_here() -> tuple[str | None, str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from estimators.checks import channels
 from estimators.errors import EstimatorError, TrainingJobStopped
 from estimators.plan import Topology
+from estimators.plan.runtime import named, versions_here
 from estimators.rehearsal.sample import bring, objects
 from estimators.source_code import PACKAGE, SourceCode, imports_package
 from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
@@ -19,6 +21,7 @@ from smddp.job.printed_error import LOG_TIME
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+    from estimators.local import Processes
     from estimators.sdk.library import Session
     from estimators.training_job import TrainingJob
 
@@ -58,6 +61,8 @@ class Rehearsal:
 
     topology: str
     """The hosts and the launcher of the ranks."""
+    runtime: str
+    """PyTorch and Python of the hosts, and whose they are: this machine's, or those of an isolated environment."""
     seconds: float
     """Duration, including the platform's start."""
     steps: int
@@ -81,7 +86,8 @@ class Rehearsal:
             checkpoints = f"resumed from the checkpoint of step {self.resumed_at} ({_size(self.checkpoint_bytes)})"
         metrics = ", ".join(f"{name} {value:g}" for name, value in sorted(self.metrics.items()))
         return (
-            f"rehearsed on {self.topology}: {self.steps} steps in {self.seconds:.0f} s; {checkpoints}; "
+            f"rehearsed on {self.topology}, with {self.runtime}: "
+            f"{self.steps} steps in {self.seconds:.0f} s; {checkpoints}; "
             f"model.tar.gz {_size(self.model_bytes)}; largest process {_size(self.memory_bytes)}; "
             f"{'; '.join([metrics or 'no metrics', *self.samples])}"
         )
@@ -94,11 +100,14 @@ def rehearse(
     fit: Fit,
     steps: int,
     seconds: int,
+    isolated: bool,
+    session: Session | None,
     s3: Callable[[], S3Client],
 ) -> Rehearsal:
     """Train a job for `steps` optimizer steps on a new local platform and, if it keeps checkpoints, resume once.
 
-    Each attempt may take `seconds`. Raise EstimatorError if the job can't be rehearsed, takes too long or does not
+    Each attempt may take `seconds`. `isolated` hosts run with the Python of an environment that stands for the image,
+    which `session` decides. Raise EstimatorError if the job can't be rehearsed, takes too long or does not
     resume, and TrainingJobFailed if it fails.
     """
     from estimators.local import LocalSageMaker
@@ -109,7 +118,10 @@ def rehearse(
     topology = Topology.of(arguments)
     hosts = sum(count or 1 for count, _ in topology.hosts)
     began = time.monotonic()
-    with LocalSageMaker() as platform:
+    with (
+        _isolated(arguments, session) if isolated else _here() as (processes, runtime),
+        LocalSageMaker(executor=processes) as platform,
+    ):
         bucket, client = platform.default_bucket, platform.boto_session.client("s3")
         brought = {
             name: bring(name, place, platform, s3, hosts=hosts) for name, place in channels.by_name(inputs).items()
@@ -137,6 +149,7 @@ def rehearse(
         logged = int(metrics.pop("step", 0))
         return Rehearsal(
             topology=str(topology),
+            runtime=runtime,
             seconds=time.monotonic() - began,
             steps=max((step for step, _ in newest), default=logged),
             resumed_at=resumed_at,
@@ -146,6 +159,28 @@ def rehearse(
             memory_bytes=max(memory),
             samples=tuple(said for _, said in brought.values() if said),
         )
+
+
+@contextmanager
+def _here() -> Iterator[tuple[Processes, str]]:
+    """Run the hosts with this Python."""
+    from estimators.local import Processes
+
+    yield Processes(), f"{named(*versions_here())} of this machine"
+
+
+@contextmanager
+def _isolated(arguments: Mapping[str, Any], session: Session | None) -> Iterator[tuple[Processes, str]]:
+    """Run the hosts with the Python of an environment that holds what is known of the image."""
+    from estimators.local import Processes
+    from estimators.rehearsal.environments import environment
+    from estimators.rehearsal.image_content import ImageContent
+
+    content = ImageContent.of(arguments, session)
+    with environment(content) as found:
+        differs = "" if found.version == content.python else f" (the image's is {content.python})"
+        runtime = f"{named(content.torch, found.version)}{differs} of an environment of its own"
+        yield Processes(python=found.python), runtime
 
 
 def _check_count(name: str, count: object, most: int) -> None:

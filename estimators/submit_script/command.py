@@ -54,6 +54,9 @@ def rehearse(
     ] = [],  # noqa: B006  # typer makes a new one
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each attempt.")] = 20,
     seconds: Annotated[int, typer.Option(min=1, help="Time limit of each attempt.")] = 600,
+    isolated: Annotated[
+        bool, typer.Option("--isolated", help="Run it without this Python's packages, with those of AWS's image.")
+    ] = False,
 ) -> None:
     """Train some steps of SUBMIT's first job on this machine, and resume from its checkpoint. Nothing is sent to AWS.
 
@@ -63,7 +66,7 @@ def rehearse(
     from estimators.submit_script.run import rehearsed_job
 
     try:
-        rehearsal = rehearsed_job(submit, arguments, steps=steps, seconds=seconds)
+        rehearsal = rehearsed_job(submit, arguments, steps=steps, seconds=seconds, isolated=isolated)
     except (EstimatorError, TrainingJobFailed) as error:
         typer.echo(f"smddp rehearse: {shown_text(str(error))}", err=True)
         raise typer.Exit(1 if isinstance(error, TrainingJobFailed) else 2) from error

@@ -15,6 +15,8 @@ from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.local import LocalSageMaker
 from estimators.rehearsal import sample
 from estimators.rehearsal.rehearsal import _RESUMED, _newest
+from smddp.container.job_environment import make_environment
+from tests.end_to_end.conftest import SCRIPTS
 
 Build = Callable[..., Estimator]
 
@@ -226,3 +228,27 @@ def test_checkpoints_that_the_job_saves_to_s3_itself_go_to_the_rehearsals_own_pl
     environment = {"SMDDP_CHECKPOINT_S3_URI": "s3://somebody-elses/checkpoints"}
     found = estimator("two_models.py", environment=environment).rehearse(steps=3, seconds=100, logs=False)
     assert (found.steps, found.resumed_at) == (6, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # a whole job
+def test_an_isolated_job_runs_with_the_python_of_its_environment(
+    estimator: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment has this Python's packages here: a torch that trains is too large to be installed by a test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def install(directory: Path, *_: object, **__: object) -> None:
+        make_environment(directory)
+
+    monkeypatch.setattr("estimators.rehearsal.installer.install", install)
+    (tmp_path / "code").mkdir()
+    text = (SCRIPTS / "trains.py").read_text()
+    prefix = f"import sys\nassert sys.prefix.startswith({str(tmp_path / 'cache')!r}), sys.prefix\n"
+    (tmp_path / "code" / "trains.py").write_text(prefix + text.replace("from __future__ import annotations\n", ""))
+    found = estimator("trains.py", source_dir=str(tmp_path / "code"), framework_version="2.6.0").rehearse(
+        steps=3, seconds=100, logs=False, isolated=True
+    )
+    assert found.metrics["loss"] > 0
+    assert found.runtime.startswith("PyTorch 2.6, Python ")
+    assert found.runtime.endswith(" of an environment of its own")

@@ -66,6 +66,11 @@ def check(source: SourceCode, nodes: Sequence[Executed], installed: Installed) -
         )
 
 
+def imported_modules(source: SourceCode) -> frozenset[str]:
+    """Return the top-level modules that a script needs besides its own code, Python and smddp."""
+    return frozenset(name for _, _, name in _imports(source))
+
+
 def _brings_modules(module: PythonModule) -> bool:
     """Return whether code may find or install modules by itself: by ``sys.path``, or by pip in a subprocess."""
     return any(

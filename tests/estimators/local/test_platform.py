@@ -115,7 +115,7 @@ def await_process(marker: str) -> None:
 
 PARENT = """if True:
     import json, os, sys, time
-    from estimators.local import LocalSageMaker, Processes
+    from estimators.local import LocalSageMaker
     platform = LocalSageMaker(sys.argv[1], storage=(sys.argv[2:] or ["memory"])[0]).start()
     platform.boto_session.client("sagemaker").create_training_job(**json.loads(os.environ["REQUEST"]))
     heavy = [name for name in ("moto", "flask", "werkzeug", "sagemaker", "torch") if name in sys.modules]
