@@ -21,8 +21,8 @@ from tests.estimators.rehearsal.conftest import HERE
 CONTENT = ImageContent(torch="2.8", python=HERE, requirements=("torch==2.8.*",))
 
 
-def content(name: str) -> ImageContent:
-    return ImageContent(torch=name, python=HERE, requirements=(f"torch=={name}.*",))
+def content(name: str, *more: str) -> ImageContent:
+    return ImageContent(torch=name, python=HERE, requirements=(f"torch=={name}.*", *more))
 
 
 @pytest.fixture
@@ -54,10 +54,10 @@ def test_holds_the_images_torch_and_smddp_and_no_package_of_this_python(
 
 
 def test_is_made_once_and_anew_for_other_content(made: list[str]) -> None:
-    for each in ("2.8", "2.7", "2.8"):
-        with environment(content(each)):
+    for each in (content("2.8"), content("2.8", "pandas"), content("2.8")):
+        with environment(each):
             pass
-    assert made == ["torch==2.8.*", "torch==2.7.*"]
+    assert made == ["torch==2.8.*", "torch==2.8.*", "pandas"]
 
 
 def test_what_a_killed_making_left_does_not_count(
@@ -93,8 +93,8 @@ def test_the_last_used_stay_and_those_in_use(made: list[str], cache: Path, monke
                 pass
             os.utime(Path(found.python).parents[1] / MADE, (number, number))
         assert kept() == ["1.0", "3.0", "4.0"]
-    with environment(content("3.0")):
-        assert kept() == ["3.0", "4.0"]
+    with environment(content("1.0")):
+        assert kept() == ["1.0", "4.0"]
 
 
 def test_a_rehearsal_waits_while_another_one_makes_an_environment(
