@@ -240,8 +240,10 @@ def run(
     from smddp.cluster.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
     from smddp.process.log_form import start_log
+    from smddp.process.terminal_line import make_room_for_other_process
 
     start_log()
+    make_room_for_other_process()  # rank 0 may show a live line there
     own = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
     if misplaced := [each for each in context.args if each.partition("=")[0] in own]:
         typer.echo(

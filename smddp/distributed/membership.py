@@ -132,14 +132,21 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
         with Heartbeat("waiting for the other ranks") if cluster.is_main else nullcontext():
             _current = _open(cluster, backend, timedelta(seconds=seconds))
     if _current.cluster.is_main:
+        is_cuda = _current.device.type == "cuda"
         logger.info(
-            "training on %d %s of %d host(s), backend %s",
-            _current.cluster.world_size,
-            "GPU(s)" if _current.device.type == "cuda" else "CPU process(es), as PyTorch sees no GPU,",
-            _current.cluster.node_count,
+            "training on %s of %s, backend %s%s",
+            _counted(
+                _current.cluster.world_size, "GPU" if is_cuda else "CPU process", "GPUs" if is_cuda else "CPU processes"
+            ),
+            _counted(_current.cluster.node_count, "host", "hosts"),
             _current.backend,
+            "" if is_cuda else ": PyTorch sees no GPU",
         )
     return _current
+
+
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def leave(*, together: bool = False) -> None:

@@ -77,7 +77,7 @@ def run_local(
         if signum == signal.SIGINT and signum not in asked:
             # The first Ctrl-C is a stop, which saves work; a second one is passed on as SIGINT.
             asked.add(signum)
-            logger.warning("Stopping at the next step, with a checkpoint; Ctrl-C again ends the ranks at once.")
+            logger.warning("stopping with a checkpoint; Ctrl-C again ends it at once")
             agents.forward(signal.SIGTERM)
             return
         logger.info("%s: telling every rank.", signal.Signals(signum).name)
@@ -206,12 +206,13 @@ def _environ(
     environ.setdefault("PYTHONUNBUFFERED", "1")
     # One agent knows only its own ranks, but the ranks of all nodes here share the cores.
     environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
+    shown = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
     logger.info(
         "starting %d rank%s of %s; the run's directory is %s%s",
         ranks_here,
         "" if ranks_here == 1 else "s",
         script.name,
-        directory,
+        shown,
         f", its checkpoints are in {uri}" if uri else "",
     )
     return environ

@@ -30,6 +30,7 @@ from smddp.process.leftovers import Leftovers
 from smddp.process.log_form import start_log
 from smddp.process.program import SIGNAL_SECONDS, forward_signals
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
+from smddp.process.terminal_line import make_room_for_other_process
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_parent_death_signal = 1  # linux/prctl.h
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM, 0, 0, 0)
     start_log()
+    make_room_for_other_process()  # rank 0 may show a live line there
     is_first_with_file = given.node_rank == 0 and not given.module
     if is_first_with_file and (line := find_spawn_call(Path(given.script))) is not None:
         logger.warning(

@@ -27,9 +27,10 @@ class RankStart:
         self._heartbeat = Heartbeat("the ranks are starting", most=_MOST_SECONDS)
         self._until = time.monotonic() + _MOST_SECONDS
         self._next_look = 0.0
+        self._begun: set[int] = set()
 
     def look(self, program: int | None = None) -> None:
-        """Stop telling if each rank handles SIGTERM, as it does once ``smddp.run`` has begun.
+        """Stop telling once each rank has handled SIGTERM, as it does from the beginning of ``smddp.run`` to its end.
 
         A job without a launcher gives its `program`, which is the rank then.
         """
@@ -38,7 +39,8 @@ class RankStart:
             self._next_look = now + _LOOK_SECONDS
             processes = Descendants(os.getpid())
             ranks = set(processes.ranks()) or (set() if program is None else processes.script(program))
-            if ranks and all(catches(rank, signal.SIGTERM) for rank in ranks):
+            self._begun |= {rank for rank in ranks if catches(rank, signal.SIGTERM)}
+            if ranks and ranks <= self._begun:
                 self._until = now
                 self._heartbeat.stop()
 

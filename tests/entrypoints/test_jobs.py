@@ -64,7 +64,7 @@ def test_it_runs_as_a_job_of_two_hosts(script: str, sagemaker: LocalSageMaker, s
         sagemaker_session=sagemaker.session,
     ).fit(inputs, logs=False)
     printed = "\n".join(message for _, message in job.logs())
-    assert "training on 2 CPU process(es)" in printed
+    assert "training on 2 CPU processes" in printed
     assert line in printed
 
 

@@ -1,6 +1,7 @@
 import gc
 import itertools
 import json
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from smddp.distributed import leave, ranks
 from smddp.job import Job
 from smddp.metrics import CsvFile, Status, TrackedRun, Tracker
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.training.active_runs import active_runs
+from smddp.training.active_runs import Progress, active_runs
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +88,21 @@ def test_a_tracker_is_told_of_a_run_and_of_the_same_one_after_a_resume(job: Job)
     lines = [json.loads(line) for line in (job.output_data_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
     assert [line["status"] for line in lines if line.get("event") == "end"] == ["stopped", "finished"]
+
+
+def test_the_last_line_counts_the_steps_and_the_seconds_of_all_attempts(
+    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    saved = Progress.state_dict
+    monkeypatch.setattr(Progress, "state_dict", lambda self: {**saved(self), "seconds": 100.0})
+    with ExitStack() as ending, active_runs.until_script_ends(ending), pytest.raises(Stopped):
+        train(job, 2, Told(), stop_at=5)
+    assert "done: " not in caplog.text
+    stop_signal.requested = False
+    with ExitStack() as ending, active_runs.until_script_ends(ending):
+        train(job, 2, Told())
+    assert f"done: 2 epochs, 8 steps in 1:40 min; model in {job.model_dir}" in caplog.messages
 
 
 def test_a_failure_is_told_and_a_script_without_smddp_run_ends_its_trackers_too(job: Job) -> None:
