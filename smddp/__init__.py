@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from smddp.training import run as run
     from smddp.training import seed_everything as seed_everything
     from smddp.training import warmup_cosine as warmup_cosine
+    from smddp.watch import Watch as Watch
 
 _HOMES = {
     "CheckpointPolicy": "smddp.training",
@@ -52,6 +53,7 @@ _HOMES = {
     "StepTimer": "smddp.metrics",
     "Stopped": "smddp.process.preemption",
     "Trainer": "smddp.training",
+    "Watch": "smddp.watch",
     "fingerprint": "smddp.data.fingerprint",
     "join": "smddp.distributed",
     "leave": "smddp.distributed",

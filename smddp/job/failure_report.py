@@ -15,7 +15,7 @@ import socket
 import stat
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from smddp.cluster import Cluster
@@ -94,6 +94,12 @@ def describe_rank_exit(
         whose = f"one of {world_size} ranks; the first to end was r{where}" if many and error.others else f"r{where}"
         return _with_printed("", error, f" ({whose})")
     return _with_printed(f"R{where} was {how}: " if how else f"R{where} ended with code {code}: ", error)
+
+
+def frame_lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:
+    """Return the user's own frames of a stack as a report shows them; the innermost frame if none is the user's."""
+    own = [frame for frame in stack if not _is_installed(frame.filename)]
+    return [_frame_line(frame).strip() for frame in own or stack[-1:]]
 
 
 def find_printed(code: int, tail: str, *, many: bool = False) -> PrintedError | None:
@@ -245,8 +251,8 @@ _INSTALLED = _installed_prefixes()
 
 def _frame_line(frame: traceback.FrameSummary) -> str:
     code = f": {_shorten(frame.line, _CODE_LIMIT)}" if frame.line else ""
-    path = Path(frame.filename)
-    return _plain(f"  {path.parent.name}/{path.name}:{frame.lineno} {frame.name}{code}")
+    place = "/".join(Path(frame.filename).parts[-2:])
+    return _plain(f"  {place}:{frame.lineno} {frame.name}{code}")
 
 
 def _fit(lines: list[str], room: int) -> list[str]:

@@ -8,6 +8,7 @@ environment variables of its launcher.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -143,6 +144,35 @@ def started(process: int) -> int | None:
     """Return a process's start time in kernel ticks; None if it has ended."""
     found = _parent_and_start(process)
     return None if found is None else found[1]
+
+
+def state(process: int) -> str:
+    """Return a process's state, a letter as in proc(5): R, S, D, T, t, Z; empty if it has ended."""
+    fields = _read(process, "stat").rpartition(b")")[2].split()
+    return fields[0].decode() if fields else ""
+
+
+def usage(root: int) -> tuple[float, int] | None:
+    """Return the CPU seconds, and the bytes read and written, of a process and all below it, but not of this thread.
+
+    Return None without /proc.
+    """
+    ticks = size = 0
+    for process in (root, *Descendants(root).parents):
+        fields = _read(process, "stat").rpartition(b")")[2].split()
+        ticks += sum(map(int, fields[11:13]))
+        size += _bytes(_read(process, "io"))
+    if not ticks:
+        return None
+    own = root == os.getpid()
+    seconds = ticks / os.sysconf("SC_CLK_TCK") - (time.thread_time() if own else 0.0)
+    return seconds, size - (_bytes(_read(root, f"task/{threading.get_native_id()}/io")) if own else 0)
+
+
+def _bytes(io: bytes) -> int:
+    """Return the bytes read and written by system calls, from a file ``io`` of /proc."""
+    counts = dict(line.split(b":") for line in io.splitlines())
+    return sum(int(counts.get(name, 0)) for name in (b"rchar", b"wchar"))
 
 
 def _age(process: int) -> float:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -42,17 +42,18 @@ from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs
 from smddp.training.failure_log import FailureLog
 from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline, main_thread_traceback
+from smddp.watch import Watch, Watchdog
 
 logger = logging.getLogger(__name__)
 
 _INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
 
-_has_trained = False
-"""Whether an optimizer of this process took a step since ``run`` began."""
+_steps_taken = 0
+"""Steps that the optimizers of this process took since ``run`` began."""
 
 
-def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> NoReturn:
+def run(main: Callable[..., None], *, preflight_collectives: bool = False, watch: bool | Watch = False) -> NoReturn:
     """Run the training function as a rank of its job, and end the process.
 
     Args:
@@ -61,6 +62,8 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
             hyperparameters, or outside of a job from the command line.
         preflight_collectives: Whether to check the network between hosts and ranks first, in a second or two. A host
             that is cut off or garbles data ends the job, by name; a slow host is logged.
+        watch: Whether a watchdog looks for a rank that hangs, and ends the job with its name, line and kind; a
+            `smddp.Watch` sets after how many seconds, and whether the job ends.
 
     Raises:
         SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again to continue),
@@ -75,22 +78,26 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False) -> No
             if __name__ == "__main__":
                 smddp.run(main)
     """
-    run_with_config(main, read_dataclass, preflight_collectives=preflight_collectives)
+    run_with_config(main, read_dataclass, preflight_collectives=preflight_collectives, watch=watch)
 
 
 def run_with_config(
-    main: Callable[..., None], read_config: ConfigReader, *, preflight_collectives: bool = False
+    main: Callable[..., None],
+    read_config: ConfigReader,
+    *,
+    preflight_collectives: bool = False,
+    watch: bool | Watch = False,
 ) -> NoReturn:
     """Run the training function as `run` does, with a config from another reader.
 
     An error of ``read_config`` is reported as the reason why the job could not begin.
     """
-    global _has_trained
-    _has_trained = False
+    global _steps_taken
+    _steps_taken = 0
     with stop_signal, register_optimizer_step_post_hook(_note_training):
         stop_signal.on_unheeded = _end_unheeded
         try:
-            code = _run(main, read_config, preflight_collectives)
+            code = _run(main, read_config, preflight_collectives, watch)
         except Stopped:  # a stop before the ranks had joined
             code = RESUMABLE
             _tell(code)
@@ -100,7 +107,7 @@ def run_with_config(
     raise SystemExit(code)
 
 
-def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collectives: bool) -> int:
+def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collectives: bool, watch: bool | Watch) -> int:
     cluster: Cluster | None = None
     job: Job | None = None
     with ExitStack() as watching:
@@ -130,7 +137,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
         watching.callback(answer_stop_question, None)
         work = partial(main, **arguments)
         work = partial(_check_and, work, membership) if preflight_collectives else work
-        code = _train(work, job, membership, earlier)
+        code = _train(work, job, membership, earlier, Watch.of(watch))
     if code == 0 and question.answer and cluster.is_main:
         logger.warning("the script ended with 0 after it was told to stop: it counts as done; else raise smddp.Stopped")
     if code in (0, RESUMABLE):
@@ -138,8 +145,25 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
     return code
 
 
-def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: tuple[int, int] | None) -> int:
-    first_failure = FirstFailure(membership, partial(_give_up, job.output_dir))
+def _train(
+    main: Callable[[], None],
+    job: Job,
+    membership: Membership,
+    earlier: tuple[int, int] | None,
+    watch: Watch | None,
+) -> int:
+    give_up = partial(_give_up, job.output_dir)
+    first_failure = FirstFailure(membership, give_up)
+    watchdog: AbstractContextManager[object] = nullcontext()
+    if watch is not None:
+        watchdog = Watchdog(
+            watch,
+            membership,
+            steps=lambda: _steps_taken,
+            output_dir=job.output_dir,
+            publish=first_failure.publish,
+            end=give_up,
+        )
     saves = ExitStack()
     process = os.getpid()
     # Order of a good end: 1. main returns, 2. the last checkpoints become durable, 3. the exit code is recorded, 4. the
@@ -148,7 +172,7 @@ def _train(main: Callable[[], None], job: Job, membership: Membership, earlier: 
     # it, 5. end, by force after 15 seconds. A rank that only lost contact skips 1, as the cause is another rank's, and
     # does 2 within 5: its trackers hear that the run has failed.
     try:
-        with active_runs.until_script_ends(saves):
+        with watchdog, active_runs.until_script_ends(saves):
             code = _run_well(main)
         _end_fork(process, code)
         lost = active_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
@@ -297,7 +321,7 @@ class StoppedUnheeded(SystemExit):
 
 def _end_unheeded() -> None:
     """End the main thread at the point that SIGTERM interrupted, because the script never checks for a stop."""
-    if _has_trained:
+    if _steps_taken:
         raise StoppedUnheeded(
             "told to stop, and nothing in this script asks for that: what was done since its last checkpoint is lost. "
             "Use smddp.Trainer, or ask job.stopping in the loop, save, and raise smddp.Stopped"
@@ -307,13 +331,13 @@ def _end_unheeded() -> None:
 
 
 def _note_training(*_: object) -> None:
-    global _has_trained
-    _has_trained = True
+    global _steps_taken
+    _steps_taken += 1
 
 
 def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> None:
     """End a rank that was told to stop and did not reach a step's end in time; called in a thread."""
-    code = RESUMABLE if active_runs.all_work_is_durable() or not _has_trained else 1
+    code = RESUMABLE if active_runs.all_work_is_durable() or not _steps_taken else 1
     where = main_thread_traceback()
     seconds = stop_signal.age
     if code == RESUMABLE:

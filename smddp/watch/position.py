@@ -1,0 +1,153 @@
+"""Where a rank is: its step, collective and phase, its line in the user's script, and for how long it has not moved."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from smddp.cluster import Cluster
+from smddp.job.failure_report import frame_lines
+from smddp.process import process_tree
+from smddp.watch.collective_log import CollectiveLog
+
+_BUSY_SHARE, _BUSY_SECONDS, _BUSY_BYTES = 0.02, 0.1, 2**20
+"""A rank is busy if it uses more of a core than this share, plus these seconds, or reads and writes more bytes."""
+_BYTES_A_RANK = 4096
+"""Bytes a second and rank that the store, served by rank 0, reads and writes for the positions."""
+
+_PHASES = (
+    ("/torch/utils/data/", "data"),
+    ("/smddp/data/", "data"),
+    ("/torch/autograd/", "backward"),
+    ("/torch/_tensor.py", "backward"),
+    ("/torch/optim/", "optimizer"),
+    ("/torch/_dynamo/", "compile"),
+    ("/torch/_inductor/", "compile"),
+    ("/smddp/checkpoint/", "checkpoint"),
+    ("/torch/distributed/", "collective"),
+    ("/torch/nn/", "forward"),
+    ("<frozen importlib", "import"),
+)
+"""The phase of a step, by the file of the innermost frame that is in this table."""
+_DEBUGGERS = ("/bdb.py", "/pdb.py", "/code.py", "/debugpy/", "/IPython/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """One sample of a rank."""
+
+    rank: int
+    host: str
+    pid: int
+    beat: int
+    """The number of this sample: a rank whose number stays the same does not answer."""
+    step: int
+    collectives: int
+    """Collectives entered; 0 on a PyTorch without hooks."""
+    collective: str
+    """The last collective entered."""
+    waits: bool
+    """Whether that collective has not ended on this rank."""
+    idle: float
+    """Seconds without a step and without a collective."""
+    still: float
+    """The part of `idle` since the rank, or a child process, last computed, read or wrote."""
+    phase: str
+    """data, forward, backward, optimizer, checkpoint, compile, import, collective, debugger, script or ended."""
+    frames: Sequence[str] = ()
+    """The main thread's frames in the user's code, the innermost last; none unless `idle`."""
+    neighbours: Mapping[str, str] = field(default_factory=dict)
+    """The state of each rank on this host that does not answer, by its number: stopped, dead or blocked."""
+
+    def to_json(self) -> str:
+        """Return the position as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Position:
+        """Read a position of a rank of this job."""
+        return cls(**json.loads(text))
+
+    @property
+    def line(self) -> str:
+        """The innermost line of the user's code; empty if unknown."""
+        return self.frames[-1] if self.frames else ""
+
+
+class Sampler:
+    """Samples this process. Used by one thread."""
+
+    def __init__(self, cluster: Cluster, *, steps: Callable[[], int], collectives: CollectiveLog) -> None:
+        self._cluster = cluster
+        self._steps, self._collectives = steps, collectives
+        self._beat = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget for how long the rank has not moved: this thread itself did not run for a while."""
+        self._moved = self._active = time.monotonic()
+        self._progress: tuple[int, int] | None = None
+        self._used: tuple[float, int] | None = None
+
+    def sample(self, neighbours: Mapping[str, str], *, ended: bool = False) -> Position:
+        """Return the position now; `ended` says that the script has ended well."""
+        now = time.monotonic()
+        progress = self._steps(), self._collectives.count
+        if progress != self._progress:
+            self._progress, self._moved, self._active, self._used = progress, now, now, None
+        else:
+            self._look_for_activity(now)
+        idle = now - self._moved
+        stack = main_stack() if idle else []
+        self._beat += 1
+        return Position(
+            rank=self._cluster.rank,
+            host=self._cluster.host,
+            pid=os.getpid(),
+            beat=self._beat,
+            step=progress[0],
+            collectives=progress[1],
+            collective=self._collectives.last,
+            waits=self._collectives.is_inside,
+            idle=idle,
+            still=now - self._active,
+            phase="ended" if ended else phase_of(stack),
+            frames=frame_lines(stack),
+            neighbours=neighbours,
+        )
+
+    def _look_for_activity(self, now: float) -> None:
+        """Move `_active` if the process tree computed, read or wrote more than a rank that only waits."""
+        used = process_tree.usage(os.getpid())  # without that of this thread
+        if self._used is None or used is None:
+            self._used, self._active = used, now
+            return
+        seconds, size = used[0] - self._used[0], used[1] - self._used[1]
+        passed = now - self._active
+        most = _BUSY_BYTES + _BYTES_A_RANK * self._cluster.world_size * passed
+        # A child process that has ended takes its usage with it: that is activity, too.
+        if seconds < 0 or seconds > _BUSY_SHARE * passed + _BUSY_SECONDS or size > most:
+            self._used, self._active = used, now
+
+
+def main_stack() -> list[traceback.FrameSummary]:
+    """Return the main thread's frames, the innermost last."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001, it is documented
+    return list(reversed(traceback.StackSummary.extract(traceback.walk_stack(frame))))
+
+
+def phase_of(stack: Sequence[traceback.FrameSummary]) -> str:
+    """Return the phase in which a stack is; ``script`` if no frame tells."""
+    if any(part in frame.filename for frame in stack for part in _DEBUGGERS):
+        return "debugger"
+    for frame in reversed(stack):
+        for part, phase in _PHASES:
+            if part in frame.filename:
+                return phase
+    return "script"

@@ -1,0 +1,143 @@
+"""The judgement on a job whose ranks do not move: which rank the others wait for, where it stands, and what it does.
+
+A rank that waits in a collective is a victim. The culprit is looked for in this order, and the first that is found ends
+the search:
+
+1. a rank that no longer answers: its process is stopped, dead, or a native call holds Python's lock;
+2. ranks that wait in different collectives at the same place of their order;
+3. a rank that has entered fewer collectives than the others, or waits in none;
+4. without collectives: a rank that is still.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smddp.watch.position import Position
+
+_KINDS = {
+    "data": "loader stall",
+    "checkpoint": "slow storage",
+    "ended": "unequal steps",
+    "compile": "stuck compilation",
+    "import": "stuck import",
+}
+"""The kind of a fault by the culprit's phase; in any other phase a call of the script blocks."""
+_SILENT = {
+    "stopped": ("stopped process", "its process is stopped, by SIGSTOP or a debugger"),
+    "dead": ("dead process", "its process has ended without a word"),
+    "blocked": ("native block", "a native call holds Python's lock"),
+    "busy": ("long native call", "a native call holds Python's lock, and computes"),
+    "": ("no answer", "no rank on its host says why"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is wrong with a job."""
+
+    kind: str
+    """Such as ``blocking call``, ``loader stall``, ``mismatched collective``, ``stopped process``."""
+    ranks: Sequence[int]
+    """The culprits; both ranks of a pair if nothing tells which one is wrong."""
+    text: str
+    """One sentence for a person: the culprit, its host, its line, and who waits for it."""
+    is_sure: bool
+    """Whether the culprit is stuck. A busy one may still go on."""
+
+
+def judge(positions: Sequence[Position], silent: Sequence[Position], after: float) -> Verdict | None:
+    """Return the verdict on the ranks of a job, or None if they do not hang.
+
+    `positions` are of the ranks that answer, `silent` the last ones of the others. A rank is judged after `after`
+    seconds without a step or a collective.
+    """
+    if silent:
+        return _silent(positions, silent[0])
+    waiting = [each for each in positions if each.waits and each.still >= after]
+    if mismatch := _mismatch(waiting):
+        return mismatch
+    most = max((each.collectives for each in waiting), default=0)
+    behind = [each for each in positions if not each.waits or each.collectives < most]
+    if waiting and not behind:
+        return _network(waiting) if len(waiting) == len(positions) else None
+    if not waiting and not all(each.idle >= after for each in positions):
+        return None
+    behind = [each for each in behind if each.phase != "debugger"]
+    stuck = [each for each in behind if each.still >= after or each.phase == "ended"]
+    for culprit in stuck or [each for each in behind if each.idle >= after and waiting]:
+        return _behind(culprit, [each for each in positions if each.waits], is_sure=bool(stuck))
+    return None
+
+
+def _silent(positions: Sequence[Position], last: Position) -> Verdict:
+    states = [each.neighbours[str(last.rank)] for each in positions if str(last.rank) in each.neighbours]
+    kind, explanation = _SILENT[states[0] if states else ""]
+    return Verdict(
+        kind=kind,
+        ranks=(last.rank,),
+        text=f"{_name(last)} does not answer: {explanation}; last seen after {last.step} optimizer steps"
+        f"{_victims([each for each in positions if each.waits])}",
+        is_sure=kind != "long native call",
+    )
+
+
+def _mismatch(waiting: Sequence[Position]) -> Verdict | None:
+    """Return the verdict if ranks wait in different collectives as the same one of their order."""
+    for count in {each.collectives for each in waiting if each.collectives}:
+        there = [each for each in waiting if each.collectives == count]
+        names = Counter(each.collective for each in there)
+        if len(names) > 1:
+            usual, votes = names.most_common(1)[0]
+            has_majority = votes > len(there) / 2
+            odd = [each for each in there if each.collective != usual] if has_majority else there
+            told = "; ".join(
+                f"{_name(each)} is in {each.collective} at {each.line or 'an unknown line'}" for each in there
+            )
+            return Verdict(
+                kind="mismatched collective",
+                ranks=tuple(each.rank for each in odd),
+                text=f"the ranks are in different collectives, number {count} of each: {told}",
+                is_sure=True,
+            )
+    return None
+
+
+def _network(waiting: Sequence[Position]) -> Verdict:
+    first = waiting[0]
+    return Verdict(
+        kind="network",
+        ranks=(),
+        text=f"all ranks have entered {first.collective or 'a collective'} (number {first.collectives}), and it does "
+        f"not end after {first.still:.0f} s: do the hosts reach each other?",
+        is_sure=True,
+    )
+
+
+def _behind(culprit: Position, waiting: Sequence[Position], *, is_sure: bool) -> Verdict:
+    kind = _KINDS.get(culprit.phase, "blocking call")
+    if culprit.phase == "ended":
+        what = f"has ended its script after {culprit.step} optimizer steps: all ranks must take the same number"
+    else:
+        doing = "has not moved" if is_sure else "has been busy, without a step or a collective,"
+        what = f"{doing} for {culprit.idle:.0f} s after {culprit.step} optimizer steps: {culprit.line}"
+    return Verdict(
+        kind=kind,
+        ranks=(culprit.rank,),
+        text=f"{_name(culprit)} {what}{_victims([each for each in waiting if each.rank != culprit.rank])}",
+        is_sure=is_sure,
+    )
+
+
+def _name(position: Position) -> str:
+    return f"rank {position.rank} on {position.host}"
+
+
+def _victims(waiting: Sequence[Position]) -> str:
+    if not waiting:
+        return ""
+    first = waiting[0]
+    who = f"rank {first.rank} waits" if len(waiting) == 1 else f"rank {first.rank} and {len(waiting) - 1} more wait"
+    return f". {who} for it in {first.collective or 'a collective'}, {first.line}"

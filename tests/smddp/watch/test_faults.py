@@ -1,0 +1,114 @@
+"""Two ranks of which one hangs: the job ends with the culprit, its line and its kind, not with the rank that waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("fork_python")]
+
+SCRIPT = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+import smddp
+from smddp.distributed import first_failure
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if FAULT == "loader" and dist.get_rank() == CULPRIT and index > 30:
+            time.sleep(600)  # the loader
+        return torch.randn(8), torch.randint(0, 3, ())
+
+def main(job):
+    model = torch.nn.Linear(8, 3)
+    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = trainer.loader(Data(), batch_size=8)
+    for epoch in trainer.epochs(1):
+        for step, (x, y) in enumerate(trainer.batches(loader)):
+            loss = torch.nn.functional.cross_entropy(trainer.model(x), y)
+            if step == 5 and dist.get_rank() == CULPRIT:
+                fault()
+            trainer.step(loss)
+
+def fault():
+    if FAULT == "sleep":
+        time.sleep(600)  # the call
+    if FAULT == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if FAULT == "other":
+        dist.barrier()
+    if FAULT == "busy":
+        until = time.monotonic() + 8
+        while time.monotonic() < until:
+            pass
+
+FAULT, CULPRIT = os.environ["FAULT"], int(os.environ["CULPRIT"])
+first_failure._HEED_SECONDS = 0.5
+smddp.run(main, watch=smddp.Watch(after=4, on_hang=os.environ.get("ON_HANG", "fail")))
+"""
+
+
+def run(directory: Path, fault: str, culprit: int, **environ: str) -> tuple[int, str, str]:
+    """Return the exit code, the failure's reason and the log of a job of two ranks."""
+    (directory / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run", "train.py"]
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env={**os.environ, "FAULT": fault, "CULPRIT": str(culprit), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        log, _ = process.communicate(timeout=200)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    failure = directory / "run" / "output" / "failure"
+    return process.returncode, failure.read_text() if failure.exists() else "", log
+
+
+@pytest.mark.parametrize(
+    ("fault", "culprit", "kind", "line"),
+    [
+        ("sleep", 1, "blocking call", "time.sleep(600)  # the call"),
+        ("sleep", 0, "blocking call", "time.sleep(600)  # the call"),
+        ("loader", 1, "loader stall", "time.sleep(600)  # the loader"),
+        ("stop", 1, "stopped process", "SIGSTOP"),
+        ("stop", 0, "stopped process", "SIGSTOP"),
+    ],
+)
+def test_the_rank_that_hangs_is_the_reason(tmp_path: Path, fault: str, culprit: int, kind: str, line: str) -> None:
+    code, reason, log = run(tmp_path, fault, culprit)
+    assert code != 0
+    assert reason.startswith(f"Hang ({kind}): rank {culprit} on "), log
+    assert line in reason
+    assert f"rank {1 - culprit} waits for it in " in reason
+    report = json.loads((tmp_path / "run" / "output" / "hang.json").read_text())
+    assert report["verdict"]["ranks"] == [culprit]
+    assert {each["rank"] for each in report["positions"]} == {0, 1}
+
+
+def test_ranks_in_different_collectives_are_both_named(tmp_path: Path) -> None:
+    code, reason, log = run(tmp_path, "other", 1)
+    assert code != 0
+    assert reason.startswith("Hang (mismatched collective): "), log
+    assert "rank 0 on localhost is in all_reduce of float32" in reason
+    assert "rank 1 on localhost is in barrier at " in reason
+
+
+def test_a_rank_that_computes_for_long_ends_nothing(tmp_path: Path) -> None:
+    code, reason, log = run(tmp_path, "busy", 1)
+    assert (code, reason) == (0, ""), log
+    assert "slow: rank 1 on localhost has been busy" in log

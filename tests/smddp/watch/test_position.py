@@ -1,0 +1,76 @@
+"""What a sample tells of this process: its phase, its line, and whether it computes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from traceback import FrameSummary
+
+import pytest
+
+from smddp.cluster import Cluster
+from smddp.process import process_tree
+from smddp.watch import position
+from smddp.watch.collective_log import CollectiveLog
+from smddp.watch.position import Sampler, phase_of
+
+
+def frames(*files: str) -> list[FrameSummary]:
+    return [FrameSummary(file, 1, "call") for file in files]
+
+
+@pytest.mark.parametrize(
+    ("files", "phase"),
+    [
+        (["/job/train.py", "/env/torch/utils/data/dataloader.py", "/usr/lib/python3.11/threading.py"], "data"),
+        (["/job/train.py", "/env/torch/_tensor.py", "/env/torch/autograd/graph.py"], "backward"),
+        (["/job/train.py", "/env/torch/nn/modules/module.py", "/env/torch/_dynamo/eval_frame.py"], "compile"),
+        (["/job/train.py", "/env/torch/optim/adamw.py"], "optimizer"),
+        (["/job/train.py", "/env/smddp/checkpoint/save/rank_saver.py"], "checkpoint"),
+        (["/job/train.py"], "script"),
+        (["/job/train.py", "/env/torch/nn/modules/module.py", "/usr/lib/python3.11/bdb.py"], "debugger"),
+    ],
+)
+def test_the_stack_tells_the_phase(files: list[str], phase: str) -> None:
+    assert phase_of(frames(*files)) == phase
+
+
+def test_a_process_that_computes_is_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, used = 100.0, (5.0, 1000)
+    monkeypatch.setattr(position.time, "monotonic", lambda: now)
+    monkeypatch.setattr(position.process_tree, "usage", lambda _: used)
+    sampler = Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())
+    assert sampler.sample({}).idle == 0
+    now = 101.0
+    sampler.sample({})
+    now, used = 110.0, (5.05, 2000)  # what this thread and the store need
+    sample = sampler.sample({})
+    assert (sample.idle, sample.still) == (10.0, 9.0)
+    now, used = 111.0, (7.0, 2000)
+    sample = sampler.sample({})
+    assert (sample.idle, sample.still) == (11.0, 0.0)
+    now, used = 112.0, (7.0, 2000 + 2**21)
+    assert sampler.sample({}).still == 0.0
+
+
+def test_usage_counts_child_processes_but_not_this_thread() -> None:
+    before = process_tree.usage(os.getpid())
+    assert before is not None
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            after = process_tree.usage(os.getpid())
+            assert after is not None
+            if after[0] - before[0] > 0.3:
+                break
+        else:
+            pytest.fail("the child's seconds are not counted")
+        assert process_tree.state(child.pid) == "R"
+    finally:
+        child.kill()
+        child.wait()
+    assert process_tree.state(child.pid) == ""

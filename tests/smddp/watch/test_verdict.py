@@ -1,0 +1,122 @@
+"""The judgement on ranks that do not move: the culprit, never a rank that waits for it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from smddp.watch.position import Position
+from smddp.watch.verdict import judge
+
+AFTER = 30.0
+
+
+def at(rank: int, **others: Any) -> Position:
+    """Return a rank that has not moved for 40 s, outside of a collective."""
+    fields: dict[str, Any] = {
+        "host": f"algo-{rank + 1}",
+        "pid": 100 + rank,
+        "beat": 50,
+        "step": 7,
+        "collectives": 9,
+        "collective": "all_reduce of float32 [8]",
+        "waits": False,
+        "idle": 40.0,
+        "still": 40.0,
+        "phase": "script",
+        "frames": ("job/train.py:31 main: time.sleep(600)",),
+    }
+    return Position(**{"rank": rank, **fields, **others})
+
+
+def waiting(rank: int, **others: Any) -> Position:
+    return at(rank, **{"collectives": 10, "waits": True, "phase": "backward", **others})
+
+
+@pytest.mark.parametrize(
+    ("positions", "silent", "kind", "ranks", "said"),
+    [
+        ([waiting(0), at(1)], [], "blocking call", (1,), "rank 1 on algo-2 has not moved for 40 s after 7 optimizer"),
+        (
+            [waiting(0), at(1, phase="data")],
+            [],
+            "loader stall",
+            (1,),
+            "rank 0 waits for it in all_reduce",
+        ),
+        (
+            [at(0, phase="checkpoint"), waiting(1), waiting(2)],
+            [],
+            "slow storage",
+            (0,),
+            "rank 1 and 1 more wait",
+        ),
+        (
+            [waiting(0), at(1, phase="ended", still=1.0)],
+            [],
+            "unequal steps",
+            (1,),
+            "ended its script after 7",
+        ),
+        (
+            [waiting(0), waiting(1, collective="barrier")],
+            [],
+            "mismatched collective",
+            (0, 1),
+            "rank 1 .* in barrier",
+        ),
+        (
+            [waiting(0), waiting(1, collective="barrier"), waiting(2)],
+            [],
+            "mismatched collective",
+            (1,),
+            "number 10 of each",
+        ),
+        ([waiting(0), waiting(1)], [], "network", (), "do the hosts reach each other"),
+        ([waiting(0), waiting(1, collectives=9)], [], "blocking call", (1,), "rank 1"),
+        ([at(0)], [], "blocking call", (0,), "has not moved for 40 s.*: job/train.py:31 main: time.sleep"),
+        ([waiting(0, neighbours={"1": "stopped"})], [at(1)], "stopped process", (1,), "SIGSTOP"),
+        ([waiting(0, neighbours={"1": "blocked"})], [at(1)], "native block", (1,), "holds Python's lock"),
+        ([waiting(0, neighbours={"1": "dead"})], [at(1)], "dead process", (1,), "ended without a word"),
+        ([waiting(0)], [at(1)], "no answer", (1,), "no rank on its host says why"),
+    ],
+)
+def test_the_culprit_is_named_with_its_kind(
+    positions: list[Position], silent: list[Position], kind: str, ranks: tuple[int, ...], said: str
+) -> None:
+    verdict = judge(positions, silent, AFTER)
+    assert verdict is not None
+    assert (verdict.kind, tuple(verdict.ranks), verdict.is_sure) == (kind, ranks, True)
+    assert re.search(said, verdict.text)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [at(0, idle=2.0, still=2.0), at(1)],  # rank 0 trains on: the ranks do not wait for each other
+        [waiting(0, still=2.0, idle=2.0), at(1, idle=2.0, still=2.0)],
+        [waiting(0), at(1, idle=3.0, still=3.0)],  # it has just come from a long step
+        [waiting(0), at(1, phase="debugger")],
+        [at(0, phase="debugger")],
+    ],
+)
+def test_ranks_that_move_or_are_debugged_do_not_hang(positions: list[Position]) -> None:
+    assert judge(positions, [], AFTER) is None
+
+
+def test_a_rank_that_computes_is_only_told_as_busy() -> None:
+    verdict = judge([waiting(0), at(1, still=1.0)], [], AFTER)
+    assert verdict is not None
+    assert not verdict.is_sure
+    assert "has been busy, without a step or a collective, for 40 s" in verdict.text
+    verdict = judge([waiting(0, neighbours={"1": "busy"})], [at(1)], AFTER)
+    assert verdict is not None
+    assert (verdict.kind, verdict.is_sure) == ("long native call", False)
+
+
+def test_a_position_travels_as_json() -> None:
+    position = at(3, neighbours={"1": "dead"})
+    again = Position.from_json(position.to_json().encode())
+    assert (again.rank, again.line, again.neighbours) == (3, position.line, {"1": "dead"})
