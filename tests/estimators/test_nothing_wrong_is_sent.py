@@ -195,9 +195,9 @@ REFUSED: dict[str, tuple[Case, str, str]] = {
     ),
     "an experiment that is a text": (called(experiment_config="digits"), "experiment_config", "Give a dict"),
     "TensorBoard on this machine": (tensorboard("/tensorboard"), "tensorboard_output_config", "'/tensorboard'"),
-    "TensorBoard by https": (tensorboard("https://s3/board"), "tensorboard_output_config", "no place on S3"),
+    "TensorBoard by https": (tensorboard("https://s3/board"), "tensorboard_output_config", "is not an S3 URI"),
     "a hook's output on this machine": (hook("/tensors"), "debugger_hook_config", "'/tensors'"),
-    "a hook's output by https": (hook("https://s3/tensors"), "debugger_hook_config", "no place on S3"),
+    "a hook's output by https": (hook("https://s3/tensors"), "debugger_hook_config", "is not an S3 URI"),
     "a hook that is a text": (job(debugger_hook_config="s3://jobs/tensors"), "sagemaker", "AttributeError"),
     "an image by way of no VPC": (
         image("mine:1", training_repository_access_mode="Vpc"),
