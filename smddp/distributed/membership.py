@@ -134,7 +134,7 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
     if _current.cluster.is_main:
         is_cuda = _current.device.type == "cuda"
         logger.info(
-            "training on %s of %s, backend %s%s",
+            "training on %s of %s by %s%s",
             _counted(
                 _current.cluster.world_size, "GPU" if is_cuda else "CPU process", "GPUs" if is_cuda else "CPU processes"
             ),
