@@ -86,7 +86,7 @@ def train(name: str, example: Example) -> list[dict[str, float]]:
 
 
 def draw(example: Example, metrics: list[dict[str, float]], path: Path) -> None:
-    """Draw the loss, and the score on an axis of its own, on a transparent background."""
+    """Draw the loss and the score on a transparent background: on one scale if the score is a loss, too."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
     left = figure.add_subplot()
@@ -96,6 +96,8 @@ def draw(example: Example, metrics: list[dict[str, float]], path: Path) -> None:
     left.set_xlabel("step", color=AXES)
     left.set_ylabel("training loss", color=LOSS)
     right = left.twinx()
+    if example.score.endswith("loss"):
+        right.sharey(left)  # two losses are compared, a loss and an accuracy are not
     steps, scores = points(metrics, example.score)
     right.plot(steps, scores, color=SCORE, linewidth=1.4, marker="o", markersize=4)
     right.set_ylabel(f"{example.score.replace('_', ' ')}: {scores[-1]:.3g}", color=SCORE)
