@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from smddp.cluster import Cluster
 from smddp.job.failure_report import frame_lines
@@ -35,6 +36,8 @@ _PHASES = (
     ("<frozen importlib", "import"),
 )
 """The phase of a step, by the file of the innermost frame that is in this table."""
+_NETWORK_PHASES = frozenset({"data", "checkpoint", "import"})
+"""Phases that may wait for the network alone: what this host receives and sends counts as activity, whoever does it."""
 _DEBUGGERS = ("/bdb.py", "/pdb.py", "/code.py", "/debugpy/", "/IPython/")
 
 
@@ -99,12 +102,12 @@ class Sampler:
         """Return the position now; `ended` says that the script has ended well."""
         now = time.monotonic()
         progress = self._steps(), self._collectives.count
+        stack: Sequence[traceback.FrameSummary] = ()
         if progress != self._progress:
             self._progress, self._moved, self._active, self._used = progress, now, now, None
         else:
-            self._look_for_activity(now)
-        idle = now - self._moved
-        stack = main_stack() if idle else []
+            stack = main_stack()
+            self._look_for_activity(now, may_wait_for_network=phase_of(stack) in _NETWORK_PHASES)
         self._beat += 1
         return Position(
             rank=self._cluster.rank,
@@ -115,25 +118,37 @@ class Sampler:
             collectives=progress[1],
             collective=self._collectives.last,
             waits=self._collectives.is_inside,
-            idle=idle,
+            idle=now - self._moved,
             still=now - self._active,
             phase="ended" if ended else phase_of(stack),
             frames=frame_lines(stack),
             neighbours=neighbours,
         )
 
-    def _look_for_activity(self, now: float) -> None:
+    def _look_for_activity(self, now: float, *, may_wait_for_network: bool) -> None:
         """Move `_active` if the process tree computed, read or wrote more than a rank that only waits."""
         used = process_tree.usage(os.getpid())  # without that of this thread
+        if used is not None:
+            used = used[0], used[1] + (network_bytes() if may_wait_for_network else 0)
         if self._used is None or used is None:
             self._used, self._active = used, now
             return
         seconds, size = used[0] - self._used[0], used[1] - self._used[1]
         passed = now - self._active
         most = _BUSY_BYTES + _BYTES_A_RANK * self._cluster.world_size * passed
-        # A child process that has ended takes its usage with it: that is activity, too.
-        if seconds < 0 or seconds > _BUSY_SHARE * passed + _BUSY_SECONDS or size > most:
+        # A child process that has ended takes its usage with it, and the phase may change: that is activity, too.
+        if seconds < 0 or size < 0 or seconds > _BUSY_SHARE * passed + _BUSY_SECONDS or size > most:
             self._used, self._active = used, now
+
+
+def network_bytes() -> int:
+    """Return the bytes that this host, or its container, has received and sent, without those to itself."""
+    try:
+        lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+    except OSError:
+        return 0
+    fields = [line.replace(":", " ").split() for line in lines]
+    return sum(int(each[1]) + int(each[9]) for each in fields if each[0] != "lo")
 
 
 def main_stack() -> list[traceback.FrameSummary]:

@@ -66,7 +66,8 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     if not waiting and not all(each.idle >= after for each in positions):
         return None
     behind = [each for each in behind if each.phase != "debugger"]
-    stuck = [each for each in behind if each.still >= after or each.phase == "ended"]
+    # A save ends by its own timeouts, and whoever ends the job loses it: it is only told.
+    stuck = [each for each in behind if each.phase == "ended" or (each.still >= after and each.phase != "checkpoint")]
     for culprit in stuck or [each for each in behind if each.idle >= after and waiting]:
         return _behind(culprit, [each for each in positions if each.waits], is_sure=bool(stuck))
     return None

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,9 @@ _LATE_PERIODS = 2.5
 _GAP_SECONDS = 5.0
 """If this thread did not run for so long, the whole job may have been suspended: the ranks' clocks start anew."""
 _JOIN_SECONDS = 3.0
+_OBSERVED_SECONDS, _BUSY_SHARE = 2.0, 0.1
+"""A silent rank is busy if its process uses more of a core than this share, seen for these seconds. The threads that
+wait for Python's lock wake up 200 times a second each, so that a blocked rank uses a little."""
 
 
 class Watchdog:
@@ -71,7 +74,8 @@ class Watchdog:
         # The beat of each rank, and when it changed by this rank's clock: clocks of hosts are not compared.
         self._heard: dict[int, tuple[int, float]] = {}
         self._neighbours: dict[str, str] = {}
-        self._used: dict[int, float] = {}
+        # The CPU seconds of each silent rank of this host, and when they were read first, by its process ID.
+        self._used: dict[int, tuple[float, float]] = {}
         self._told: set[tuple[str, tuple[int, ...], bool]] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -107,11 +111,12 @@ class Watchdog:
     def _look(self) -> None:
         own = self._exchange.own = self._sampler.sample(self._neighbours)
         answering, silent, unsure = self._hear(own)
-        neighbours, self._neighbours = (
-            self._neighbours,
-            {str(each.rank): self._state(each) for each in silent if each.host == own.host},
-        )
-        if own.idle < self._watch.after or unsure or neighbours != self._neighbours:
+        here = [each for each in silent if each.host == own.host]
+        self._used = {each.pid: self._used[each.pid] for each in here if each.pid in self._used}
+        self._neighbours = {str(each.rank): self._state(each) for each in here}
+        own = replace(own, neighbours=self._neighbours)
+        answering = [own if each.rank == own.rank else each for each in answering]
+        if own.idle < self._watch.after or unsure or "unknown" in self._neighbours.values():
             return
         judges = [each for each in answering if each.idle >= self._watch.after and each.phase != "ended"]
         if not judges or judges[0].rank != self._rank:
@@ -142,16 +147,18 @@ class Watchdog:
         return sorted(answering, key=lambda each: each.rank), silent, longest > _LATE_PERIODS * self._period
 
     def _state(self, position: Position) -> str:
-        """Return the state of a rank of this host that does not answer: stopped, dead, busy or blocked."""
+        """Return the state of a rank of this host that does not answer: stopped, dead, busy, blocked or unknown."""
         state = process_tree.state(position.pid)
         if state in ("T", "t"):
             return "stopped"
         if state in ("", "Z", "X"):
             return "dead"
-        used = process_tree.usage(position.pid)
+        used, now = process_tree.usage(position.pid), time.monotonic()
         seconds = 0.0 if used is None else used[0]
-        first = self._used.setdefault(position.pid, seconds)
-        return "busy" if seconds - first > 0.5 else "blocked"
+        before, since = self._used.setdefault(position.pid, (seconds, now))
+        if now - since < _OBSERVED_SECONDS:
+            return "unknown"
+        return "busy" if seconds - before > _BUSY_SHARE * (now - since) else "blocked"
 
     def _tell(self, verdict: Verdict, positions: Sequence[Position]) -> None:
         key = verdict.kind, tuple(verdict.ranks), verdict.is_sure

@@ -74,3 +74,28 @@ def test_usage_counts_child_processes_but_not_this_thread() -> None:
         child.kill()
         child.wait()
     assert process_tree.state(child.pid) == ""
+
+
+def test_the_network_counts_where_a_rank_may_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, received = 100.0, 0
+    monkeypatch.setattr(position.time, "monotonic", lambda: now)
+    monkeypatch.setattr(position.process_tree, "usage", lambda _: (5.0, 1000))
+    monkeypatch.setattr(position, "network_bytes", lambda: received)
+    monkeypatch.setattr(position, "main_stack", lambda: frames("/env/torch/utils/data/dataloader.py"))
+    sampler = Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())
+    sampler.sample({})
+    now = 101.0
+    sampler.sample({})
+    now = 110.0
+    assert sampler.sample({}).still == 9.0
+    now, received = 111.0, 2**21
+    assert sampler.sample({}).still == 0.0
+    monkeypatch.setattr(position, "main_stack", lambda: frames("/job/train.py"))
+    now, received = 112.0, 2**22
+    sampler.sample({})
+    now, received = 120.0, 2**23
+    assert sampler.sample({}).still == 8.0
+
+
+def test_the_bytes_of_the_network_are_read() -> None:
+    assert position.network_bytes() >= 0

@@ -47,9 +47,9 @@ def waiting(rank: int, **others: Any) -> Position:
             "rank 0 waits for it in all_reduce",
         ),
         (
-            [at(0, phase="checkpoint"), waiting(1), waiting(2)],
+            [at(0, phase="import"), waiting(1), waiting(2)],
             [],
-            "slow storage",
+            "stuck import",
             (0,),
             "rank 1 and 1 more wait",
         ),
@@ -111,6 +111,9 @@ def test_a_rank_that_computes_is_only_told_as_busy() -> None:
     assert verdict is not None
     assert not verdict.is_sure
     assert "has been busy, without a step or a collective, for 40 s" in verdict.text
+    verdict = judge([waiting(0), at(1, phase="checkpoint")], [], AFTER)
+    assert verdict is not None
+    assert (verdict.kind, verdict.is_sure) == ("slow storage", False)
     verdict = judge([waiting(0, neighbours={"1": "busy"})], [at(1)], AFTER)
     assert verdict is not None
     assert (verdict.kind, verdict.is_sure) == ("long native call", False)
