@@ -5,7 +5,8 @@ until all ranks agree on a step, and needs its workers for that; torch's own han
 
 torch's handler also distinguishes the rank's SIGTERM, by which multiprocessing ends persistent workers when the rank
 exits, from other senders' SIGTERM. A Python handler does not know the sender, so here the rank ends its workers by
-another signal.
+another signal. A loader that is collected as garbage ends its workers by SIGTERM, too: it sets their ``done_event``
+before, by which they know it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import suppress
 from functools import cache
 from multiprocessing.process import BaseProcess
 from types import FrameType
+from typing import Any
 
 from smddp.process import fork_server
 from smddp.process.preemption import STOP_SIGNALS
@@ -46,9 +48,12 @@ class OutliveStop:
         """Replace torch's handlers in this worker."""
         parent, rank = os.getppid(), multiprocessing.parent_process()
 
-        def ignore_while_parent_lives(_signal_number: int, _frame: FrameType | None) -> None:
+        def ignore_while_parent_lives(_signal_number: int, frame: FrameType | None) -> None:
             if os.getppid() != parent:
                 os._exit(0)
+            if (done := _done_event(frame)) is not None:
+                # In a thread: the interrupted one may hold the event's lock, which this handler would wait for.
+                threading.Thread(target=_end_if_set, args=(done,), daemon=True).start()
 
         if rank is not None and rank.pid != parent:
             # The parent is a fork server, which lives as long as its children. So watching the parent, as this handler
@@ -71,6 +76,18 @@ class OutliveStop:
 def _end_with(rank: BaseProcess) -> None:
     rank.join()  # waits for the end of a parent process; it does not reap it
     os._exit(0)
+
+
+def _done_event(frame: FrameType | None) -> Any:
+    """Return the event by which a loader ends this worker, from the worker's own loop; None if absent."""
+    while frame is not None and frame.f_code.co_name != "_worker_loop":
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals.get("done_event")
+
+
+def _end_if_set(done: Any) -> None:
+    if done.is_set():
+        os._exit(0)
 
 
 def _end(_signal_number: int, _frame: FrameType | None) -> None:

@@ -60,6 +60,26 @@ kept = [batches]  # a circle: nothing but the end of the process collects it
 kept.append(kept)
 """
 
+COLLECTED = """
+import gc
+import multiprocessing
+import time
+import torch
+from torch.utils.data import DataLoader
+from smddp.data.worker_signals import OutliveStop
+
+batches = iter(DataLoader(range(100), num_workers=1, worker_init_fn=OutliveStop()))
+next(batches)
+kept = [batches]
+kept.append(kept)
+del batches, kept
+gc.collect()  # ends a circle's queue before its iterator, whose message to the worker is lost
+until = time.monotonic() + 20
+while multiprocessing.active_children() and time.monotonic() < until:
+    time.sleep(0.01)
+print("workers left:", len(multiprocessing.active_children()), flush=True)
+"""
+
 PERSISTENT = """
 import atexit
 import multiprocessing
@@ -209,3 +229,10 @@ if __name__ == "__main__":
 """
     (rank,) = run_ranks(program, [{"SMDDP_RUN_DIR": str(tmp_path / "run"), "FORK_PYTHON_FINALIZES": "1"}])
     assert rank.code == 0, rank
+
+
+def test_workers_end_with_a_loader_that_is_collected_as_garbage(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(COLLECTED)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    ended = subprocess.run(command, check=True, timeout=90, capture_output=True, text=True)
+    assert ended.stdout == "workers left: 0\n"
