@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,6 @@ from estimators.errors import EstimatorError
 from estimators.job_handle.events import ENDED, JobEvent, StatusChange, require_completed
 from estimators.job_handle.service import EndedLocalJob, SageMakerService
 from estimators.log_reader import LogLine
-from smddp.process.interrupt import without_traceback
 
 if TYPE_CHECKING:
     import boto3
@@ -263,7 +262,7 @@ class TrainingJob:
 
     def lines(self) -> Iterator[LogLine]:
         """Yield the log as `logs` does, each line with its time."""
-        with self._leaving_told():
+        with self._service.leaving_told():
             for event in self._follower().events():
                 if isinstance(event, LogLine):
                     yield event
@@ -282,7 +281,7 @@ class TrainingJob:
                         case MetricValue(metric="loss", value=loss) if loss > 10:
                             job.stop()
         """
-        with self._leaving_told():
+        with self._service.leaving_told():
             yield from self._follower(with_values=True).events()
 
     def wait(self, logs: bool = True, *, on_event: OnEvent | None = None) -> None:
@@ -303,7 +302,7 @@ class TrainingJob:
 
         logs = logs and self._service.keeps_log
         live = self._hyperparameters if logs and is_live() else None
-        with self._leaving_told(), ExitStack() as stack:
+        with self._service.leaving_told(), ExitStack() as stack:
             told: list[Callable[[JobEvent], object]] = []
             if on_event is not None:
                 told.append(Listener(on_event, self.name).tell)
@@ -315,30 +314,6 @@ class TrainingJob:
                     tell(event)
             description = api_retries.ask(self.describe)
         self.require_completed(description)
-
-    @contextmanager
-    def _leaving_told(self) -> Iterator[None]:
-        """Log that the job continues, and how to wait again, if the wait ends before the job."""
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            self._tell_leaving("")
-            without_traceback(interrupt)
-            raise
-        except Exception as error:
-            if api_retries.is_about_asking(error):
-                self._tell_leaving(f", but AWS does not tell how it is: {error}. Renew the credentials, or the rights")
-            raise
-
-    def _tell_leaving(self, why: str) -> None:
-        logger.warning(
-            "%s goes on %s%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker stop-training-job "
-            "--training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
-            self.name,
-            "until its local platform ends" if self._service.ends_with_program else "without you",
-            why,
-            *(self.name,) * 3,
-        )
 
     async def wait_async(self, *, on_event: OnEvent | None = None) -> None:
         """Wait for the job's end without blocking the event loop. Shows nothing.
@@ -356,7 +331,7 @@ class TrainingJob:
 
         listener = None if on_event is None else Listener(on_event, self.name)
         wants_all = callable(on_event)
-        with self._leaving_told():
+        with self._service.leaving_told():
             async for event in self._follower(with_lines=wants_all, with_values=wants_all).events_async():
                 if listener is not None:
                     await asyncio.to_thread(listener.tell, event)
@@ -365,7 +340,7 @@ class TrainingJob:
 
     async def events_async(self) -> AsyncIterator[JobEvent]:
         """Yield what `events` yields, without blocking the event loop: ``async for event in job.events_async()``."""
-        with self._leaving_told():
+        with self._service.leaving_told():
             async for event in self._follower(with_values=True).events_async():
                 yield event
 

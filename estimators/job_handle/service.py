@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from estimators import api_retries
 from estimators.errors import EstimatorError
 from estimators.job_handle.events import ENDED
 from estimators.log_reader import LOG_GROUP, LogReader
+from smddp.process.interrupt import without_traceback
 
 if TYPE_CHECKING:
     import boto3
     from mypy_boto3_sagemaker.type_defs import DescribeTrainingJobResponseTypeDef
 
     from estimators.sdk.library import Session
+
+logger = logging.getLogger(__name__)
 
 
 class SageMakerService:
@@ -29,11 +34,6 @@ class SageMakerService:
         self._session = session
         self._boto_session: Any = getattr(session, "boto_session", session)
         self._api: Any = getattr(session, "sagemaker_client", None) or self._boto_session.client("sagemaker")
-
-    @property
-    def ends_with_program(self) -> bool:
-        """Whether the API is that of a local platform, whose jobs end with this program."""
-        return bool(getattr(self._boto_session, "ends_with_program", False))
 
     def describe(self) -> DescribeTrainingJobResponseTypeDef:
         """Return the API's full description of the job."""
@@ -67,6 +67,31 @@ class SageMakerService:
         if self.describe()["TrainingJobStatus"] not in ENDED:
             self._api.stop_training_job(TrainingJobName=self._name)
 
+    @contextmanager
+    def leaving_told(self) -> Iterator[None]:
+        """Log that the job continues, and how to wait again, if the block ends before the job."""
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            self._tell_leaving("")
+            without_traceback(interrupt)
+            raise
+        except Exception as error:
+            if api_retries.is_about_asking(error):
+                self._tell_leaving(f", but AWS does not tell how it is: {error}. Renew the credentials, or the rights")
+            raise
+
+    def _tell_leaving(self, why: str) -> None:
+        is_local = getattr(self._boto_session, "ends_with_program", False)
+        logger.warning(
+            "%s goes on %s%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker stop-training-job "
+            "--training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
+            self._name,
+            "until its local platform ends" if is_local else "without you",
+            why,
+            *(self._name,) * 3,
+        )
+
     def advice(self, status: str) -> str:  # noqa: ARG002 - as for a local job
         """Return where to find the log of a job that did not complete."""
         return f"\nIts log: TrainingJob.attach({self._name!r}).logs(), or CloudWatch {LOG_GROUP}, {self._name}/algo-…"
@@ -75,7 +100,6 @@ class SageMakerService:
 class EndedLocalJob:
     """The last description of a job of ``instance_type="local"``, which has ended."""
 
-    ends_with_program = True
     keeps_log = False
 
     def __init__(self, name: str, description: Mapping[str, Any], s3: Any = None) -> None:
@@ -111,6 +135,10 @@ class EndedLocalJob:
 
     def stop(self) -> None:
         """Do nothing: the job has ended."""
+
+    def leaving_told(self) -> AbstractContextManager[None]:
+        """Tell nothing: the job does not continue."""
+        return nullcontext()
 
     def advice(self, status: str) -> str:
         """Return what the next ``fit()`` does, for a job that was stopped."""
