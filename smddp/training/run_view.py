@@ -127,15 +127,20 @@ class RunView:
         return self._job.cluster.is_main
 
     def show(self, metrics: Mapping[str, float], *, paced: bool = False) -> None:
-        """Show the metrics of this step; if `paced`, log at most one line a second.
+        """Show the metrics of this step; if `paced`, log at most one such line a second.
 
-        A line that comes too early is logged when the loop rests, unless another line follows.
+        A paced line that comes too early is logged before the next line that is not paced, or when the loop rests,
+        unless another paced line follows: so a job with fast epochs has its loss in the log, too.
         """
         progress = self._progress
         line = partial(report, progress.steps, progress.epoch, metrics, epochs=self._epochs, trainer=self._name)
-        self._held_line = line if paced and time.monotonic() < self._next_line else None
-        if self._held_line is None:
+        is_early = paced and time.monotonic() < self._next_line
+        if not paced and self._held_line is not None:
+            self._held_line()
+        self._held_line = line if is_early else None
+        if not is_early:
             line()
+        if paced and not is_early:
             self._next_line = time.monotonic() + _LINE_SECONDS
         if self._live is not None:
             self._live.metrics = {**self._live.metrics, **metrics}

@@ -168,3 +168,21 @@ def test_a_trainer_that_another_keeps_has_files_a_run_and_the_epochs_of_its_loop
 def test_what_is_no_tracker_is_refused_before_training(job: Job) -> None:
     with pytest.raises(TypeError, match="which is no tracker"):
         train(job, 1, print)  # type: ignore[arg-type]
+
+
+def test_a_fast_epoch_has_its_loss_in_the_log_before_the_scripts_metrics(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    model = nn.Linear(1, 1)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.01))
+    loader = trainer.loader(TensorDataset(torch.ones(100, 1)), batch_size=1)
+    for epoch in trainer.epochs(3):
+        for (batch,) in trainer.batches(loader):
+            trainer.step(trainer.model(batch).square().mean())
+        trainer.log(accuracy=epoch)
+    lines = [message for message in caplog.messages if message.startswith("step=")]
+    for step in (100, 200, 300):
+        loss, accuracy = (line for line in lines if line.startswith(f"step={step} "))
+        assert " loss=" in loss
+        assert " accuracy=" in accuracy
