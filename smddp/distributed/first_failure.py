@@ -103,9 +103,10 @@ class FirstFailure:
             return True
 
     def publish(self, report: str) -> None:
-        """Publish the reason why the job must end, from any thread, unless there is one: each rank ends by itself."""
+        """Publish why the job must end, if no rank has yet. Any thread may call it."""
         if self._store is not None:
-            self._store.compare_set(_REPORT, "", report)
+            with suppress(RuntimeError):  # the store is gone with rank 0: the next collective fails
+                self._store.compare_set(_REPORT, "", report)
 
     def settle(self, report: str, *, lost_contact: bool) -> str:
         """Return the report that the job ends with: the first one of all ranks, or this rank's if none was earlier.

@@ -296,10 +296,10 @@ def _await_joined(cluster: Cluster, store: Store) -> None:
 
 
 def _say_farewell(cluster: Cluster, store: Store, *, together: bool) -> None:
-    store.set(f"left/{cluster.rank}", "")
-    if not (cluster.is_main or together):
-        return
     try:
+        store.set(f"left/{cluster.rank}", "")
+        if not (cluster.is_main or together):
+            return
         store.wait([f"left/{rank}" for rank in range(cluster.world_size)], timedelta(seconds=_FAREWELL_SECONDS))
     except RuntimeError:
         if cluster.is_main:  # the others only learn that rank 0, and the store, are gone

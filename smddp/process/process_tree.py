@@ -158,6 +158,8 @@ def usage(root: int) -> tuple[float, int] | None:
     Return None without /proc.
     """
     ticks = size = 0
+    if not _read(root, "stat"):
+        return None
     for process in (root, *Descendants(root).parents):
         fields = _read(process, "stat").rpartition(b")")[2].split()
         ticks += sum(map(int, fields[11:13]))

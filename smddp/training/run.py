@@ -117,6 +117,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             _set_up_logging(cluster)
             job = Job.detect(cluster=cluster)
             refuse_in_import("smddp.run")
+            options = Watch.of(watch)
             end_daemons_at_exit()
             arguments, job = main_arguments(main, job, read_config)
             job.make_directories()
@@ -137,7 +138,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
         watching.callback(answer_stop_question, None)
         work = partial(main, **arguments)
         work = partial(_check_and, work, membership) if preflight_collectives else work
-        code = _train(work, job, membership, earlier, Watch.of(watch))
+        code = _train(work, job, membership, earlier, options)
     if code == 0 and question.answer and cluster.is_main:
         logger.warning("the script ended with 0 after it was told to stop: it counts as done; else raise smddp.Stopped")
     if code in (0, RESUMABLE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch.distributed as dist
@@ -17,37 +18,41 @@ class CollectiveLog:
     """The collectives that this rank has entered. Sends and receives do not count: not every rank takes part."""
 
     def __init__(self) -> None:
-        # The hooks run in the thread that calls the collective, for DDP's buckets one of autograd's. Each assignment
-        # is one reference, so the watchdog's thread reads either the old value or the new one. The hooks keep PyTorch's
-        # own objects, and the watchdog's thread reads them: a step pays some 5 µs for each collective.
-        self._entered: tuple[int, Any] = (0, None)
-        self._issued: tuple[int, Any] = (0, None)
+        # The hooks run in the thread that calls the collective, for DDP's buckets one of autograd's. They put PyTorch's
+        # own object into a new list each time, and the watchdog's thread replaces it in that list by what it reads. So
+        # neither writes over the other, a step pays little, and no tensor is kept for more than a second.
+        self._entered: list[Any] = [0, ""]
+        self._issued: list[Any] = [0, None]
+        self._numbers = itertools.count(1)
         self._group: Any = None
-        self._counts: dict[int, bool] = {}  # whether an operation counts, by its number in PyTorch
+        self._is_collective: dict[int, bool] = {}  # by the operation's number in PyTorch
+        self.transfers = 0
+        """Sends and receives begun. Two threads may lose one of two, which does not matter: any change is progress."""
 
     @property
     def count(self) -> int:
         """The number of collectives entered."""
-        return self._entered[0]
+        return int(self._entered[0])
 
     @property
     def last(self) -> str:
         """The last collective entered, such as ``all_reduce of float32 [64, 10]``; empty before the first."""
-        arguments = self._entered[1]
-        if arguments is None:
-            return ""
-        name: str = arguments.name.name
-        tensors = arguments.input_tensors if name in _SHAPED else ()
-        shapes = ", ".join(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in tensors)
-        return _NAMES.get(name, name.lower()) + (f" of {shapes}" if shapes else "")
+        entered = self._entered
+        if not isinstance(entered[1], str):
+            entered[1] = _describe(entered[1])
+        return str(entered[1])
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether the last collective entered has not ended on this rank."""
-        count, arguments = self._issued
-        if count != self._entered[0]:
-            return True
-        return not (arguments is None or arguments.work is None or arguments.work.is_completed())
+    def is_inside(self, *, in_call: bool) -> bool:
+        """Return whether the last collective entered has not ended; `in_call`: PyTorch is on the main thread's stack.
+
+        Without `in_call`, a collective that was entered and not issued has raised.
+        """
+        issued = self._issued
+        if issued[0] != self._entered[0]:
+            return in_call
+        if issued[1] is not None and issued[1].is_completed():
+            issued[1] = None
+        return issued[1] is not None
 
     def begin(self) -> bool:
         """Note the default group's collectives from now on; return False if this PyTorch has no hooks."""
@@ -62,23 +67,33 @@ class CollectiveLog:
         return True
 
     def end(self) -> None:
-        """Stop noting."""
+        """Stop noting, and let go of the last collective's tensors."""
         group, self._group = self._group, None
-        self._issued = (self._entered[0], None)
         if group is not None:
             group.unregister_pre_hook(_HOOK)
             group.unregister_post_hook(_HOOK)
+        self._entered = [self._entered[0], self.last]
+        self._issued = [self._entered[0], None]
 
     def _enter(self, arguments: Any) -> None:
-        if self._does_count(arguments):
-            self._entered = (self._entered[0] + 1, arguments)
+        if self._counts(arguments):
+            self._entered = [next(self._numbers), arguments]
+        else:
+            self.transfers += 1
 
     def _issue(self, arguments: Any) -> None:
-        if self._does_count(arguments):
-            self._issued = (self._entered[0], arguments)
+        if self._counts(arguments):
+            self._issued = [self._entered[0], arguments.work]
 
-    def _does_count(self, arguments: Any) -> bool:
+    def _counts(self, arguments: Any) -> bool:
         number = int(arguments.name)
-        if number not in self._counts:
-            self._counts[number] = arguments.name.name not in _POINT_TO_POINT
-        return self._counts[number]
+        if number not in self._is_collective:
+            self._is_collective[number] = arguments.name.name not in _POINT_TO_POINT
+        return self._is_collective[number]
+
+
+def _describe(arguments: Any) -> str:
+    name: str = arguments.name.name
+    tensors = arguments.input_tensors if name in _SHAPED else ()
+    shapes = ", ".join(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in tensors)
+    return _NAMES.get(name, name.lower()) + (f" of {shapes}" if shapes else "")

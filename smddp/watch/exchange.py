@@ -1,6 +1,6 @@
 """Shares the ranks' positions through the job's store, in a thread of its own.
 
-Rank 0 serves the store. While its process is stopped, a request waits without end, and only this thread with it.
+A request to a store whose process is stopped does not end. It blocks this thread, and no other.
 """
 
 from __future__ import annotations
@@ -9,31 +9,39 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 
-from torch.distributed.distributed_c10d import Store
-
+from smddp.distributed.membership import Membership
 from smddp.watch.position import Position
 
 logger = logging.getLogger(__name__)
 
-_JOIN_SECONDS = 3.0
+JOIN_SECONDS = 3.0
+"""Seconds to wait for a thread of the watchdog at the end."""
+_LEAST_TIMEOUT = 60.0
 
 
 class Exchange:
     """One rank's connection to the others' positions."""
 
-    def __init__(self, store: Store | None, *, rank: int, world_size: int, period: float) -> None:
-        self._store = store
+    def __init__(self, membership: Membership, *, period: float, after: float) -> None:
+        rank, world_size = membership.cluster.rank, membership.cluster.world_size
+        # Longer than `after`: a store that does not answer must not count as lost before.
+        self._store = membership.connect(timedelta(seconds=max(_LEAST_TIMEOUT, 4 * after)))
         self._key = f"watch/{rank}"
         self._keys = [f"watch/{each}" for each in range(world_size)]
         self._period = period
-        # Each attribute is one reference that one thread assigns: `own` the watchdog's, the others this thread.
+        # Each attribute is one reference, so that a thread reads either the old value or the new one.
         self.own: Position | None = None
         """This rank's position, to share in the next round."""
+        self.reads = False
+        """Whether to read the others' positions, too."""
         self.positions: Sequence[Position] = ()
-        """The newest positions of all ranks; empty if there is only one."""
+        """The newest positions that were read; empty if there is only one rank."""
         self.answered = time.monotonic()
         """When the store last answered."""
+        self.is_lost = False
+        """Whether the store has refused a request: the process that serves it has ended."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog-exchange", daemon=True)
 
@@ -47,7 +55,7 @@ class Exchange:
             return
         self._store.set(self._key, own.to_json())
         self._store.wait(self._keys)
-        self._read(self._store)
+        self._ask(reads=True)
         self._thread.start()
 
     @property
@@ -59,22 +67,26 @@ class Exchange:
         """Share the last position, and stop, so that no thread is inside the store when Python ends: it would abort."""
         self._over.set()
         if self._thread.ident is not None:
-            self._thread.join(_JOIN_SECONDS)
+            self._thread.join(JOIN_SECONDS)
 
     def _run(self) -> None:
         assert self._store is not None
         is_over = False
         while not is_over:
             is_over = self._over.wait(self._period)
-            own = self.own
             try:
-                if own is not None:
+                if (own := self.own) is not None:
                     self._store.set(self._key, own.to_json())
-                self._read(self._store)  # in each round: a rank knows where the others were before one fell silent
-            except RuntimeError as error:  # the store is gone with rank 0: the next collective fails
+                self._ask(reads=self.reads and not is_over)
+            except RuntimeError as error:
                 logger.debug("the exchange of positions ends: %s", error)
+                self.is_lost = True
                 return
 
-    def _read(self, store: Store) -> None:
-        self.positions = [Position.from_json(each) for each in store.multi_get(self._keys)]
+    def _ask(self, *, reads: bool) -> None:
+        assert self._store is not None
+        if reads:
+            self.positions = [Position.from_json(each) for each in self._store.multi_get(self._keys)]
+        else:
+            self._store.check([self._key])  # a `set` alone is not answered
         self.answered = time.monotonic()

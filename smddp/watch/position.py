@@ -23,6 +23,8 @@ _BYTES_A_RANK = 4096
 """Bytes a second and rank that the store, served by rank 0, reads and writes for the positions."""
 
 _PHASES = (
+    ("/torch/distributed/checkpoint/", "checkpoint"),
+    ("/torch/serialization.py", "checkpoint"),
     ("/torch/utils/data/", "data"),
     ("/smddp/data/", "data"),
     ("/torch/autograd/", "backward"),
@@ -36,9 +38,13 @@ _PHASES = (
     ("<frozen importlib", "import"),
 )
 """The phase of a step, by the file of the innermost frame that is in this table."""
+WAITING_PHASES = frozenset({"collective", "backward"})
+"""Phases that may wait for other ranks."""
 _NETWORK_PHASES = frozenset({"data", "checkpoint", "import"})
 """Phases that may wait for the network alone: what this host receives and sends counts as activity, whoever does it."""
-_DEBUGGERS = ("/bdb.py", "/pdb.py", "/code.py", "/debugpy/", "/IPython/")
+_DEBUGGERS = tuple(str(Path(os.__file__).with_name(name)) for name in ("bdb.py", "code.py"))
+"""Python's debugger, which others build on, and its console."""
+_MOST_FRAMES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +68,13 @@ class Position:
     still: float
     """The part of `idle` since the rank, or a child process, last computed, read or wrote."""
     phase: str
-    """data, forward, backward, optimizer, checkpoint, compile, import, collective, debugger, script or ended."""
+    """data, forward, backward, optimizer, checkpoint, compile, import, collective, debugger or script.
+
+    At the end: ended (the script has ended well), failed, or unwatched (the watchdog has ended)."""
     frames: Sequence[str] = ()
     """The main thread's frames in the user's code, the innermost last; none unless `idle`."""
-    neighbours: Mapping[str, str] = field(default_factory=dict)
-    """The state of each rank on this host that does not answer, by its number: stopped, dead or blocked."""
+    neighbours: Mapping[int, str] = field(default_factory=dict)
+    """The state of each rank on this host that does not answer: stopped, dead, busy, blocked or unknown."""
 
     def to_json(self) -> str:
         """Return the position as JSON."""
@@ -75,7 +83,8 @@ class Position:
     @classmethod
     def from_json(cls, text: bytes) -> Position:
         """Read a position of a rank of this job."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**{**fields, "neighbours": {int(rank): state for rank, state in fields["neighbours"].items()}})
 
     @property
     def line(self) -> str:
@@ -95,19 +104,20 @@ class Sampler:
     def restart(self) -> None:
         """Forget for how long the rank has not moved: this thread itself did not run for a while."""
         self._moved = self._active = time.monotonic()
-        self._progress: tuple[int, int] | None = None
+        self._progress: tuple[int, ...] | None = None
         self._used: tuple[float, int] | None = None
 
-    def sample(self, neighbours: Mapping[str, str], *, ended: bool = False) -> Position:
-        """Return the position now; `ended` says that the script has ended well."""
+    def sample(self, neighbours: Mapping[int, str], *, end: str | None = None) -> Position:
+        """Return the position now. `end` is the phase of the last sample: ended, failed or unwatched."""
         now = time.monotonic()
-        progress = self._steps(), self._collectives.count
+        progress = self._steps(), self._collectives.count, self._collectives.transfers
         stack: Sequence[traceback.FrameSummary] = ()
         if progress != self._progress:
             self._progress, self._moved, self._active, self._used = progress, now, now, None
         else:
             stack = main_stack()
             self._look_for_activity(now, may_wait_for_network=phase_of(stack) in _NETWORK_PHASES)
+        phase = end or phase_of(stack)
         self._beat += 1
         return Position(
             rank=self._cluster.rank,
@@ -117,11 +127,11 @@ class Sampler:
             step=progress[0],
             collectives=progress[1],
             collective=self._collectives.last,
-            waits=self._collectives.is_inside,
+            waits=self._collectives.is_inside(in_call=phase in WAITING_PHASES),
             idle=now - self._moved,
             still=now - self._active,
-            phase="ended" if ended else phase_of(stack),
-            frames=frame_lines(stack),
+            phase=phase,
+            frames=frame_lines(stack)[-_MOST_FRAMES:],
             neighbours=neighbours,
         )
 

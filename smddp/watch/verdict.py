@@ -3,10 +3,11 @@
 A rank that waits in a collective is a victim. The culprit is looked for in this order, and the first that is found ends
 the search:
 
-1. a rank that no longer answers: its process is stopped, dead, or a native call holds Python's lock;
-2. ranks that wait in different collectives at the same place of their order;
-3. a rank that has entered fewer collectives than the others, or waits in none;
-4. without collectives: a rank that is still.
+1. a rank that computes: it is only logged, for the others may wait for it by a file, a lock or another group;
+2. a rank that no longer answers: its process is stopped, dead, or a native call holds Python's lock;
+3. ranks that wait in different collectives at the same place of their order;
+4. a rank that has entered fewer collectives than the others, or waits in none;
+5. without collectives: a rank that is still.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smddp.watch.position import Position
+from smddp.watch.position import WAITING_PHASES, Position
 
 _KINDS = {
     "data": "loader stall",
@@ -29,9 +30,14 @@ _SILENT = {
     "stopped": ("stopped process", "its process is stopped, by SIGSTOP or a debugger"),
     "dead": ("dead process", "its process has ended without a word"),
     "blocked": ("native block", "a native call holds Python's lock"),
-    "busy": ("long native call", "a native call holds Python's lock, and computes"),
     "": ("no answer", "no rank on its host says why"),
+    "busy": ("long native call", "a native call holds Python's lock, and computes"),
 }
+"""The kind and the explanation by the state of a rank that does not answer, the surest state first."""
+_UNJUDGED = frozenset({"debugger", "failed", "unwatched"})
+"""Phases of a rank for which the others may wait for good reasons."""
+_PATIENCE = 4.0
+"""All ranks are in the same collective: it counts as hanging after so many times the usual bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,34 +60,45 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     `positions` are of the ranks that answer, `silent` the last ones of the others. A rank is judged after `after`
     seconds without a step or a collective.
     """
+    if any(each.phase in _UNJUDGED for each in (*positions, *silent)):
+        return None
+    victims = [each for each in positions if each.waits]
+    working = [each for each in positions if not each.waits and each.still < after and each.phase != "ended"]
+    if working:
+        busy = [each for each in working if each.idle >= after and victims]
+        return _behind(busy[0], victims, is_sure=False) if busy else None
     if silent:
-        return _silent(positions, silent[0])
-    waiting = [each for each in positions if each.waits and each.still >= after]
+        return _silent(positions, silent, victims)
+    waiting = [each for each in victims if each.still >= after]
     if mismatch := _mismatch(waiting):
         return mismatch
     most = max((each.collectives for each in waiting), default=0)
     behind = [each for each in positions if not each.waits or each.collectives < most]
     if waiting and not behind:
-        return _network(waiting) if len(waiting) == len(positions) else None
-    if not waiting and not all(each.idle >= after for each in positions):
+        has_hung = len(waiting) == len(positions) and all(each.still >= _PATIENCE * after for each in waiting)
+        return _network(waiting) if has_hung else None
+    # A rank whose script has ended well is a culprit only if another rank waits for it.
+    behind = [each for each in behind if waiting or each.phase != "ended"]
+    if not behind or not (waiting or all(each.idle >= after for each in behind)):
         return None
-    behind = [each for each in behind if each.phase != "debugger"]
-    # A save ends by its own timeouts, and whoever ends the job loses it: it is only told.
-    stuck = [each for each in behind if each.phase == "ended" or (each.still >= after and each.phase != "checkpoint")]
-    for culprit in stuck or [each for each in behind if each.idle >= after and waiting]:
-        return _behind(culprit, [each for each in positions if each.waits], is_sure=bool(stuck))
-    return None
+    # A rank in a collective of another group, or in a receive, waits, too.
+    culprit = min(behind, key=lambda each: each.phase in WAITING_PHASES)
+    # A save has its own timeouts. Ending the job would lose it, so a save is only logged.
+    return _behind(culprit, victims, is_sure=all(each.phase != "checkpoint" for each in behind))
 
 
-def _silent(positions: Sequence[Position], last: Position) -> Verdict:
-    states = [each.neighbours[str(last.rank)] for each in positions if str(last.rank) in each.neighbours]
-    kind, explanation = _SILENT[states[0] if states else ""]
+def _silent(positions: Sequence[Position], silent: Sequence[Position], victims: Sequence[Position]) -> Verdict:
+    seen = {rank: state for each in positions for rank, state in each.neighbours.items()}
+    surest = list(_SILENT)
+    last = min(silent, key=lambda each: surest.index(seen.get(each.rank, "")))
+    state = seen.get(last.rank, "")
+    kind, explanation = _SILENT[state]
     return Verdict(
         kind=kind,
         ranks=(last.rank,),
         text=f"{_name(last)} does not answer: {explanation}; last seen after {last.step} optimizer steps"
-        f"{_victims([each for each in positions if each.waits])}",
-        is_sure=kind != "long native call",
+        f"{_victims(victims)}",
+        is_sure=state != "busy",
     )
 
 
@@ -119,6 +136,8 @@ def _network(waiting: Sequence[Position]) -> Verdict:
 
 def _behind(culprit: Position, waiting: Sequence[Position], *, is_sure: bool) -> Verdict:
     kind = _KINDS.get(culprit.phase, "blocking call")
+    if culprit.phase in WAITING_PHASES:
+        kind = "deadlock"
     if culprit.phase == "ended":
         what = f"has ended its script after {culprit.step} optimizer steps: all ranks must take the same number"
     else:

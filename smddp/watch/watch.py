@@ -27,7 +27,8 @@ class Watch:
     on_hang: OnHang = "fail"
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.after, int | float) and 1 <= self.after < math.inf):
+        is_number = isinstance(self.after, int | float) and not isinstance(self.after, bool)
+        if not (is_number and 1 <= self.after < math.inf):
             raise ValueError(f"after={self.after!r}. Give seconds, 1 or more.")
         if self.on_hang not in get_args(OnHang):
             raise ValueError(f"on_hang={self.on_hang!r}. Give 'fail' or 'report'.")

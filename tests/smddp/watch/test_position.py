@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bdb
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from traceback import FrameSummary
 
 import pytest
@@ -30,7 +32,7 @@ def frames(*files: str) -> list[FrameSummary]:
         (["/job/train.py", "/env/torch/optim/adamw.py"], "optimizer"),
         (["/job/train.py", "/env/smddp/checkpoint/save/rank_saver.py"], "checkpoint"),
         (["/job/train.py"], "script"),
-        (["/job/train.py", "/env/torch/nn/modules/module.py", "/usr/lib/python3.11/bdb.py"], "debugger"),
+        (["/job/train.py", "/env/torch/nn/modules/module.py", bdb.__file__], "debugger"),
     ],
 )
 def test_the_stack_tells_the_phase(files: list[str], phase: str) -> None:
@@ -97,5 +99,13 @@ def test_the_network_counts_where_a_rank_may_wait_for_it(monkeypatch: pytest.Mon
     assert sampler.sample({}).still == 8.0
 
 
-def test_the_bytes_of_the_network_are_read() -> None:
-    assert position.network_bytes() >= 0
+def test_the_bytes_of_the_network_are_read_without_those_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = "Inter-|   Receive\n face |bytes    packets\n"
+    rows = "    lo: 7 1 0 0 0 0 0 0 7 1 0 0 0 0 0 0\n  eth0:100 1 0 0 0 0 0 0 20 1 0 0 0 0 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda _: head + rows)
+    assert position.network_bytes() == 120
+
+
+@pytest.mark.parametrize("end", ["ended", "failed", "unwatched"])
+def test_the_last_sample_tells_how_the_script_ended(end: str) -> None:
+    assert Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog()).sample({}, end=end).phase == end

@@ -74,13 +74,17 @@ def waiting(rank: int, **others: Any) -> Position:
             (1,),
             "number 10 of each",
         ),
-        ([waiting(0), waiting(1)], [], "network", (), "do the hosts reach each other"),
-        ([waiting(0), waiting(1, collectives=9)], [], "blocking call", (1,), "rank 1"),
+        ([waiting(0, still=130.0), waiting(1, still=121.0)], [], "network", (), "do the hosts reach each other"),
+        ([waiting(0), waiting(1, collectives=9)], [], "deadlock", (1,), "rank 1"),
+        # in a collective of another group, without hooks, or in a receive
+        ([at(0, phase="collective"), at(1)], [], "blocking call", (1,), "rank 1"),
+        ([at(0, phase="collective"), at(1, phase="backward")], [], "deadlock", (0,), "rank 0"),
         ([at(0)], [], "blocking call", (0,), "has not moved for 40 s.*: job/train.py:31 main: time.sleep"),
-        ([waiting(0, neighbours={"1": "stopped"})], [at(1)], "stopped process", (1,), "SIGSTOP"),
-        ([waiting(0, neighbours={"1": "blocked"})], [at(1)], "native block", (1,), "holds Python's lock"),
-        ([waiting(0, neighbours={"1": "dead"})], [at(1)], "dead process", (1,), "ended without a word"),
+        ([waiting(0, neighbours={1: "stopped"})], [at(1)], "stopped process", (1,), "SIGSTOP"),
+        ([waiting(0, neighbours={1: "blocked"})], [at(1)], "native block", (1,), "holds Python's lock"),
+        ([waiting(0, neighbours={1: "dead"})], [at(1)], "dead process", (1,), "ended without a word"),
         ([waiting(0)], [at(1)], "no answer", (1,), "no rank on its host says why"),
+        ([waiting(0, neighbours={1: "busy", 2: "stopped"})], [at(1), at(2)], "stopped process", (2,), "SIGSTOP"),
     ],
 )
 def test_the_culprit_is_named_with_its_kind(
@@ -99,6 +103,11 @@ def test_the_culprit_is_named_with_its_kind(
         [waiting(0, still=2.0, idle=2.0), at(1, idle=2.0, still=2.0)],
         [waiting(0), at(1, idle=3.0, still=3.0)],  # it has just come from a long step
         [waiting(0), at(1, phase="debugger")],
+        [waiting(0), at(1, phase="failed")],
+        [waiting(0), waiting(1)],  # a first collective of many hosts takes long
+        [at(0), at(1, still=2.0)],  # rank 0 waits for rank 1 by other means, as ranks that compile do
+        [at(0, still=2.0), at(1, phase="ended", idle=50.0)],  # rank 0 evaluates on
+        [at(0, still=2.0, idle=2.0), at(1, phase="ended")],
         [at(0, phase="debugger")],
     ],
 )
@@ -114,12 +123,12 @@ def test_a_rank_that_computes_is_only_told_as_busy() -> None:
     verdict = judge([waiting(0), at(1, phase="checkpoint")], [], AFTER)
     assert verdict is not None
     assert (verdict.kind, verdict.is_sure) == ("slow storage", False)
-    verdict = judge([waiting(0, neighbours={"1": "busy"})], [at(1)], AFTER)
+    verdict = judge([waiting(0, neighbours={1: "busy"})], [at(1)], AFTER)
     assert verdict is not None
     assert (verdict.kind, verdict.is_sure) == ("long native call", False)
 
 
 def test_a_position_travels_as_json() -> None:
-    position = at(3, neighbours={"1": "dead"})
+    position = at(3, neighbours={1: "dead"})
     again = Position.from_json(position.to_json().encode())
-    assert (again.rank, again.line, again.neighbours) == (3, position.line, {"1": "dead"})
+    assert (again.rank, again.line, again.neighbours) == (3, position.line, {1: "dead"})

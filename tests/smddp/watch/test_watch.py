@@ -1,0 +1,28 @@
+"""The options of the watchdog."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from smddp.watch import Watch
+
+
+@pytest.mark.parametrize("after", [0, 0.5, True, "30", float("inf"), float("nan")])
+def test_seconds_are_at_least_one(after: Any) -> None:
+    with pytest.raises(ValueError, match="Give seconds, 1 or more"):
+        Watch(after=after)
+
+
+def test_what_happens_on_a_hang_is_one_of_two() -> None:
+    with pytest.raises(ValueError, match="Give 'fail' or 'report'"):
+        Watch(on_hang="restart")  # type: ignore[arg-type]
+
+
+def test_watch_is_on_off_or_options() -> None:
+    assert Watch.of(False) is None
+    assert Watch.of(True) == Watch()
+    assert Watch.of(Watch(after=5)) == Watch(after=5)
+    with pytest.raises(ValueError, match=r"watch='yes'. Give True, False or smddp.Watch"):
+        Watch.of("yes")  # type: ignore[arg-type]
