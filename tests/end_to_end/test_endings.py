@@ -150,7 +150,7 @@ def test_a_missing_channel_is_told_before_the_job_and_by_it(estimator: Build, pl
     uri = f"s3://{platform.default_bucket}/channel/{time.time_ns()}"
     bucket, key = uri.removeprefix("s3://").split("/", 1)
     platform.boto_session.client("s3").put_object(Bucket=bucket, Key=f"{key}/x.txt", Body=b"x")
-    with pytest.raises(EstimatorError, match=r"the job has trainning\. Did you mean 'trainning'\?"):
+    with pytest.raises(EstimatorError, match=r"the job has trainning\. Give fit\(\) a channel named"):
         estimator("needs_channel.py").fit({"trainning": uri})
     with pytest.raises(TrainingJobFailed) as failure:
         estimator("needs_channel.py").fit()

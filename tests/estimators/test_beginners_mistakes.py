@@ -158,7 +158,7 @@ MISTAKES: dict[str, Mistake] = {
     "a bucket that there is not": Mistake(said="there is no bucket", inputs={"training": "s3://no-such-bucket-4711/a"}),
     "a prefix without objects": Mistake(said="there are no objects", inputs={"training": f"s3://{BUCKET}/no/such"}),
     "a channel by another name": Mistake(
-        said="Did you mean 'training'?",
+        said="Give fit() a channel named",
         script=changed("torch.rand(640, 8)", 'torch.load(job.channels["train"])'),
         inputs={"training": f"s3://{BUCKET}/data"},
     ),

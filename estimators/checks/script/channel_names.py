@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 
 from estimators.checks.script.executed import Executed
-from estimators.errors import Problem, error, nearest, warning
+from estimators.errors import Problem, error, warning
 from smddp.process.script_names import full_name
 
 _VARIABLE = "SM_CHANNEL_"
@@ -25,7 +25,7 @@ def check(nodes: Sequence[Executed], channels: Collection[str]) -> Iterator[Prob
     for name, place in read.items():
         found = f"{place} reads the channel {name!r}, and the job has {', '.join(channels) or 'none'}"
         if channels:
-            yield error("inputs", found, f"{nearest(name, channels)} Give it to fit() by that name.")
+            yield error("inputs", found, f"Give fit() a channel named {name!r}, or let the script read another name.")
         else:
             yield warning("inputs", found, f"Give it to fit(): {{{name!r}: 's3://…'}}.")
 

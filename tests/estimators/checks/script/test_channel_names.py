@@ -27,7 +27,7 @@ def test_a_channel_by_another_name_is_an_error(tmp_path: Path, line: str) -> Non
     ((severity, said),) = told(tmp_path, line, ("training", "validation"))
     assert severity == "error"
     assert "line 3, reads the channel 'train', and the job has training, validation" in said
-    assert "Did you mean 'training'?" in said
+    assert "Give fit() a channel named 'train'" in said
     assert told(tmp_path, line, ("train",)) == []
 
 
