@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -153,7 +154,7 @@ def _train(
     earlier: tuple[int, int] | None,
     watch: Watch | None,
 ) -> int:
-    give_up = partial(_give_up, job.output_dir)
+    give_up = partial(_give_up, job, membership.cluster.rank)
     first_failure = FirstFailure(membership, give_up)
     watchdog: AbstractContextManager[object] = nullcontext()
     if watch is not None:
@@ -356,10 +357,12 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
     os._exit(code)
 
 
-def _give_up(output_dir: Path, report: str) -> None:
-    """End a rank that waits for a failed rank; called in a thread, while the main thread hangs."""
-    logger.critical("another rank failed, and this one does not end by itself; it was here:")
-    faulthandler.dump_traceback(file=sys.__stderr__ or 2)
-    logger.critical("the first failure was: %s", report)
-    _record(output_dir, report)
+def _give_up(job: Job, rank: int, report: str) -> None:
+    """End a rank that hangs after the job has failed; called in a thread, while the main thread hangs."""
+    waiting = SmddpError("the job has failed, and this rank did not end by itself").with_traceback(
+        main_thread_traceback()
+    )
+    here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
+    FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([report, "This rank was here:", *here]))
+    _record(job.output_dir, report)
     os._exit(1)

@@ -65,7 +65,8 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     victims = [each for each in positions if each.waits]
     working = [each for each in positions if not each.waits and each.still < after and each.phase != "ended"]
     if working:
-        busy = [each for each in working if each.idle >= after and victims]
+        # Twice: a rank that has just begun to sleep was busy a moment ago.
+        busy = [each for each in working if each.idle >= 2 * after and victims]
         return _behind(busy[0], victims, is_sure=False) if busy else None
     if silent:
         return _silent(positions, silent, victims)

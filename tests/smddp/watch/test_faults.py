@@ -48,7 +48,7 @@ def fault():
     if FAULT == "other":
         dist.barrier()
     if FAULT == "busy":
-        until = time.monotonic() + 8
+        until = time.monotonic() + 14
         while time.monotonic() < until:
             pass
 

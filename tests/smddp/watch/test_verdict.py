@@ -116,10 +116,11 @@ def test_ranks_that_move_or_are_debugged_do_not_hang(positions: list[Position]) 
 
 
 def test_a_rank_that_computes_is_only_told_as_busy() -> None:
-    verdict = judge([waiting(0), at(1, still=1.0)], [], AFTER)
+    assert judge([waiting(0), at(1, still=1.0, idle=59.0)], [], AFTER) is None
+    verdict = judge([waiting(0), at(1, still=1.0, idle=61.0)], [], AFTER)
     assert verdict is not None
     assert not verdict.is_sure
-    assert "has been busy, without a step or a collective, for 40 s" in verdict.text
+    assert "has been busy, without a step or a collective, for 61 s" in verdict.text
     verdict = judge([waiting(0), at(1, phase="checkpoint")], [], AFTER)
     assert verdict is not None
     assert (verdict.kind, verdict.is_sure) == ("slow storage", False)
