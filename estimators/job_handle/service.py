@@ -82,12 +82,13 @@ class SageMakerService:
             raise
 
     def _tell_leaving(self, why: str) -> None:
-        is_local = getattr(self._boto_session, "ends_with_program", False)
+        if getattr(self._boto_session, "ends_with_program", False):
+            logger.warning("%s continues until its local platform ends%s", self._name, why)
+            return
         logger.warning(
-            "%s goes on %s%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker stop-training-job "
+            "%s goes on without you%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker stop-training-job "
             "--training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
             self._name,
-            "until its local platform ends" if is_local else "without you",
             why,
             *(self._name,) * 3,
         )
