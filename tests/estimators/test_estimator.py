@@ -224,7 +224,7 @@ def test_what_is_wrong_is_told_in_words(build: Any, parameters: Any, said: str) 
     ("inputs", "errors", "said"),
     [
         ("s3://data/train", [], ""),
-        ("data", ["inputs['training']"], "Give s3://"),
+        ("data", ["inputs['training']"], "give the s3:// URI: sagemaker_session.upload_data('data')"),
         ({"train": "/etc"}, ["inputs['train']"], "It is on this machine. Upload it, and give the s3:// URI"),
         ({"train": "/etc"}, ["inputs['train']"], "or aws s3 cp --recursive /etc s3://bucket/etc"),
         ({"train": "/etc/hosts"}, ["inputs['train']"], "or aws s3 cp /etc/hosts s3://bucket/hosts"),

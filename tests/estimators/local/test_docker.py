@@ -193,7 +193,8 @@ def test_without_a_docker_engine_the_platform_does_not_start_and_leaves_nothing(
 
 
 def test_a_server_that_can_not_be_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = LocalSageMaker(tmp_path)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(FileNotFoundError):
-        LocalSageMaker(tmp_path).start()
+        platform.start()
     assert list(tmp_path.iterdir()) == []
