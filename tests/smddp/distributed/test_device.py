@@ -394,7 +394,8 @@ def test_a_broken_package_is_said_to_be_broken(
     (place / "torch_smddp.py").write_text(content)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("smdistributed", "smdistributed.dataparallel", "smdistributed.dataparallel.torch"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, None)  # so that the end of the test removes what it imports
+        del sys.modules[name]
     with pytest.raises(DistributedError, match=reason):
         choose_backend("smddp", GPU, {})
 
