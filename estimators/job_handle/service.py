@@ -1,4 +1,4 @@
-"""The place where a job is, as its handle asks it: SageMaker's API, or this machine after the end of a local job."""
+"""What answers for a job when its handle asks: SageMaker's API, or the last description of a local job."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class EndedLocalJob:
     @property
     def how_to_resume(self) -> str:
         """The effect of the next ``fit()``, as the end of a sentence."""
-        if place := self._description.get("CheckpointConfig", {}).get("S3Uri"):
-            return f"; the next fit() resumes from the checkpoints in {place}, if any"
+        if uri := self._description.get("CheckpointConfig", {}).get("S3Uri"):
+            return f"; the next fit() resumes from the checkpoints in {uri}, if any"
         kept = "checkpoint_s3_uri='file:///directory' keeps them"
         return f"; it keeps no checkpoints, so the next fit() starts anew ({kept})"

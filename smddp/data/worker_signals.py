@@ -5,8 +5,8 @@ until all ranks agree on a step, and needs its workers for that; torch's own han
 
 torch's handler also distinguishes the rank's SIGTERM, by which multiprocessing ends persistent workers when the rank
 exits, from other senders' SIGTERM. A Python handler does not know the sender, so here the rank ends its workers by
-another signal. A loader that is collected as garbage ends its workers by SIGTERM, too: it sets their ``done_event``
-before, by which they know it.
+another signal. A loader that is collected as garbage sets its workers' ``done_event``, and then sends them SIGTERM. So
+a worker ends by a SIGTERM if that event is set.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from smddp.hydra.composed import (
 )
 from smddp.job import Job
 from smddp.training.run import run_with_config
+from smddp.watch import Watch
 
 _SHOW = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc", "--shell-completion"}
 
@@ -37,6 +38,7 @@ def main(
     version_base: str | None = None,
     *,
     preflight_collectives: bool = False,
+    watch: bool | Watch = False,
 ) -> Callable[[Callable[..., None]], Callable[[], NoReturn]]:
     """Compose the config by Hydra and run the function as a rank of its job, in place of ``@hydra.main``.
 
@@ -50,6 +52,7 @@ def main(
         config_name: The primary config, without ``.yaml``.
         version_base: The Hydra version whose defaults apply; None is the installed version.
         preflight_collectives: As for `smddp.run`.
+        watch: As for `smddp.run`.
 
     Returns:
         A decorator. The decorated function takes no arguments and ends the process, as `smddp.run` does.
@@ -77,7 +80,9 @@ def main(
                 script_run.settle_config()
                 function(**arguments)
 
-            run_with_config(on_each_rank, script_run.read_config, preflight_collectives=preflight_collectives)
+            run_with_config(
+                on_each_rank, script_run.read_config, preflight_collectives=preflight_collectives, watch=watch
+            )
 
         return start
 

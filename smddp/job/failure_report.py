@@ -13,10 +13,13 @@ import signal
 import site
 import socket
 import stat
+import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from smddp.cluster import Cluster
 from smddp.errors import SmddpError
@@ -96,6 +99,16 @@ def describe_rank_exit(
     return _with_printed(f"R{where} was {how}: " if how else f"R{where} ended with code {code}: ", error)
 
 
+def main_thread_traceback() -> TracebackType | None:
+    """Return the main thread's stack as a traceback, to report it with an error."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001, it is documented
+    outermost = None
+    while frame is not None:
+        outermost = TracebackType(outermost, frame, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return outermost
+
+
 def frame_lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:
     """Return the user's own frames of a stack as a report shows them; the innermost frame if none is the user's."""
     own = [frame for frame in stack if not _is_installed(frame.filename)]
@@ -131,11 +144,16 @@ def within_limit(text: str, suffix: str = "") -> str:
 
 def record(output_dir: Path, report: str) -> None:
     """Write the first 1024 characters of a report to ``failure`` in the output directory, atomically."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    temporary = output_dir / f".failure.{os.getpid()}"
+    write(output_dir / "failure", report[:LIMIT])
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file, and its directory if absent, atomically."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        temporary.write_text(report[:LIMIT], encoding="utf-8")
-        temporary.replace(output_dir / "failure")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)  # it still exists if the disk is full
 

@@ -42,7 +42,7 @@ from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs
 from smddp.training.failure_log import FailureLog
-from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline, main_thread_traceback
+from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline
 from smddp.watch import Watch, Watchdog
 
 logger = logging.getLogger(__name__)
@@ -340,7 +340,7 @@ def _note_training(*_: object) -> None:
 def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> None:
     """End a rank that was told to stop and did not reach a step's end in time; called in a thread."""
     code = RESUMABLE if active_runs.all_work_is_durable() or not _steps_taken else 1
-    where = main_thread_traceback()
+    where = failure_report.main_thread_traceback()
     seconds = stop_signal.age
     if code == RESUMABLE:
         logger.warning("told to stop %.0f s ago, and still busy; all steps are in a checkpoint: ended here", seconds)
@@ -360,7 +360,7 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
 def _give_up(job: Job, rank: int, report: str) -> None:
     """End a rank that hangs after the job has failed; called in a thread, while the main thread hangs."""
     waiting = SmddpError("the job has failed, and this rank did not end by itself").with_traceback(
-        main_thread_traceback()
+        failure_report.main_thread_traceback()
     )
     here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
     FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([report, "This rank was here:", *here]))

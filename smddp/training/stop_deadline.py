@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -79,16 +78,6 @@ class StopDeadline:
             if self._stop_signal.age > self._seconds:
                 self._late()
                 return
-
-
-def main_thread_traceback() -> TracebackType | None:
-    """Return the main thread's stack as a traceback, to report it with an error."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001, it is documented
-    outermost = None
-    while frame is not None:
-        outermost = TracebackType(outermost, frame, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
-    return outermost
 
 
 _ANSWER_SECONDS = 3.0

@@ -79,7 +79,7 @@ class Exchange:
                     self._store.set(self._key, own.to_json())
                 self._ask(reads=self.reads and not is_over)
             except RuntimeError as error:
-                logger.debug("the exchange of positions ends: %s", error)
+                logger.info("the watchdog of this rank ends, for the store is gone with rank 0: %s", error)
                 self.is_lost = True
                 return
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from smddp.cluster import Cluster
-from smddp.job.failure_report import frame_lines
+from smddp.job.failure_report import frame_lines, main_thread_traceback
 from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 
@@ -54,6 +53,8 @@ class Position:
     rank: int
     host: str
     pid: int
+    processes: str
+    """The boot and the namespace in which `pid` is known: two machines may have one host name."""
     beat: int
     """The number of this sample: a rank whose number stays the same does not answer."""
     step: int
@@ -97,6 +98,7 @@ class Sampler:
 
     def __init__(self, cluster: Cluster, *, steps: Callable[[], int], collectives: CollectiveLog) -> None:
         self._cluster = cluster
+        self._processes = _namespace()
         self._steps, self._collectives = steps, collectives
         self._beat = 0
         self.restart()
@@ -123,6 +125,7 @@ class Sampler:
             rank=self._cluster.rank,
             host=self._cluster.host,
             pid=os.getpid(),
+            processes=self._processes,
             beat=self._beat,
             step=progress[0],
             collectives=progress[1],
@@ -151,6 +154,14 @@ class Sampler:
             self._used, self._active = used, now
 
 
+def _namespace() -> str:
+    """Return the boot of this machine's kernel, and this process's namespace of process IDs."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return str(uuid.uuid4())  # no other rank can look up this process
+
+
 def network_bytes() -> int:
     """Return the bytes that this host, or its container, has received and sent, without those to itself."""
     try:
@@ -161,10 +172,9 @@ def network_bytes() -> int:
     return sum(int(each[1]) + int(each[9]) for each in fields if each[0] != "lo")
 
 
-def main_stack() -> list[traceback.FrameSummary]:
+def main_stack() -> Sequence[traceback.FrameSummary]:
     """Return the main thread's frames, the innermost last."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001, it is documented
-    return list(reversed(traceback.StackSummary.extract(traceback.walk_stack(frame))))
+    return traceback.extract_tb(main_thread_traceback())
 
 
 def phase_of(stack: Sequence[traceback.FrameSummary]) -> str:

@@ -37,7 +37,8 @@ _SILENT = {
 _UNJUDGED = frozenset({"debugger", "failed", "unwatched"})
 """Phases of a rank for which the others may wait for good reasons."""
 _PATIENCE = 4.0
-"""All ranks are in the same collective: it counts as hanging after so many times the usual bound."""
+"""If all ranks wait for each other, they count as hanging after so many times the usual bound: a first collective of
+many hosts takes long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,8 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
         return None
     # A rank in a collective of another group, or in a receive, waits, too.
     culprit = min(behind, key=lambda each: each.phase in WAITING_PHASES)
+    if culprit.phase in WAITING_PHASES and any(each.still < _PATIENCE * after for each in behind):
+        return None
     # A save has its own timeouts. Ending the job would lose it, so a save is only logged.
     return _behind(culprit, victims, is_sure=all(each.phase != "checkpoint" for each in behind))
 
@@ -112,13 +115,11 @@ def _mismatch(waiting: Sequence[Position]) -> Verdict | None:
             usual, votes = names.most_common(1)[0]
             has_majority = votes > len(there) / 2
             odd = [each for each in there if each.collective != usual] if has_majority else there
-            told = "; ".join(
-                f"{_name(each)} is in {each.collective} at {each.line or 'an unknown line'}" for each in there
-            )
+            places = "; ".join(f"{_name(each)} is in {each.collective} at {each.line}" for each in there)
             return Verdict(
                 kind="mismatched collective",
                 ranks=tuple(each.rank for each in odd),
-                text=f"the ranks are in different collectives, number {count} of each: {told}",
+                text=f"the ranks are in different collectives, number {count} of each: {places}",
                 is_sure=True,
             )
     return None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from smddp.distributed.membership import Membership
+from smddp.job import failure_report
 from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 from smddp.watch.exchange import JOIN_SECONDS, Exchange
@@ -125,7 +125,7 @@ class Watchdog:
         own = self._sampler.sample({})
         self._exchange.reads = own.idle > (2 * self._period if self._rank < _FIRST_JUDGES else 2 * after)
         heard = self._hear(own)
-        here = [each for each in heard.silent if each.host == own.host]
+        here = [each for each in heard.silent if each.processes == own.processes]
         self._used = {each.pid: self._used[each.pid] for each in here if each.pid in self._used}
         own = self._exchange.own = replace(own, neighbours={each.rank: self._state(each) for each in here})
         if own.idle < after:
@@ -197,10 +197,7 @@ class Watchdog:
 
     def _record(self, verdict: Verdict, positions: Sequence[Position]) -> None:
         report = {"verdict": asdict(verdict), "positions": [asdict(each) for each in positions]}
-        temporary = self._file.with_name(f".{REPORT}.{os.getpid()}")
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(report, indent=1))
-            temporary.replace(self._file)
+            failure_report.write(self._file, json.dumps(report, indent=1))
         except OSError as error:
             logger.warning("the report of the hang could not be written to %s: %s", self._file, error)

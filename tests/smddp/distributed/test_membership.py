@@ -207,6 +207,14 @@ print(time.monotonic())
 """
 
 
+def test_a_rank_that_leaves_long_after_rank_0_ends_well(make_cluster: Callable[[int, int], Cluster]) -> None:
+    class Gone:
+        def set(self, _key: str, _value: str) -> None:
+            raise dist.DistNetworkError("Broken pipe")
+
+    smddp.distributed.membership._say_farewell(make_cluster(1, 2), Gone(), together=False)
+
+
 def test_two_ranks_sum_share_replicate_agree_and_leave(run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks(TWO_RANKS)
 

@@ -18,6 +18,7 @@ def at(rank: int, **others: Any) -> Position:
     fields: dict[str, Any] = {
         "host": f"algo-{rank + 1}",
         "pid": 100 + rank,
+        "processes": "boot pid:[1]",
         "beat": 50,
         "step": 7,
         "collectives": 9,
@@ -75,10 +76,16 @@ def waiting(rank: int, **others: Any) -> Position:
             "number 10 of each",
         ),
         ([waiting(0, still=130.0), waiting(1, still=121.0)], [], "network", (), "do the hosts reach each other"),
-        ([waiting(0), waiting(1, collectives=9)], [], "deadlock", (1,), "rank 1"),
+        ([waiting(0), waiting(1, collectives=9, still=121.0)], [], "deadlock", (1,), "rank 1"),
         # in a collective of another group, without hooks, or in a receive
         ([at(0, phase="collective"), at(1)], [], "blocking call", (1,), "rank 1"),
-        ([at(0, phase="collective"), at(1, phase="backward")], [], "deadlock", (0,), "rank 0"),
+        (
+            [at(0, phase="collective", still=130.0), at(1, phase="backward", still=121.0)],
+            [],
+            "deadlock",
+            (0,),
+            "rank 0",
+        ),
         ([at(0)], [], "blocking call", (0,), "has not moved for 40 s.*: job/train.py:31 main: time.sleep"),
         ([waiting(0, neighbours={1: "stopped"})], [at(1)], "stopped process", (1,), "SIGSTOP"),
         ([waiting(0, neighbours={1: "blocked"})], [at(1)], "native block", (1,), "holds Python's lock"),
@@ -104,6 +111,7 @@ def test_the_culprit_is_named_with_its_kind(
         [waiting(0), at(1, idle=3.0, still=3.0)],  # it has just come from a long step
         [waiting(0), at(1, phase="debugger")],
         [waiting(0), at(1, phase="failed")],
+        [at(0, phase="collective"), at(1, phase="backward")],  # the same without hooks
         [waiting(0), waiting(1)],  # a first collective of many hosts takes long
         [at(0), at(1, still=2.0)],  # rank 0 waits for rank 1 by other means, as ranks that compile do
         [at(0, still=2.0), at(1, phase="ended", idle=50.0)],  # rank 0 evaluates on
