@@ -25,6 +25,7 @@ from estimators.docker.docker_program import DockerError, program, require_engin
 from estimators.source_code import PACKAGE, REQUIREMENTS, package_directory
 from smddp import __version__
 from smddp.process.output_lines import STDOUT, copy_lines
+from smddp.syntax_parse import call_parser
 
 _CHECKOUT = Path(__file__).parents[2]
 _INSTALLED = Path(__file__).with_name("recipe")
@@ -95,7 +96,7 @@ def build_context() -> Iterator[Path]:
 
 def _requirements() -> list[Requirement]:
     """Return the requirements of smddp without its extras."""
-    declared = [Requirement(text) for text in requires(PACKAGE) or ()]
+    declared = [call_parser(Requirement, text) for text in requires(PACKAGE) or ()]
     return [each for each in declared if "extra" not in str(each.marker or "")]
 
 

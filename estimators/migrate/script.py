@@ -22,6 +22,7 @@ from libcst.metadata import (
 )
 
 from estimators.errors import EstimatorError
+from smddp.syntax_parse import call_parser
 
 Edit = Callable[[Any], Any]
 """Returns the replacement of a node, from the node with its children already edited."""
@@ -124,7 +125,7 @@ class Script:
         if isinstance(value, cst.Name) and (variable := self.variable(value)) and len(variable.bindings) == 1:
             value = variable.bindings[0]
         try:
-            return ... if value is None else ast.literal_eval(self.text(value).strip())
+            return ... if value is None else call_parser(ast.literal_eval, self.text(value).strip())
         except (ValueError, SyntaxError, TypeError):
             return ...
 
@@ -213,7 +214,7 @@ class Script:
 def _is_too_deep(source: bytes) -> bool:
     """Return whether Python refuses a script for its nesting, which would overflow the stack of libcst's parser."""
     try:
-        ast.parse(source)
+        call_parser(ast.parse, source)
     except (RecursionError, MemoryError):
         return True
     except (SyntaxError, ValueError) as fault:
@@ -224,7 +225,7 @@ def _is_too_deep(source: bytes) -> bool:
 def _syntax_error(source: bytes, fault: cst.ParserSyntaxError) -> str:
     """Return the syntax error of a script, in Python's own words if Python finds it, too."""
     try:
-        ast.parse(source)
+        call_parser(ast.parse, source)
     except SyntaxError as own:
         return own.msg if own.lineno is None else f"line {own.lineno}: {own.msg}"  # a zero byte has no line
     except ValueError as own:

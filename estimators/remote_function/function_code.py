@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 
 from estimators import source_code
 from estimators.errors import EstimatorError, Problem
+from smddp.syntax_parse import call_parser
 
 ENTRY_POINT = Path(__file__).with_name("smddp_call.py")
 _OWN_PACKAGE = "estimators"
@@ -111,7 +112,7 @@ def code_with_call(
                 f"{script} has the function, and is not sent: {root / '.smddpignore'}, or its name, leaves it out."
             )
         if pickled:
-            needed = Requirement(f"cloudpickle=={version('cloudpickle')}")
+            needed = call_parser(Requirement, f"cloudpickle=={version('cloudpickle')}")
             file = code / source_code.REQUIREMENTS
             file.write_text(source_code.with_requirements(file.read_text() if file.exists() else "", [needed]))
     except BaseException:
@@ -122,7 +123,7 @@ def code_with_call(
 
 def _is_guarded(file: Path, line: int) -> bool:
     """Return whether a line runs only if the file is the started script."""
-    guards = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.If))
+    guards = (node for node in ast.walk(call_parser(ast.parse, file.read_bytes())) if isinstance(node, ast.If))
     return any(
         ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
         and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)

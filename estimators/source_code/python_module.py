@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from smddp.process.script_names import full_name, imported_names
+from smddp.syntax_parse import call_parser
 
 _TOO_DEEP = "it nests too deeply: split its longest chain of elif, or its longest expression"
 
@@ -36,7 +37,7 @@ class PythonModule:
             text = path.read_bytes()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about invalid escapes: running the script shows them
-                return cls(path=path, text=text, tree=ast.parse(text, filename=str(path)))
+                return cls(path=path, text=text, tree=call_parser(ast.parse, text, filename=str(path)))
         except (OSError, SyntaxError, ValueError) as failure:
             fault = failure
         except (RecursionError, MemoryError):  # Python's own bounds on the depth of a tree

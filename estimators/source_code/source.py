@@ -21,6 +21,7 @@ from estimators.source_code.python_module import imported_by
 from estimators.source_code.tree import Tree
 from smddp.container.requirements import ADDED
 from smddp.process.script_names import full_name
+from smddp.syntax_parse import call_parser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,7 @@ def package_directory(package: str = PACKAGE) -> Path:
 
 def package_requirements() -> list[Requirement]:
     """Return smddp's requirements that a PyTorch image may lack."""
-    declared = [Requirement(text) for text in requires(PACKAGE) or ()]
+    declared = [call_parser(Requirement, text) for text in requires(PACKAGE) or ()]
     return [
         requirement
         for requirement in declared
@@ -199,7 +200,7 @@ def with_requirements(own: str, requirements: Iterable[Requirement], *, from_whe
 def _named_in(line: str) -> str | None:
     """Return the package in a line of requirements, or None for an option, a URL or a comment."""
     try:
-        return canonicalize_name(Requirement(line.partition("#")[0].strip()).name)
+        return canonicalize_name(call_parser(Requirement, line.partition("#")[0].strip()).name)
     except InvalidRequirement:
         return None
 

@@ -317,8 +317,10 @@ def _absent(extra: str) -> list[str] | None:
     """Return the unmet requirements of an extra, of smddp itself for ""; None if smddp is not an installed package."""
     from packaging.requirements import Requirement  # slow to import, and every command imports this file
 
+    from smddp.syntax_parse import call_parser
+
     try:
-        listed = [Requirement(text) for text in requires("smddp") or ()]
+        listed = [call_parser(Requirement, text) for text in requires("smddp") or ()]
     except PackageNotFoundError:
         return None
     chosen = [each for each in listed if _applies(each, extra) and (not extra or not _applies(each, ""))]

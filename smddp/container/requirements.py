@@ -18,6 +18,7 @@ from smddp.container.job_environment import make_environment
 from smddp.container.job_process import StoppedBeforeStart, raise_on_stop, run
 from smddp.errors import SourceError
 from smddp.process.heartbeat import Heartbeat
+from smddp.syntax_parse import call_parser
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def already_installed(lines: Iterable[str]) -> bool:
 
     for line in filter(_names_a_package, lines):
         try:
-            requirement = Requirement(line.split(" #")[0].strip())
+            requirement = call_parser(Requirement, line.split(" #")[0].strip())
             if requirement.marker is not None and not requirement.marker.evaluate():
                 continue
             if requirement.url or requirement.extras:

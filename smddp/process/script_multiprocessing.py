@@ -17,6 +17,7 @@ from pathlib import Path
 
 from smddp.errors import UnguardedScriptError
 from smddp.process.script_names import full_name, imported_names
+from smddp.syntax_parse import call_parser
 
 SPAWN_REMEDY = (
     "Start it with python, or in a job without distribution; or leave the ranks to the launcher, and call the training "
@@ -49,7 +50,7 @@ def find_spawn_call(script: Path) -> int | None:
     if script.suffix != ".py":
         return None
     try:
-        tree = ast.parse(script.read_bytes())
+        tree = call_parser(ast.parse, script.read_bytes())
     except (OSError, SyntaxError, ValueError):  # running the script reports it
         return None
     return spawn_call_in(tuple(ast.walk(tree)))

@@ -15,6 +15,7 @@ import typing
 from typing import Any
 
 from estimators.source_code import Modules, PythonModule
+from smddp.syntax_parse import call_parser
 
 _PLAIN: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, object)},
@@ -298,6 +299,6 @@ def _literal(node: ast.expr) -> Any:
 
 def _parsed(text: str) -> ast.expr:
     try:
-        return ast.parse(text, mode="eval").body
+        return call_parser(ast.parse, text, mode="eval").body
     except (SyntaxError, ValueError) as fault:
         raise _NotReadError from fault

@@ -23,6 +23,7 @@ from estimators.checks.script.executed import Executed
 from estimators.errors import Problem, error, warning
 from estimators.source_code import PACKAGE, REQUIREMENTS, PythonModule, SourceCode
 from smddp.job.distribution_names import distributions_of, is_in
+from smddp.syntax_parse import call_parser
 
 _ABSENT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 """Exceptions whose handlers expect that a module is absent."""
@@ -182,7 +183,7 @@ def _named(source: SourceCode) -> frozenset[str] | None:
             if not text or _SOURCES.match(text):
                 continue
             try:
-                pending.append(Requirement(text).name)
+                pending.append(call_parser(Requirement, text).name)
             except InvalidRequirement:
                 return None
     while pending:
@@ -195,6 +196,6 @@ def _named(source: SourceCode) -> frozenset[str] | None:
 
 def _required(package: str) -> list[str]:
     try:
-        return [Requirement(text).name for text in requires(package) or () if "extra ==" not in text]
+        return [call_parser(Requirement, text).name for text in requires(package) or () if "extra ==" not in text]
     except PackageNotFoundError:
         return []

@@ -25,6 +25,7 @@ from smddp.job.hyperparameters.schema import (
     unknown,
 )
 from smddp.job.hyperparameters.typed_values import attempt, build, same_json, to_json
+from smddp.syntax_parse import call_parser
 
 T = TypeVar("T")
 
@@ -255,7 +256,8 @@ def _spellings(text: str) -> Iterator[Any]:
         yield _FLAGS[text.lower()]
     if text.startswith(_BRACKETS):
         with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            yield json.loads(json.dumps(ast.literal_eval(text)))  # tuples become lists, and keys become text
+            value = call_parser(ast.literal_eval, text)
+            yield json.loads(json.dumps(value))  # tuples become lists, and keys become text
 
 
 def _unwrapped(value: Any) -> list[Any]:

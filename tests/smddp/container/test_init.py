@@ -295,8 +295,8 @@ def test_orphans_are_reaped_and_the_program_s_end_is_the_end(container):
 
 
 def test_what_the_program_leaves_behind_is_asked_to_end_and_told(container):
-    left = "import os, signal, sys, time\nif os.fork(): os._exit(7)\n"
-    left += "signal.signal(signal.SIGTERM, lambda *_: (print('asked'), sys.exit()))\nwhile True: time.sleep(0.01)"
+    left = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('asked'), sys.exit()))\n"
+    left += "if os.fork(): os._exit(7)\nwhile True: time.sleep(0.01)"
     first = container.start(sys.executable, "-c", left)
     assert first.wait(timeout=20) == 7
     assert first.stdout.read() == "asked\n"
