@@ -1,6 +1,7 @@
 """The training code of a job: checked before anything is uploaded, and bundled."""
 
 from estimators.source_code.bundle import Bundle as Bundle
+from estimators.source_code.bundle import package_wheels as package_wheels
 from estimators.source_code.bundle import stage as stage
 from estimators.source_code.bundle import tell_of_code_elsewhere as tell_of_code_elsewhere
 from estimators.source_code.check import check as check
@@ -17,4 +18,3 @@ from estimators.source_code.source import needs_package as needs_package
 from estimators.source_code.source import package_directory as package_directory
 from estimators.source_code.source import package_requirements as package_requirements
 from estimators.source_code.source import with_requirements as with_requirements
-from estimators.source_code.wheels import package_wheels as package_wheels

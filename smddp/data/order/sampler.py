@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from smddp.data.order.data_order import Partition, Tail
-from smddp.data.order.permutation import ALGORITHM, Permutation
+from smddp.data.order.data_order import ALGORITHM, Partition, Permutation, Tail
 
 logger = logging.getLogger(__name__)
 

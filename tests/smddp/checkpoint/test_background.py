@@ -16,7 +16,7 @@ import torch
 from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.save import background_saves
 from smddp.checkpoint.save.attempt import Moment
-from smddp.checkpoint.save.background_task import BackgroundTask
+from smddp.checkpoint.save.background_saves import BackgroundTask
 from smddp.checkpoint.save.save_group import SaveGroup
 from smddp.checkpoint.save.staging import Staging
 from smddp.checkpoint.stores.directory import DirectoryStore
@@ -235,7 +235,7 @@ def test_leaving_the_with_block_makes_the_last_save_durable(tmp_path: Path, slow
 def test_leaving_it_by_an_exception_keeps_the_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_disk: SlowDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("smddp.checkpoint.save.background_task.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("smddp.checkpoint.save.background_saves.GRACE_SECONDS", 0.1)
     with pytest.raises(KeyError, match="mine"), Checkpointer(tmp_path, {}) as checkpointer:
         checkpointer.save(1)
         raise KeyError("mine")

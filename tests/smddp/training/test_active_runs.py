@@ -261,9 +261,9 @@ def test_a_stop_whose_checkpoint_fails_is_no_resumable_end(start: Start) -> None
 def test_a_stop_whose_checkpoint_takes_too_long_is_no_resumable_end(start: Start) -> None:
     hanging = SLOW.replace("time.sleep(0.1)", "time.sleep(600)")
     body = """
-from smddp.checkpoint.save import background_task
+from smddp.checkpoint.save import background_saves
 from smddp.training import stop_deadline
-stop_deadline.STOP_SECONDS, stop_deadline.LEAST_SECONDS, background_task.GRACE_SECONDS = 3, 1, 1
+stop_deadline.STOP_SECONDS, stop_deadline.LEAST_SECONDS, background_saves.GRACE_SECONDS = 3, 1, 1
 def main(job: smddp.Job):
     for _ in train(job, steps=500, every=10): pass
 """

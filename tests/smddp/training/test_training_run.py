@@ -12,7 +12,7 @@ from torch import nn
 import smddp.training.active_runs
 from smddp import CheckpointPolicy
 from smddp.checkpoint import Checkpointer, list_checkpoints
-from smddp.checkpoint.save import background_task
+from smddp.checkpoint.save import background_saves
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener, Store
@@ -221,7 +221,7 @@ def test_an_interrupted_wait_at_the_scripts_end_is_not_begun_anew(job: Job, monk
     released = threading.Event()
     monkeypatch.setattr(DirectoryStore, "commit", lambda *_, **__: released.wait(60))
     monkeypatch.setattr(Checkpointer, "finish", interrupted)
-    monkeypatch.setattr(background_task, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(background_saves, "GRACE_SECONDS", 0.2)
     release = threading.Timer(20, released.set)
     release.start()
     with pytest.raises(KeyboardInterrupt), ExitStack() as ending, active_runs.until_script_ends(ending):

@@ -8,7 +8,7 @@ logs. `Tags` answers requests about the tags of any record.
 from __future__ import annotations
 
 from estimators.local.engine.records.record import JobRecord, JobRequest_co, Record, RecordKind
-from estimators.local.engine.records.records import JobRecords, Records, Runner
+from estimators.local.engine.records.records import JobRecords, Records, Runner, Tags, read_tags
 from estimators.local.engine.records.store import (
     NOTHING_KEPT,
     RecordStore,
@@ -16,7 +16,6 @@ from estimators.local.engine.records.store import (
     StoredLine,
     write_time,
 )
-from estimators.local.engine.records.tags import Tags, read_tags
 
 __all__ = [
     "NOTHING_KEPT",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_hexdigest
 
 from smddp.data import Permutation
-from smddp.data.order.permutation import ALGORITHM
+from smddp.data.order.data_order import ALGORITHM
 
 VECTOR_10 = [0, 1, 5, 4, 3, 6, 2, 9, 8, 7]
 VECTOR_12 = [2, 4, 11, 6, 5, 7, 3, 10, 9, 8, 0, 1]

@@ -11,7 +11,7 @@ import pytest
 
 from estimators.local.executors import ClusterSpec
 from estimators.local.executors.docker import Docker, DockerExecutor
-from estimators.local.executors.docker.cluster import DockerCluster
+from estimators.local.executors.docker.executor import DockerCluster
 from tests.docker.images import find_base
 
 

@@ -26,7 +26,7 @@ from estimators.local.executors import (
     HostStartError,
 )
 from estimators.local.executors.docker import Docker, bridge_address, container_reaper_process
-from estimators.local.executors.docker.cluster import DockerCluster
+from estimators.local.executors.docker.executor import DockerCluster
 
 Enter = Callable[..., DockerCluster]
 USER = 54321

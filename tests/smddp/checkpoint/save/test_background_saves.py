@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.checkpoint.save.background_task import BackgroundTask
+from smddp.checkpoint.save.background_saves import BackgroundTask
 
 
 def test_it_works_beside_the_caller_and_gives_the_result_once() -> None:
@@ -84,13 +84,13 @@ def test_it_keeps_nothing_of_what_it_did() -> None:
 
 
 def test_it_tells_what_is_under_way_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smddp.checkpoint.save.background_task.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("smddp.checkpoint.save.background_saves.GRACE_SECONDS", 0.1)
     task: BackgroundTask[str] = BackgroundTask()
     task.submit(lambda cancelled: "given up" if cancelled.wait(30) else "went on", name="patient")
     assert task.give_up() == "patient"
     assert task.wait(30)
     assert task.result() == "given up"
-    monkeypatch.setattr("smddp.checkpoint.save.background_task.GRACE_SECONDS", 30.0)
+    monkeypatch.setattr("smddp.checkpoint.save.background_saves.GRACE_SECONDS", 30.0)
     task.submit(lambda _: "done", name="quick")
     assert task.give_up() is None
     assert task.result() == "done"
@@ -123,18 +123,18 @@ HANGS = {
 PROGRAM = """
 import logging, os, sys, threading, time, xxhash
 from torch.distributed import TCPStore
-from smddp.checkpoint.save import background_task
+from smddp.checkpoint.save import background_saves
 from smddp.checkpoint.save.save_group import SaveResult, RankResult, RankResults
 
 logging.basicConfig(level=logging.INFO)
-background_task.GRACE_SECONDS = 0.5
+background_saves.GRACE_SECONDS = 0.5
 large = bytes(2 * 10**8)
 store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 def poll(cancelled):
     RankResults(store, rank=0, world_size=2, run="r").collect(1, RankResult(), cancelled)
 
-background = background_task.BackgroundTask()
+background = background_saves.BackgroundTask()
 background.submit({hang}, name="a checkpoint")
 time.sleep(0.2)
 {end}
@@ -154,7 +154,7 @@ def test_a_process_ends_whatever_is_under_way(hang: str, end: str, code: int) ->
 def test_a_process_that_ends_lets_a_short_save_finish(tmp_path: Path) -> None:
     program = f"""
 import time, pathlib
-from smddp.checkpoint.save.background_task import BackgroundTask
+from smddp.checkpoint.save.background_saves import BackgroundTask
 background = BackgroundTask()
 background.submit(lambda _: (time.sleep(0.5), pathlib.Path({str(tmp_path / "done")!r}).touch()), name="short")
 """
