@@ -25,6 +25,8 @@ STOP_GRACE = 120.0
 """Seconds between SIGTERM and SIGKILL, as SageMaker gives a container."""
 
 _LOOK_SECONDS = 0.05
+_KILLED_SECONDS = 10.0
+"""Seconds between two warnings about processes that SIGKILL has not ended."""
 
 FAILURE_GRACE = 25.0
 """Seconds that the other processes have to end after a failure, so that all ends within half a minute."""
@@ -162,7 +164,14 @@ class ChildProcesses:
         """Kill all running processes, and wait until they have ended."""
         with self._lock:
             self._signal(signal.SIGKILL)
-            self._ended.wait_for(lambda: not self._running)
+            # Without a bound: a restart beside a process that still writes would tear its files.
+            while not self._ended.wait_for(lambda: not self._running, _KILLED_SECONDS):
+                logger.warning(
+                    "Still running %.0f s after SIGKILL: process %s. The kernel ends it only after its access to a disk "
+                    "or a network file system: see that it is reachable.",
+                    _KILLED_SECONDS,
+                    ", ".join(str(process.pid) for process in self._running.values()),
+                )
 
     def end_leftovers(self) -> None:
         """End the orphans of these processes, after all of them have ended."""

@@ -135,3 +135,13 @@ def test_a_progress_bar_shows_before_its_line_ends(capfd):
         time.sleep(0.05)
         seen += capfd.readouterr().err
     group.kill()
+
+
+def test_processes_that_outlive_sigkill_are_named_while_they_are_waited_for(group, monkeypatch, caplog):
+    monkeypatch.setattr(module, "_KILLED_SECONDS", 0.1)
+    process = group.start([sys.executable, "-c", "import time; time.sleep(0.5)"], environ=os.environ)
+    with monkeypatch.context() as kernel:
+        kernel.setattr(group, "_signal", lambda _signum: None)  # as the kernel, while a disk does not answer
+        group.kill()
+    assert process.returncode == 0
+    assert f"after SIGKILL: process {process.pid}." in caplog.text

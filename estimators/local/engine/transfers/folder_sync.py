@@ -91,7 +91,10 @@ class FolderSync:
         self._transfers.check()
 
     def abandon(self) -> None:
-        """Stop the passes, and wait for the transfers in progress."""
+        """Stop the passes, and wait for the transfers in progress.
+
+        Bound: one transfer's retries, which are those of the S3 client; the next transfer does not begin.
+        """
         self._finished.set()
         if self._thread.is_alive():
             self._thread.join()
