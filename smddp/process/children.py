@@ -167,8 +167,8 @@ class ChildProcesses:
             # Without a bound: a restart beside a process that still writes would tear its files.
             while not self._ended.wait_for(lambda: not self._running, _KILLED_SECONDS):
                 logger.warning(
-                    "Still running %.0f s after SIGKILL: process %s. The kernel ends it only after its access to a disk "
-                    "or a network file system: see that it is reachable.",
+                    "Still running %.0f s after SIGKILL: process %s. The kernel ends it only after its access to a "
+                    "disk or a network file system: see that it is reachable.",
                     _KILLED_SECONDS,
                     ", ".join(str(process.pid) for process in self._running.values()),
                 )
