@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from estimators.checks.script.config_values import run_main
 from estimators.checks.script.facts import ScriptFacts
 from estimators.errors import Problem, error
 from estimators.plan.resources import Topology
-from estimators.source_code import PACKAGE, PythonModule
+from smddp.script_syntax import PACKAGE, PythonModule, run_main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

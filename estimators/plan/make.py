@@ -24,6 +24,7 @@ from estimators.plan.resources import Resources, Topology
 from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import JobRequest, build, build_recipe
 from estimators.request.large_hyperparameters import check_bundled
+from smddp.script_syntax import is_installed_here
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
@@ -132,9 +133,7 @@ def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Ses
 
     is_here = sessions.runs_in_this_python(session)
     if is_here:
-        has = imports.Installed(
-            where="in this Python, which runs the job", has=imports.is_installed_here, is_complete=True
-        )
+        has = imports.Installed(where="in this Python, which runs the job", has=is_installed_here, is_complete=True)
     else:
         has = imports.Installed(where="known to be in AWS's image", has=KNOWN_MODULES.__contains__, is_complete=False)
     if "PYTHONPATH" in (job.arguments.get("environment") or {}):

@@ -139,11 +139,12 @@ class RemoteFunction(Generic[P, R]):
 
     def _estimator(self, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Estimator:
         """Return the Estimator of a call. Its code directory exists as long as the Estimator object."""
-        from estimators import metric_definition, source_code
+        from estimators import metric_definition
         from estimators.checks import aws_limits
         from estimators.estimator import Estimator
         from estimators.remote_function.function_code import ENTRY_POINT, code_with_call
         from smddp.remote_function.sent_call import CALL_VARIABLE
+        from smddp.script_syntax import PythonModule
 
         name = self.function.__qualname__
         if CALL_VARIABLE in os.environ:
@@ -174,7 +175,7 @@ class RemoteFunction(Generic[P, R]):
             options.setdefault("base_job_name", base_job_name)
         if place is not None and "metric_definitions" not in options:
             most = aws_limits.most("metric_definitions")
-            tree = source_code.PythonModule.read(place.file).tree
+            tree = PythonModule.read(place.file).tree
             options["metric_definitions"] = metric_definition.definitions(tree, most=most)
         options |= {"environment": {**environment, CALL_VARIABLE: call.to_text()}}
         options |= {"source_dir": code, "dependencies": None}

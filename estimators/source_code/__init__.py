@@ -7,8 +7,6 @@ from estimators.source_code.bundle import tell_of_code_elsewhere as tell_of_code
 from estimators.source_code.check import check as check
 from estimators.source_code.contents import Contents as Contents
 from estimators.source_code.contents import write_archive as write_archive
-from estimators.source_code.modules import Modules as Modules
-from estimators.source_code.python_module import PythonModule as PythonModule
 from estimators.source_code.source import PACKAGE as PACKAGE
 from estimators.source_code.source import REQUIREMENTS as REQUIREMENTS
 from estimators.source_code.source import SourceCode as SourceCode

@@ -16,11 +16,11 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from estimators.errors import EstimatorError
-from estimators.source_code.modules import Modules
-from estimators.source_code.python_module import imported_by
 from estimators.source_code.tree import Tree
 from smddp.container.requirements import ADDED
 from smddp.process.script_names import full_name
+from smddp.script_syntax import PACKAGE as PACKAGE
+from smddp.script_syntax import Modules, imported_by
 from smddp.syntax_parse import call_parser
 
 
@@ -137,7 +137,6 @@ def _is_local(source_dir: object, *, absent: bool = False) -> bool:
     return isinstance(source_dir, str) and not source_dir.lower().startswith("s3://")
 
 
-PACKAGE = "smddp"
 REQUIREMENTS = "requirements.txt"
 WHEELS = "smddp-wheels"
 """The directory in a bundle with smddp's requirements, for a container without a network."""

@@ -21,9 +21,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from smddp.cluster import Cluster
+from smddp.cluster import Cluster, without_run_variables
 from smddp.errors import SmddpError
 from smddp.job.distribution_names import missing_package
+from smddp.job.job import is_on_sagemaker
 from smddp.job.printed_error import PrintedError, find_error, hint
 
 LIMIT = 1024
@@ -198,7 +199,8 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
 def _meaning(error: str, code_dir: Path) -> str | None:
     """Return the usual remedy of an error; None if unknown."""
     if package := missing_package(error, code_dir):
-        return f"Add {package} to requirements.txt in source_dir."
+        in_job = is_on_sagemaker(without_run_variables(os.environ))
+        return f"Add {package} to requirements.txt in source_dir." if in_job else f"Install it: pip install {package}"
     return hint(error)
 
 

@@ -21,6 +21,7 @@ from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
 from smddp.launch.ports import check_port, free_port
+from smddp.launch.script_check import check_script
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart
@@ -52,12 +53,13 @@ def run_local(
     ``SMDDP_RUN_DIR``, or ``runs/<script's name>``), and running again there resumes. ``timeout`` is in seconds.
 
     The exit code is 0, 75 if the run was stopped and can resume, or the code of the first failing rank. Raise
-    DistributedError if the arguments contradict each other or the script is missing, JobError if ``checkpoint_s3_uri``
-    is not an S3 URI.
+    DistributedError if the arguments contradict each other, or the script is missing or can't run here,
+    HyperparameterError if the script refuses its arguments, JobError if ``checkpoint_s3_uri`` is not an S3 URI.
     """
     script = Path(script)
     if not script.is_file():
         raise DistributedError(f"There is no script {script} (looked in {Path.cwd()}).")
+    check_script(script, arguments, os.environ)
     if processes_per_node < 1:
         raise DistributedError(f"{processes_per_node} processes per node: give one or more.")
     found = find_nodes(os.environ, count=nodes, rank=node_rank, master_addr=master_addr, master_port=master_port)

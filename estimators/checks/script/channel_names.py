@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from estimators.checks.script.executed import Executed
 from estimators.errors import Problem, error, warning
 from smddp.process.script_names import full_name
+from smddp.script_syntax import Executed
 
 _VARIABLE = "SM_CHANNEL_"
 

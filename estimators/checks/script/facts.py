@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from estimators.checks.script import channel_names, hyperparameters, portability
-from estimators.checks.script.config_values import ConfigValues
-from estimators.checks.script.executed import Executed, executed
 from estimators.errors import Problem
-from estimators.source_code import Modules
+from smddp.job.hyperparameters import decode
+from smddp.script_syntax import ConfigValues, Executed, Modules, executed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class ScriptFacts:
     @classmethod
     def of(cls, modules: Modules, texts: Mapping[str, str]) -> ScriptFacts:
         """Read the facts; `texts` has the job's hyperparameters as the request does."""
-        return cls(modules=modules, nodes=executed(modules), texts=texts, config=ConfigValues.of(modules, texts))
+        return cls(modules=modules, nodes=executed(modules), texts=texts, config=_config(modules, texts))
 
     def check(self, *, channels: Collection[str], has_gpus: bool, own_image: bool) -> Iterator[Problem]:
         """Yield what the script would refuse, and what works on this machine only.
@@ -39,3 +38,8 @@ class ScriptFacts:
         yield from hyperparameters.check(self.config, self.nodes, self.texts, own_image=own_image)
         yield from channel_names.check(self.nodes, channels)
         yield from portability.check(self.modules, self.nodes, has_gpus=has_gpus)
+
+
+def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
+    in_parts = [name.partition(".")[0] for name in texts if "." in name]
+    return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, texts))

@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from estimators.checks.script.config_values import ConfigValues
-from estimators.checks.script.executed import Executed
-from estimators.checks.script.option_parser import OptionParser
 from estimators.errors import Problem, error, warning
 from smddp.container.contract import OWN_HYPERPARAMETERS, PLATFORM_PREFIX
 from smddp.container.environment import user_arguments
+from smddp.script_syntax import ConfigValues, Executed, OptionParser
 
 
 def check(
@@ -25,15 +23,15 @@ def check(
     `nodes` are those that every run of the script executes. `texts` has the hyperparameters as the request does.
     `own_image` means that another program than the toolkit may start the script, and with other options.
     """
-    if config.problem is not None:
-        yield config.problem
+    if (fault := config.fault) is not None:
+        yield error(fault.parameter, fault.found, fault.remedy)
     parser = OptionParser.of(nodes)
     if parser is None:
         return
     given = {name: json.loads(text) for name, text in texts.items() if _is_users(name)}
-    for fault in parser.faults(user_arguments(given)):
+    for refused in parser.faults(user_arguments(given)):
         remedy = f"The script has {', '.join(parser.names)}; each hyperparameter reaches it as such an option."
-        yield (warning if own_image else error)("hyperparameters", f"argparse refuses them: {fault}", remedy)
+        yield (warning if own_image else error)("hyperparameters", f"argparse refuses them: {refused}", remedy)
 
 
 def _is_users(name: str) -> bool:

@@ -9,30 +9,22 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, requires
-from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from estimators.checks.script.executed import Executed
 from estimators.errors import Problem, error, warning
-from estimators.source_code import PACKAGE, REQUIREMENTS, PythonModule, SourceCode
-from smddp.job.distribution_names import distributions_of, is_in
+from estimators.source_code import REQUIREMENTS, SourceCode
+from smddp.job.distribution_names import distributions_of
+from smddp.script_syntax import Executed, PythonModule, brings_modules, outside_imports
 from smddp.syntax_parse import call_parser
 
-_ABSENT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
-"""Exceptions whose handlers expect that a module is absent."""
 _SOURCES = re.compile(r"(-i|-f|--index-url|--extra-index-url|--no-index|--find-links|--trusted-host|--pre)(?=[\s=]|$)")
 """Options of requirements that request no package."""
-_FINDERS = frozenset({"sys.path", "sys.meta_path", "sys.path_hooks", "sys.modules", "site.addsitedir"})
-"""What decides where Python finds a module."""
-_PIP = re.compile(r"^pip$|\bpip3? install\b")
-"""A text that runs pip, as in ``[sys.executable, "-m", "pip", "install", name]``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +41,7 @@ class Installed:
 
 def check(source: SourceCode, nodes: Sequence[Executed], installed: Installed) -> Iterator[Problem]:
     """Yield the modules that are nowhere, each at its first import; `nodes` are those that every run executes."""
-    if (named := _named(source)) is None or any(map(_brings_modules, source.modules.reached)):
+    if (named := _named(source)) is None or any(map(brings_modules, source.modules.reached)):
         return
     sure = {id(node) for _, node in nodes}
     told = set[str]()
@@ -72,23 +64,6 @@ def imported_modules(source: SourceCode) -> frozenset[str]:
     return frozenset(name for _, _, name in _imports(source))
 
 
-def _brings_modules(module: PythonModule) -> bool:
-    """Return whether code may find or install modules by itself: by ``sys.path``, or by pip in a subprocess."""
-    return any(
-        (isinstance(node, ast.Attribute | ast.Name) and module.full_name(node) in _FINDERS)
-        or (isinstance(node, ast.Constant) and isinstance(node.value, str) and _PIP.search(node.value) is not None)
-        for node in module.nodes
-    )
-
-
-def is_installed_here(module: str) -> bool:
-    """Return whether this Python finds a top-level module, without importing it."""
-    try:
-        return find_spec(module) is not None
-    except ValueError:  # a module without a specification, such as __main__
-        return True
-
-
 def _is_named(module: str, packages: Collection[str]) -> bool:
     """Return whether one of the packages contains a top-level module: by its name, or by its files if it is here."""
     if any(canonicalize_name(name) in packages for name in distributions_of(module)):
@@ -107,63 +82,10 @@ def _modules(package: str) -> frozenset[str]:
 
 
 def _imports(source: SourceCode) -> Iterator[tuple[PythonModule, ast.Import | ast.ImportFrom, str]]:
-    """Yield each import of a module that belongs neither to Python, nor to smddp, nor to the job's code."""
+    """Return each import of a module that belongs neither to Python, nor to smddp, nor to the job's code."""
     roots = [Path(source.source_dir)] if source.source_dir else [source.script.parent]
     roots += [path if path.is_dir() else path.parent for path in map(Path, source.dependencies)]
-    for module in source.modules.reached:
-        for statement in _expected(module.tree):
-            if any(source.modules.imported_by(module, statement)):
-                continue
-            for name in sorted({full.partition(".")[0] for full in _full_names(statement)}):
-                if name not in sys.stdlib_module_names | {PACKAGE, ""} and not any(is_in(root, name) for root in roots):
-                    yield module, statement, name
-
-
-def _expected(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the import statements of a tree in their order, without those whose absence the script expects."""
-    pending = [tree]  # a stack in place of recursion: a chain of elif has no bound on its depth
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif not isinstance(node, ast.expr):
-            pending += reversed(list(_unguarded(node)))
-
-
-def _unguarded(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node's children, without blocks that run only if a module is there, or by a type checker."""
-    match node:
-        case ast.Try(handlers=handlers, finalbody=last) if any(_expects_absence(each.type) for each in handlers):
-            yield from last
-        case ast.With(items=items) if any(_suppresses_absence(each.context_expr) for each in items):
-            return
-        case ast.If(test=test, orelse=other) if _names_in(test) & {"TYPE_CHECKING", "find_spec"}:
-            yield from other
-        case _:
-            yield from ast.iter_child_nodes(node)
-
-
-def _expects_absence(caught: ast.expr | None) -> bool:
-    return caught is None or any(isinstance(each, ast.Name) and each.id in _ABSENT for each in ast.walk(caught))
-
-
-def _suppresses_absence(context: ast.expr) -> bool:
-    if not (isinstance(context, ast.Call) and "suppress" in _names_in(context.func)):
-        return False
-    return any(map(_expects_absence, context.args))
-
-
-def _names_in(expression: ast.expr) -> set[str]:
-    """Return the names and attributes in an expression."""
-    nodes = list(ast.walk(expression))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-
-
-def _full_names(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(statement, ast.Import):
-        return [alias.name for alias in statement.names]
-    return [] if statement.level else [statement.module or ""]
+    return outside_imports(source.modules, roots)
 
 
 def _named(source: SourceCode) -> frozenset[str] | None:

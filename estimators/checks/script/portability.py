@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from estimators.checks.script.executed import Executed
 from estimators.errors import Problem, warning
-from estimators.source_code import PACKAGE, Modules, PythonModule
+from smddp.script_syntax import PACKAGE, Executed, Modules, PythonModule
 
 _ON_EVERY_HOST = tuple(
     map(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass
@@ -11,6 +10,7 @@ from pathlib import PurePath
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from smddp.errors import HyperparameterError
+from smddp.job.near_names import near_name
 
 _NAMES: dict[object, str] = {type(None): "None", Any: "Any", Ellipsis: "..."}
 
@@ -118,8 +118,8 @@ def _paths(cls: type, prefix: str, around: tuple[type, ...]) -> Iterator[tuple[s
 
 def unknown(cls: type, key: str) -> str:
     """Return the error for a key that names no field, with the nearest name."""
-    nearest = difflib.get_close_matches(key.replace("-", "_"), paths(cls), n=1)
-    return f"unknown hyperparameter {key!r}" + (f" (did you mean {nearest[0]!r}?)" if nearest else "")
+    near = near_name(key.replace("-", "_"), paths(cls))
+    return f"unknown hyperparameter {key!r}" + (f" (did you mean {near!r}?)" if near else "")
 
 
 def _default(entry: dataclasses.Field[Any]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smddp.cluster import Cluster
+from smddp.cluster import OF_RUN_DIRECTORY, Cluster
 from smddp.job import Channels
 from smddp.job.failure_report import (
     LIMIT,
@@ -402,6 +402,13 @@ def test_a_report_that_begins_with_another_is_renewed_and_kept(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("environ", "remedy"),
+    [
+        ({"SM_CURRENT_HOST": "algo-1"}, "Add {} to requirements.txt in source_dir."),
+        ({"SM_CURRENT_HOST": "algo-1", OF_RUN_DIRECTORY: "SM_CURRENT_HOST"}, "Install it: pip install {}"),
+    ],
+)
+@pytest.mark.parametrize(
     ("module", "package"),
     [
         ("albumentations", "albumentations"),
@@ -414,9 +421,16 @@ def test_a_report_that_begins_with_another_is_renewed_and_kept(tmp_path: Path) -
         ("_ctypes", None),
     ],
 )
-def test_a_missing_module_names_the_package_for_requirements_unless_it_is_the_users_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, package: str | None
+def test_a_missing_module_names_the_package_to_add_unless_it_is_the_users_own(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    remedy: str,
+    module: str,
+    package: str | None,
 ) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     for file in ("own.py", "src/deeper.py", "namespace/part.py"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
@@ -432,5 +446,5 @@ def test_a_missing_module_names_the_package_for_requirements_unless_it_is_the_us
         describe_rank_exit(1, rank=1, world_size=2, host="algo-1", tail=error),
     ]
     for report in reports:
-        assert ("requirements.txt" in report) is (package is not None)
-        assert package is None or report.splitlines()[1] == f"Add {package} to requirements.txt in source_dir."
+        assert (remedy.partition("{}")[0] in report) is (package is not None)
+        assert package is None or report.splitlines()[1] == remedy.format(package)

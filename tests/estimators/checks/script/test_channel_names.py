@@ -8,8 +8,8 @@ import pytest
 
 from estimators.checks import channels
 from estimators.checks.script import channel_names
-from estimators.checks.script.executed import executed
 from estimators.source_code import SourceCode
+from smddp.script_syntax import executed
 
 SCRIPT = "import os, smddp\ndef main(job):\n    {}\nif __name__ == '__main__':\n    smddp.run(main)\n"
 

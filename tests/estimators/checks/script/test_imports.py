@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from estimators.checks.script import imports
-from estimators.checks.script.executed import executed
 from estimators.errors import Problem
 from estimators.source_code import SourceCode
+from smddp.script_syntax import executed
 
 AWS = imports.Installed(where="known to be in AWS's image", has={"torch", "numpy"}.__contains__, is_complete=False)
 HERE = imports.Installed(where="in this Python", has={"torch", "numpy"}.__contains__, is_complete=True)

@@ -1,4 +1,4 @@
-"""One Python file of a job, parsed once: its syntax tree, its imports, and its names. Nothing of it is run."""
+"""One Python file of a script's code, parsed once: its syntax tree, its imports, and its names. Nothing is run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from smddp.process.script_names import full_name, imported_names
 from smddp.syntax_parse import call_parser
 
+PACKAGE = "smddp"
+"""The package whose calls are looked for."""
 _TOO_DEEP = "it nests too deeply: split its longest chain of elif, or its longest expression"
 
 

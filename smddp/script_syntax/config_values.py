@@ -1,37 +1,50 @@
-"""The hyperparameters of a job as its script reads them: by the dataclass of ``smddp.run(main)``."""
+"""The hyperparameters of a run as its script reads them: by the dataclass of ``smddp.run(main)``."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
-from estimators.checks.script.config_class import ConfigClass, InvalidClassError, UnknownValue, config_class
-from estimators.errors import Problem, error
-from estimators.source_code import PACKAGE, Modules, PythonModule
 from smddp.errors import HyperparameterError
-from smddp.job import hyperparameters
 from smddp.job.main_arguments import refused_parameter
+from smddp.script_syntax.config_class import InvalidClassError, UnknownValue, config_class
+from smddp.script_syntax.modules import Modules
+from smddp.script_syntax.python_module import PACKAGE, PythonModule
 
 _RUN = f"{PACKAGE}.run"
 _JOB = f"{PACKAGE}.Job"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why a script can't read its hyperparameters."""
+
+    parameter: Literal["entry_point", "hyperparameters"]
+    """What is wrong: the script, or the hyperparameters that it gets."""
+    found: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigValues:
-    """What a script reads from the hyperparameters of its job, as far as its syntax decides it."""
+    """What a script reads from the hyperparameters of its run, as far as its syntax decides it."""
 
     parameter: str | None = None
     """The name of main's parameter that gets them, or None if it is unknown."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The values that the script gets, by the name of the dataclass's field; without those that are unknown."""
-    problem: Problem | None = None
+    fault: Fault | None = None
     """Why the script can't read them, or None."""
 
     @classmethod
-    def of(cls, modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
-        """Read a job's hyperparameters, each a text as in the request, by the rules of the job's own reader."""
+    def of(cls, modules: Modules, *, in_parts: Iterable[str], read: Callable[[type], Any]) -> ConfigValues:
+        """Fill the script's dataclass by ``read``, the reader that the script's run will use.
+
+        ``in_parts`` are the fields that the hyperparameters fill by dotted names or by several words: one of unknown
+        type is not judged. ``read`` raises HyperparameterError if the hyperparameters do not fit.
+        """
         found = _configuration(modules)
         if found is None:
             return cls()
@@ -39,21 +52,21 @@ class ConfigValues:
         name, annotation = parameter.arg, parameter.annotation
         if annotation is None or _is_plain_class(modules, module, annotation):
             kind = "None" if annotation is None else f"{ast.unparse(annotation)}, which has no @dataclass"
-            refused = error("entry_point", refused_parameter(main.name, name, kind), "Correct the script.")
-            return cls(parameter=name, problem=refused)
+            return cls(parameter=name, fault=_fault_of_script(refused_parameter(main.name, name, kind), "script"))
         try:
             config = config_class(modules, module, annotation)
         except InvalidClassError as fault:
-            return cls(parameter=name, problem=error("entry_point", str(fault), "Correct the dataclass of the script."))
-        if config is None or _is_within_unread(config, texts):
+            return cls(parameter=name, fault=_fault_of_script(str(fault), "dataclass of the script"))
+        if config is None or any(name.replace("-", "_") in config.unread for name in in_parts):
             return cls(parameter=name)
         try:
-            read: Any = hyperparameters.decode(config.made, texts)
-        except HyperparameterError as fault:
+            filled = read(config.made)
+        except HyperparameterError as refusal:
             remedy = "Correct the hyperparameters, or the dataclass of the script."
-            return cls(parameter=name, problem=error("hyperparameters", str(fault).rstrip("."), remedy))
-        names = [each.name for each in fields(read) if each.name not in config.unread]
-        values = {each: value for each in names if not isinstance(value := getattr(read, each), UnknownValue)}
+            refused = Fault(parameter="hyperparameters", found=str(refusal).rstrip("."), remedy=remedy)
+            return cls(parameter=name, fault=refused)
+        known = [each.name for each in fields(filled) if each.name not in config.unread]
+        values = {each: value for each in known if not isinstance(value := getattr(filled, each), UnknownValue)}
         return cls(parameter=name, values=values)
 
 
@@ -95,7 +108,5 @@ def _is_plain_class(modules: Modules, module: PythonModule, annotation: ast.expr
     return False
 
 
-def _is_within_unread(config: ConfigClass, texts: Mapping[str, str]) -> bool:
-    """Return whether a hyperparameter names a field inside one whose type is unknown."""
-    heads = (name.partition(".")[0].replace("-", "_") for name in texts if "." in name)
-    return not config.unread.isdisjoint(heads)
+def _fault_of_script(found: str, part: str) -> Fault:
+    return Fault(parameter="entry_point", found=found, remedy=f"Correct the {part}.")

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from estimators.checks.script.executed import Executed
-from estimators.source_code import PythonModule
+from smddp.job.near_names import near_name
 from smddp.process.script_names import full_name
+from smddp.script_syntax.executed import Executed
+from smddp.script_syntax.python_module import PythonModule
 
 _PARSER = "argparse.ArgumentParser"
 _PARSER_SHOWN = frozenset({"description", "prog", "epilog", "formatter_class", "usage"})
@@ -71,8 +71,8 @@ class OptionParser:
             yield f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown)}"
 
     def _nearest(self, unknown: Sequence[str]) -> str:
-        names = [name for option in unknown for name in difflib.get_close_matches(option, self.names, n=1)]
-        return f" (did you mean {names[0]!r}?)" if names else ""
+        near = next((name for option in unknown if (name := near_name(option, self.names))), None)
+        return f" (did you mean {near!r}?)" if near else ""
 
 
 def _read(nodes: Sequence[Executed]) -> OptionParser:

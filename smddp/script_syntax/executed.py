@@ -15,8 +15,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from estimators.source_code import PACKAGE, Modules, PythonModule
 from smddp.process.script_names import full_name
+from smddp.script_syntax.modules import Modules
+from smddp.script_syntax.python_module import PACKAGE, PythonModule
 
 Executed = tuple[PythonModule, ast.AST]
 """A node, and the module that it is in."""

@@ -1,4 +1,4 @@
-"""The Python files of a job as its script sees them: found by import, each parsed at most once. Nothing is run."""
+"""The Python files of a script as the script sees them: found by import, each parsed at most once. Nothing is run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from estimators.source_code.python_module import PythonModule
 from smddp.process.script_names import full_name
+from smddp.script_syntax.python_module import PythonModule
 
 _MOST_READ = 200
 """Files after which no further module is looked for."""
@@ -17,7 +17,7 @@ _MOST_READ = 200
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Modules:
-    """The script of a job, and the modules of its bundle."""
+    """A script, and the modules of its own code: of a job, those in the bundle."""
 
     path: Path
     """The script."""

@@ -14,7 +14,8 @@ import pathlib
 import typing
 from typing import Any
 
-from estimators.source_code import Modules, PythonModule
+from smddp.script_syntax.modules import Modules
+from smddp.script_syntax.python_module import PythonModule
 from smddp.syntax_parse import call_parser
 
 _PLAIN: dict[str, Any] = {

@@ -1,0 +1,98 @@
+"""Checks a script and its command line before ranks start: each rank would refuse the same, after it has loaded torch.
+
+Only what every run of the script would refuse is an error here. The ranks judge the rest.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from smddp.errors import DistributedError, HyperparameterError, SmddpError
+from smddp.job.distribution_names import distributions_of
+from smddp.job.hyperparameters import load
+from smddp.script_syntax import (
+    PACKAGE,
+    ConfigValues,
+    Executed,
+    Modules,
+    OptionParser,
+    brings_modules,
+    executed,
+    is_installed_here,
+    outside_imports,
+)
+
+_HELP = frozenset({"-h", "--help"})
+
+
+def check_script(script: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise HyperparameterError or DistributedError if every run of the script would refuse its command line or fail.
+
+    ``environ`` has the variables of the ranks.
+    """
+    modules = Modules(path=script, directories=[script.parent], named={})
+    try:
+        fault = next(_faults(modules, arguments, environ), None)
+    except RecursionError:  # a chain of hundreds of calls or types: the script is left unjudged
+        return
+    if fault is not None:
+        raise fault
+
+
+def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, str]) -> Iterator[SmddpError]:
+    name = modules.path.name
+    if syntax := modules.script.syntax_fault:
+        line = getattr(syntax, "lineno", None)
+        place = f"{name}, line {line}" if line else name
+        yield DistributedError(f"{place}: {getattr(syntax, 'msg', syntax)}. Python can't compile the script.")
+    nodes = executed(modules)
+    yield from _missing_modules(modules, nodes)
+    if _HELP.isdisjoint(arguments) and not _changes_arguments(modules):
+        yield from _refused_hyperparameters(modules, nodes, arguments, environ)
+        parser = OptionParser.of(nodes)
+        if parser is not None:
+            for refused in parser.faults(arguments):
+                yield HyperparameterError(f"{name}: {refused}. The script has {', '.join(parser.names)}.")
+
+
+def _missing_modules(modules: Modules, nodes: Sequence[Executed]) -> Iterator[DistributedError]:
+    """Yield the modules that this Python lacks, if every run of the script imports them."""
+    if any(map(brings_modules, modules.reached)):
+        return
+    sure = {id(node) for _, node in nodes}
+    for module, statement, name in outside_imports(modules, [modules.path.parent]):
+        if id(statement) in sure and not is_installed_here(name):
+            yield DistributedError(
+                f"{module.path.name}, line {statement.lineno}, imports {name}, which this Python does not have: "
+                f"pip install {distributions_of(name)[0]}"
+            )
+
+
+def _refused_hyperparameters(
+    modules: Modules, nodes: Sequence[Executed], arguments: Sequence[str], environ: Mapping[str, str]
+) -> Iterator[SmddpError]:
+    """Yield why the script's dataclass can't be read, by the reader that the ranks use."""
+    calls = [module.full_name(node.func) for module, node in nodes if isinstance(node, ast.Call)]
+    if f"{PACKAGE}.run" not in calls:
+        return
+    options = [argument[2:].partition("=")[0].partition(".")[0] for argument in arguments if argument[:2] == "--"]
+    config = ConfigValues.of(
+        modules,
+        in_parts=[*options, *(option[3:] for option in options)],  # also of --no-amp
+        read=lambda made: load(made, environ, arguments),
+    )
+    if (fault := config.fault) is not None:
+        kind = HyperparameterError if fault.parameter == "hyperparameters" else DistributedError
+        yield kind(f"{modules.path.name}: {fault.found}. {fault.remedy}")
+
+
+def _changes_arguments(modules: Modules) -> bool:
+    """Return whether the script may change ``sys.argv``: it does more than read parts of it."""
+    for module in modules.reached:
+        named = [each for each in module.nodes if isinstance(each, ast.expr) and module.full_name(each) == "sys.argv"]
+        parts = [each for each in module.nodes if isinstance(each, ast.Subscript) and isinstance(each.ctx, ast.Load)]
+        if not {id(each) for each in named} <= {id(part.value) for part in parts}:
+            return True
+    return False

@@ -1,0 +1,104 @@
+"""What every rank would refuse is told before one starts; what the syntax does not decide is left to the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from smddp.errors import DistributedError, HyperparameterError, SmddpError
+from smddp.launch.script_check import check_script
+
+CONFIG = """
+import sys
+from dataclasses import dataclass
+import smddp
+
+@dataclass
+class Config:
+    epochs: int
+    lr: float = 0.1
+    batch_size: int = 64
+    amp: bool = False
+    device: Device = None
+
+def main(config: Config): ...
+
+if __name__ == "__main__":
+    smddp.run(main)
+"""
+OPTIONS = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--weight-decay", type=float)
+parser.add_argument("-q", action="store_true")
+arguments = parser.parse_args()
+"""
+
+
+def refusal(directory: Path, script: str, arguments: Sequence[str] = (), environ: dict[str, str] | None = None) -> str:
+    path = directory / "train.py"
+    path.write_text(script)
+    try:
+        check_script(path, arguments, environ or {})
+    except SmddpError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        (CONFIG, ["--epochs=2", "--learning_rate", "3"], "unknown hyperparameter 'learning_rate' (did you mean 'lr'?)"),
+        (CONFIG, ["--epochs=2", "--bs", "3"], "unknown hyperparameter 'bs' (did you mean 'batch_size'?)"),
+        (CONFIG, ["--epochs", "two"], "epochs: expected int, found 'two'"),
+        (CONFIG, [], "missing epochs"),
+        (OPTIONS, ["--wd", "3"], "unrecognized arguments: --wd 3 (did you mean '--weight-decay'?)"),
+        (OPTIONS, ["--weight-decay", "small"], "invalid float value: 'small'"),
+    ],
+)
+def test_a_wrong_option_is_told(tmp_path: Path, script: str, arguments: Sequence[str], said: str) -> None:
+    told = refusal(tmp_path, script, arguments)
+    assert told.startswith("HyperparameterError: train.py: ")
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        (CONFIG, ["--epochs", "2", "--batch-size=32", "--no-amp", "--device", "cuda", "0"]),
+        (CONFIG, ["--help"]),
+        (CONFIG.replace("    smddp.run", "    sys.argv.remove('--fast')\n    smddp.run"), ["--epochs=2", "--fast"]),
+        (CONFIG.replace("    smddp.run", "    if sys.argv[1] == 'x':\n        sys.exit()\n    smddp.run"), ["x"]),
+        (OPTIONS, ["-q", "--weight=0.1"]),
+        (OPTIONS, ["-h"]),
+        ("import sys\nsys.path.insert(0, 'lib')\nimport nowhere\n", []),
+        ("try:\n    import nowhere\nexcept ImportError:\n    pass\n", []),
+        ("def rare():\n    import nowhere\n", []),
+    ],
+)
+def test_what_a_run_may_take_is_not_refused(tmp_path: Path, script: str, arguments: Sequence[str]) -> None:
+    assert refusal(tmp_path, script, arguments) == ""
+
+
+def test_a_jobs_hyperparameters_have_priority_over_the_command_line(tmp_path: Path) -> None:
+    assert refusal(tmp_path, CONFIG, ["--wrong"], {"SM_HPS": '{"epochs": 2}'}) == ""
+    assert "unknown hyperparameter 'epoch'" in refusal(tmp_path, CONFIG, ["--epochs=2"], {"SM_HPS": '{"epoch": 2}'})
+
+
+def test_a_missing_module_is_told_with_its_package_and_a_module_of_the_script_is_none(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import cv2_absent, json\n")
+    told = refusal(tmp_path, "import mine\n")
+    assert told == (
+        "DistributedError: mine.py, line 1, imports cv2_absent, which this Python does not have: pip install cv2-absent"
+    )
+
+
+def test_a_script_that_python_cannot_compile_is_told_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(DistributedError, match=r"train\.py, line 2: invalid syntax"):
+        (tmp_path / "train.py").write_text("x = 1\ny = = 2\n")
+        check_script(tmp_path / "train.py", [], {})
+    with pytest.raises(HyperparameterError):
+        (tmp_path / "train.py").write_text(OPTIONS)
+        check_script(tmp_path / "train.py", ["-x"], {})
