@@ -70,8 +70,9 @@ def _read(store: Store, parts: set[str], hyperparameters: Mapping[str, Any]) -> 
     manifest, seconds = loaded.manifest, time.monotonic() - started
     path = store.path(manifest.step)
     logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
-    for name, old, new in _differing(manifest.hyperparameters, hyperparameters):
-        logger.warning("%s was %s when the checkpoint was saved, and now is %s", name, old, new)
+    if changed := _differing(manifest.hyperparameters, hyperparameters):
+        told = ", ".join(f"{name}={new} (was {old})" for name, old, new in changed)
+        logger.info("hyperparameters changed since this checkpoint: %s", told)
     return loaded
 
 
