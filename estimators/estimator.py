@@ -24,6 +24,7 @@ from estimators.distribution import from_name
 from estimators.errors import EstimatorError, nearest
 from estimators.instances import instance_preferences as known_preferences
 from estimators.plan import FitArguments, Plan, Prices, make_local_plan, make_plan
+from estimators.request.backend import Backend
 from estimators.request.completed_parameters import CompletedJob
 from estimators.training_job import TrainingJob
 from smddp.process.script_multiprocessing import refuse_in_import
@@ -215,9 +216,10 @@ class Estimator:
 
         if self._session is not None and adapter().is_pipeline(self._session):
             return PipelineStep(trainer=self._trainer)
-        if not parameters.is_local_mode(self.arguments):
+        backend = Backend.of(self.arguments, self._session)
+        if backend is Backend.SAGEMAKER:
             return SageMaker(arguments=self.arguments, session=self._session)
-        return SdkLocalMode(trainer=self._trainer) if adapter().is_local(self._session) else DockerEngine()
+        return DockerEngine() if backend is Backend.DOCKER else SdkLocalMode(trainer=self._trainer)
 
     def plan(
         self,
@@ -250,11 +252,7 @@ class Estimator:
                 plan.require()
         """
         call = FitArguments(
-            inputs=inputs,
-            job_name=job_name,
-            experiment_config=experiment_config,
-            prices=prices,
-            max_cost=max_cost,
+            inputs=inputs, job_name=job_name, experiment_config=experiment_config, prices=prices, max_cost=max_cost
         )
         return self._plan(call)
 

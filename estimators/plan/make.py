@@ -21,6 +21,7 @@ from estimators.plan.global_batch import GlobalBatch
 from estimators.plan.plan import Plan
 from estimators.plan.prices import Prices, price_table
 from estimators.plan.resources import Resources, Topology
+from estimators.request.backend import Backend
 from estimators.request.completed_parameters import CompletedJob
 from estimators.request.job_request import JobRequest, build, build_recipe
 from estimators.request.large_hyperparameters import check_bundled
@@ -60,7 +61,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     in_pipeline = list(request_values.check_variables(given))
     decided_later = arguments.get("instance_type")
     arguments, call = request_values.with_defaults(arguments), _with_defaults(call)
-    if is_for_docker := _is_for_docker(arguments, session):
+    if Backend.of(arguments, session) is Backend.DOCKER:
         session = sessions.session_here(session)  # a local job needs no region
     job, topology, request = CompletedJob.of(arguments, session), Topology.of(arguments), None
     script = _script(job.source, arguments)
@@ -78,11 +79,11 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     if not not_known_yet and not any(problem.severity == "error" for problem in problems):
         request, refused = _request(job, call, session)
         problems += refused
-    paid = _cost(topology, request, arguments, call, session)
+    paid = _cost(job, topology, request, call, session)
     if call.max_cost is not None:
         problems += cost.check(paid, call.max_cost)
     resources = None
-    if request is not None and not is_for_docker:
+    if request is not None and not job.backend.is_here:
         resources = Resources.of(request, job, is_named=call.job_name is not None)
     return Plan(
         topology=topology,
@@ -154,13 +155,10 @@ def _with_defaults(call: FitArguments) -> FitArguments:
 
 
 def _cost(
-    topology: Topology,
-    request: JobRequest | None,
-    arguments: Mapping[str, Any],
-    call: FitArguments,
-    session: Session | None,
+    job: CompletedJob, topology: Topology, request: JobRequest | None, call: FitArguments, session: Session | None
 ) -> Cost | None:
-    if parameters.is_local_mode(arguments):
+    arguments = job.arguments
+    if job.backend.is_here:
         return None if call.prices is None and call.max_cost is None else Cost.of_this_machine()
     if call.prices is None:
         return None
@@ -175,19 +173,21 @@ def _cost(
 
 def make_local_plan(arguments: Mapping[str, Any], *, session: Session) -> Plan:
     """Return only the problems that come from running the job in our local mode, or in the session's."""
-    return Plan(topology=Topology.of(arguments), problems=tuple(_local_problems(arguments, {}, session)))
+    return Plan(
+        topology=Topology.of(arguments),
+        problems=tuple(_local_problems(Backend.of(arguments, session), arguments, {}, session)),
+    )
 
 
 def _local_problems(
-    arguments: Mapping[str, Any], data: Mapping[str, Any], session: Session | None
+    backend: Backend, arguments: Mapping[str, Any], data: Mapping[str, Any], session: Session | None
 ) -> Iterator[Problem]:
     from estimators.sdk import sessions
-    from estimators.sdk.adapter import adapter
 
     yield from local_jobs.check(
         arguments,
         data,
-        by_sdk=adapter().is_local(session),
+        by_sdk=backend is Backend.SDK_LOCAL_MODE,
         in_studio=sessions.is_in_studio(),
         s3_endpoint=lambda: sessions.s3_client(session).meta.endpoint_url,
     )
@@ -201,8 +201,7 @@ def _problems(
     from estimators.sdk.adapter import adapter
 
     arguments, code, data = job.arguments, job.source, channels.by_name(call.inputs)
-    local_mode = parameters.is_local_mode(arguments)
-    by_sdk = local_mode and adapter().is_local(session)
+    local_mode, by_sdk = job.backend.is_here, job.backend is Backend.SDK_LOCAL_MODE
     if code.entry_point is None and "training_recipe" not in arguments:
         yield error("entry_point", "missing", "Give the path of the training script.")
     yield from parameters.check_role(arguments, sessions.configured_role(session))
@@ -232,7 +231,7 @@ def _problems(
     )
     yield from parameters.check_metrics(arguments)
     if local_mode:
-        yield from _local_problems(arguments, data, session)
+        yield from _local_problems(job.backend, arguments, data, session)
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_code_location(arguments)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)
@@ -249,26 +248,17 @@ def _problems(
     yield from parameters.check_limits(requested)
 
 
-def _is_for_docker(arguments: Mapping[str, Any], session: Session | None) -> bool:
-    """Return whether the job is a local one that is not for the SDK's own Local Mode."""
-    from estimators.sdk.adapter import adapter
-
-    return parameters.is_local_mode(arguments) and not adapter().is_local(session)
-
-
 def _request(job: CompletedJob, call: FitArguments, session: Session | None) -> tuple[JobRequest | None, list[Problem]]:
     """Return the request that the SDK makes, or None if it is invalid, and the refusals by the SDK or AWS.
 
     Training recipes and jobs for the SDK's Local Mode have no request here.
     """
     arguments = job.arguments
-    if "training_recipe" in arguments:  # the SDK downloads recipes
+    if "training_recipe" in arguments or job.backend is Backend.SDK_LOCAL_MODE:  # the SDK downloads recipes
         return None, []
-    if _is_for_docker(arguments, session):
+    if job.backend is Backend.DOCKER:
         assert session is not None
         return _checked(*build_local(job, call.inputs, job_name=call.job_name, session=session), arguments)
-    if parameters.is_local_mode(arguments):
-        return None, []
     built = build(
         arguments,
         call.inputs,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import metric_definition, source_code
 from estimators.checks import aws_limits
-from estimators.checks.parameters import is_local_mode
+from estimators.request.backend import Backend
 from estimators.request.large_hyperparameters import BundledHyperparameters, bundle_large_hyperparameters
 from estimators.source_code import SourceCode
 
@@ -27,6 +27,8 @@ class CompletedJob:
 
     arguments: Mapping[str, Any]
     """The parameters for ``PyTorch``, and those that only the Estimator has."""
+    backend: Backend
+    """The service that runs the job."""
     source: SourceCode
     """The job's code, whose directories and script are read once for all checks and the upload."""
     bundled: BundledHyperparameters
@@ -41,10 +43,10 @@ class CompletedJob:
         """Complete the parameters of a job: hyperparameters for the bundle, metric definitions, versions."""
         from estimators.sdk import request_values, sessions, training_images
 
-        source = SourceCode.of(arguments)
+        backend, source = Backend.of(arguments, session), SourceCode.of(arguments)
         bundled = bundle_large_hyperparameters(arguments, source)
         completed = dict(bundled.arguments)
-        if "metric_definitions" not in arguments and not _ignores_metrics(arguments, session):
+        if "metric_definitions" not in arguments and backend is not Backend.SDK_LOCAL_MODE:  # which ignores them
             completed |= _metric_definitions(source)
         chosen = refusal = None
         if chooses_image_by_version(arguments) and (region := sessions.region(session)):
@@ -52,7 +54,7 @@ class CompletedJob:
             if framework.image_instance_type:
                 chosen, refusal = training_images.choose_versions(framework)
                 completed |= chosen.arguments
-        return cls(arguments=completed, source=source, bundled=bundled, chosen=chosen, refusal=refusal)
+        return cls(arguments=completed, backend=backend, source=source, bundled=bundled, chosen=chosen, refusal=refusal)
 
     def log_choice(self, given: Mapping[str, Any]) -> None:
         """Log the versions, unless the user's parameters, `given`, have both."""
@@ -63,13 +65,6 @@ class CompletedJob:
 def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
     """Return whether the versions of PyTorch and Python decide the image, because the job names none."""
     return "image_uri" not in arguments and "training_recipe" not in arguments
-
-
-def _ignores_metrics(arguments: Mapping[str, Any], session: Session | None) -> bool:
-    """Return whether the SDK's Local Mode runs the job, which ignores metric definitions."""
-    from estimators.sdk.adapter import adapter
-
-    return is_local_mode(arguments) and adapter().is_local(session)
 
 
 def _metric_definitions(source: SourceCode) -> dict[str, Any]:
