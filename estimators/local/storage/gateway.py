@@ -1,10 +1,10 @@
-"""The proxy in front of SeaweedFS's S3: it passes every request on unchanged, except encryption with an AWS key.
+"""The proxy in front of SeaweedFS's S3: it passes requests and answers on, except where SeaweedFS is not like S3.
 
 The SageMaker SDK uploads code with ``ServerSideEncryption: aws:kms`` and no key, which on AWS means AWS's own key.
 SeaweedFS has no such key and refuses. Objects here are on the user's own disk, so the gateway checks the signature,
 drops the encryption, and signs the request anew. SeaweedFS checks the signature of every other request itself, but not
 that the body matches the signed hash: the gateway checks that. It holds no body in memory, except the last piece until
-the whole body is checked.
+the whole body is checked, and lists of keys, from which it removes prefixes without objects.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import HTTPServer
 from io import BufferedIOBase
@@ -27,6 +28,7 @@ from estimators.local.api.signature import KeyPair, Request, SignatureError, sig
 from estimators.local.chaos import Chaos
 from estimators.local.chaos.chaos import ErrorResponse, meet_request_faults
 from estimators.local.errors import StorageEndedError
+from estimators.local.storage.empty_prefixes import has_common_prefixes, has_objects, without_empty
 
 _ENCRYPTION = "x-amz-server-side-encryption"
 _SIGNED_QUERY = re.compile(r"[?&](X-Amz-)?Signature=")
@@ -114,7 +116,7 @@ class _Handler(BoundedHandler):
             upstream.endheaders()
             for piece in itertools.chain([first], pieces):
                 upstream.send(piece)
-            self._answer(upstream.getresponse())
+            self._answer(upstream.getresponse(), upstream)
         except SignatureError as error:
             self._refuse(403, error.code, str(error))
         except StorageEndedError as error:
@@ -151,13 +153,17 @@ class _Handler(BoundedHandler):
         kept = {name: value for name, value in headers.items() if name not in dropped}
         return {**kept, "authorization": sign_without(request, self.keys, dropped)}
 
-    def _answer(self, response: HTTPResponse) -> None:
-        has_length = response.length is not None
-        pieces = _response_pieces(response)
+    def _answer(self, response: HTTPResponse, upstream: HTTPConnection) -> None:
+        pieces, has_length = _response_pieces(response), response.length is not None
+        if response.status == 200 and has_common_prefixes(self.command, self.path):
+            bucket = self.path.partition("?")[0].strip("/")
+            # The answer is read before the same connection asks for the prefixes.
+            listing = without_empty(b"".join(pieces), partial(has_objects, upstream, self.keys, bucket))
+            pieces, has_length = iter([listing]), False
         first = next(pieces, b"")  # read before the status is sent, since the read may fail
         self.send_response_only(response.status, response.reason)
         for name, value in response.getheaders():
-            if name.lower() not in _HOP_BY_HOP:
+            if name.lower() not in _HOP_BY_HOP and (has_length or name.lower() != "content-length"):
                 self.send_header(name, value)
         if not has_length:
             self.send_header("Content-Length", str(len(first)))

@@ -24,6 +24,7 @@ from estimators.local.api.signature import KeyPair, Request, SignatureError, ver
 from estimators.local.chaos import Chaos, Throttle
 from estimators.local.errors import StorageEndedError
 from estimators.local.storage import Gateway
+from estimators.local.storage.empty_prefixes import has_common_prefixes
 from estimators.local.storage.gateway import _problem_of_key
 
 KEYS = KeyPair.random()
@@ -150,6 +151,20 @@ def test_a_large_answer_that_is_cut_off_ends_its_connection(gateway):
     answer = client(gateway).get_object(Bucket="b", Key=f"cut-{2 << 20}")
     with pytest.raises((ResponseStreamingError, IncompleteReadError)):
         answer["Body"].read()
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "expected"),
+    [
+        ("GET", "/b?list-type=2&prefix=a&delimiter=%2F", True),
+        ("GET", "/b/?delimiter=%2F", True),
+        ("GET", "/b?list-type=2", False),
+        ("GET", "/b/key?delimiter=%2F", False),
+        ("PUT", "/b?delimiter=%2F", False),
+    ],
+)
+def test_only_lists_by_a_delimiter_have_common_prefixes(command, target, expected):
+    assert has_common_prefixes(command, target) is expected
 
 
 def test_a_request_without_a_signature_is_refused(gateway, upstream):

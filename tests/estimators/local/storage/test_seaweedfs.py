@@ -87,6 +87,25 @@ def test_no_object_is_kept_under_another_key(s3, key):
     assert [each["Key"] for each in s3.list_objects_v2(Bucket="private")["Contents"]] == ["secret"]
 
 
+def test_a_prefix_is_listed_as_long_as_an_object_has_it(s3):
+    def listed(prefix=""):
+        page = s3.list_objects_v2(Bucket="prefixes", Prefix=prefix, Delimiter="/")
+        prefixes = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+        assert page["KeyCount"] == len(prefixes)
+        return prefixes
+
+    s3.create_bucket(Bucket="prefixes")
+    keys = ["gone/deep/1", "run/a b&ü/x/1", "run/a b&ü/x/2", "run/c/3"]
+    for key in keys:
+        s3.put_object(Bucket="prefixes", Key=key, Body=b"x")
+    assert listed() == ["gone/", "run/"]
+    assert listed("run/") == ["run/a b&ü/", "run/c/"]
+    s3.delete_object(Bucket="prefixes", Key="gone/deep/1")
+    s3.delete_objects(Bucket="prefixes", Delete={"Objects": [{"Key": key} for key in keys[1:3]]})
+    assert listed() == ["run/"]
+    assert listed("run/") == ["run/c/"]
+
+
 @pytest.fixture(scope="module")
 def open_storage(tmp_path_factory):
     """One without namespaces, which must leave no socket."""
