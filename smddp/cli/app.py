@@ -19,6 +19,8 @@ from typer.core import TyperGroup
 
 from smddp._version import __version__
 from smddp.cli import checkpoints, doctor
+from smddp.cli.installation import outdated
+from smddp.errors import SmddpError
 from smddp.process.terminal_text import shown_text
 
 if TYPE_CHECKING:
@@ -45,7 +47,10 @@ class _Commands(TyperGroup):
         """Return a command; None if there is none of this name."""
         if cmd_name not in self.commands:
             self._add_those_of_other_packages()
-        return super().get_command(ctx, cmd_name)
+        command = super().get_command(ctx, cmd_name)
+        if command is None and (older := outdated()) is not None:
+            ctx.fail(f"No such command {cmd_name!r}: {older.found}. Do: {older.remedy}")
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; after Ctrl-C exit with 130. A command that can say what is left says it, and exits itself."""
@@ -61,7 +66,12 @@ class _Commands(TyperGroup):
         added = typer.Typer()
         for entry in entry_points(group="smddp.commands"):
             if entry.name not in self.commands:
-                command = entry.load()
+                try:
+                    command = entry.load()
+                except (ImportError, AttributeError) as error:
+                    if (older := outdated()) is None:
+                        raise
+                    raise SmddpError(f"{error}: {older.found}. Do: {older.remedy}") from error
                 if isinstance(command, typer.Typer):
                     added.add_typer(command, name=entry.name)
                 else:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from smddp._version import __version__
+from smddp.cli.installation import outdated
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -120,6 +121,14 @@ def _packages() -> Iterator[Finding]:
         )
     else:
         yield Finding(name="packages", state="works", found="all that smddp requires")
+    if (older := outdated()) is not None:
+        yield Finding(
+            name="installation",
+            state="missing",
+            found=older.found,
+            needed_for="the commands and packages that were added since",
+            remedy=older.remedy,
+        )
 
 
 def _torch() -> Iterator[Finding]:
