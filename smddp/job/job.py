@@ -21,6 +21,7 @@ from smddp.cluster import OF_RUN_DIRECTORY, Cluster, without_run_variables
 from smddp.errors import JobError
 from smddp.job.channels import Channels, Inputs, read_inputs
 from smddp.job.hyperparameters import decode_untyped, with_bundled
+from smddp.path_text import shown_path
 from smddp.secret_text import masked_repr
 
 logger = logging.getLogger(__name__)
@@ -112,9 +113,7 @@ class Job:
         if not on_sagemaker:
             base = Path(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script)).absolute()
             level = logging.DEBUG if environ.get("SMDDP_RUN_DIR") else logging.INFO  # else somebody chose it
-            logger.log(
-                level, "Not a SageMaker job: the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it).", base
-            )
+            logger.log(level, "the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it)", shown_path(base))
         input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
         output_dir = Path(environ.get("SM_OUTPUT_DIR") or base / "output")
         config = input_dir / "config"

@@ -22,6 +22,7 @@ from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
 from smddp.launch.ports import check_port, free_port
 from smddp.launch.script_check import check_script
+from smddp.path_text import shown_path
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart
@@ -208,13 +209,12 @@ def _environ(
     environ.setdefault("PYTHONUNBUFFERED", "1")
     # One agent knows only its own ranks, but the ranks of all nodes here share the cores.
     environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
-    shown = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
     logger.info(
         "starting %d rank%s of %s; the run's directory is %s%s",
         ranks_here,
         "" if ranks_here == 1 else "s",
         script.name,
-        shown,
+        shown_path(directory),
         f", its checkpoints are in {uri}" if uri else "",
     )
     return environ

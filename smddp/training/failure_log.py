@@ -10,6 +10,8 @@ import logging
 import traceback
 from pathlib import Path
 
+from smddp.path_text import shown_path
+
 logger = logging.getLogger(__name__)
 
 
@@ -30,7 +32,7 @@ class FailureLog:
     def tell(self, report: str) -> None:
         """Log a report of this rank's failure, and the place of the whole traceback."""
         if self._is_kept:
-            logger.critical("failed: %s\nThe whole traceback is in %s", report, self._path)
+            logger.critical("failed: %s\nThe whole traceback is in %s", report, shown_path(self._path))
         else:
             logger.critical("failed: %s", report, exc_info=self._error)
 

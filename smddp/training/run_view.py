@@ -24,6 +24,7 @@ from smddp.metrics.device_use import peak_memory
 from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
 from smddp.metrics.metric_lines import report
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
+from smddp.path_text import shown_path
 from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.process.terminal_text import duration, is_watched
 from smddp.training.active_runs import OpenRun, Progress, active_runs
@@ -174,7 +175,7 @@ class RunView:
             epochs,
             progress.steps,
             duration(progress.seconds),
-            "" if model is None else f"; model in {model}",
+            "" if model is None else f"; model in {shown_path(model)}",
         )
 
     def _show_line(self) -> None:

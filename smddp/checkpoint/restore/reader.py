@@ -16,6 +16,7 @@ from smddp.checkpoint.restore.listing import ScanResult, check_sizes, examine, l
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores.store import Store, step_name
 from smddp.errors import CheckpointError
+from smddp.path_text import shown_path
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | 
                 raise CheckpointError(f"cannot read the checkpoint {info.path}: {info.reason}")
             if (step, info.reason) not in told:
                 told.add((step, info.reason))
-                logger.warning("skipped the checkpoint %s: %s", info.path, info.reason)
+                logger.warning("skipped the checkpoint %s: %s", shown_path(info.path), info.reason)
             passed_over[step] = info.reason if info.status == "damaged" else None
         return ScanResult(found=None, passed_over=passed_over)
 

@@ -28,6 +28,7 @@ from smddp.checkpoint.stores.store import Store
 from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import in_names_of, plain_name, plain_state
+from smddp.path_text import shown_path
 from smddp.secret_text import masked
 
 logger = logging.getLogger(__name__)
@@ -65,10 +66,10 @@ def _read(store: Store, parts: set[str], hyperparameters: Mapping[str, Any]) -> 
     started = time.monotonic()
     loaded = read_newest(store, parts)
     if loaded is None:
-        logger.info("there is no checkpoint in %s: starting from the beginning", store)
+        logger.info("there is no checkpoint in %s: starting from the beginning", shown_path(str(store)))
         return None
     manifest, seconds = loaded.manifest, time.monotonic() - started
-    path = store.path(manifest.step)
+    path = shown_path(store.path(manifest.step))
     logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
     if changed := _differing(manifest.hyperparameters, hyperparameters):
         told = ", ".join(f"{name}={new} (was {old})" for name, old, new in changed)

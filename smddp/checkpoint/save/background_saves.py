@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
 from smddp.checkpoint.save.commit import RankSaver, SaveFailedError
 from smddp.errors import CheckpointError
+from smddp.path_text import shown_path
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +288,7 @@ class BackgroundSaves:
             logger.log(
                 logging.INFO if self._is_worth_saying(report.durable_seconds) else logging.DEBUG,
                 "saved %s: %.1f MB in %.2f s (stall %.3f s)",
-                rank_saver.path(report.step),
+                shown_path(rank_saver.path(report.step)),
                 report.size / 1e6,
                 report.durable_seconds,
                 report.stall_seconds + report.waited_seconds,
