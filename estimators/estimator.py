@@ -115,8 +115,9 @@ class Estimator:
                 next job resumes.
             sagemaker_session: Where to send the job; by default to AWS, as boto3 is configured.
             **others: Every other parameter of ``sagemaker.pytorch.PyTorch``, with the same name and meaning; and
-                ``mlflow_config``, the request's MlflowConfig as a dict. Without ``metric_definitions``, a script that
-                imports smddp gets definitions for the metrics that it prints; ``[]`` turns them off.
+                ``mlflow_config``, the request's MlflowConfig as a dict. A script that imports smddp gets metric
+                definitions for the metrics that it prints, after yours, which win by name;
+                ``metric_definitions=[]`` turns them off.
 
         Raises:
             EstimatorError: A parameter is unknown, or no request can hold its value.

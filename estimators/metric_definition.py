@@ -11,8 +11,9 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 MAX_LINE = 1000
 """Characters searched in a line, or in each state of a progress bar."""
@@ -71,6 +72,21 @@ def finite(text: str | None) -> float | None:
 def regex_of_line(name: str) -> str:
     """Return the regex for a metric's value in smddp's lines: ``step=120 epoch=4/5 loss=0.1234``."""
     return rf"(?:^|\s){name}={_NUMBER}"
+
+
+def completed(given: Any, script: ast.Module, *, most: int) -> Any:
+    """Return a job's ``metric_definitions``, here `given`, with those of smddp's metric lines after them.
+
+    A name that the user defines stays the user's. Of more than `most`, smddp's are dropped. An empty list, which turns
+    smddp's off, and an invalid value are returned as they are.
+    """
+    is_valid = isinstance(given, (list, tuple)) and given and all(isinstance(each, Mapping) for each in given)
+    if given is not None and not is_valid:
+        return given
+    own = list(given or ())
+    defined = [each.get("Name") for each in own]
+    added = [each for each in definitions(script, most=most) if each["Name"] not in defined]
+    return [*own, *added[: max(0, most - len(own))]]
 
 
 def definitions(script: ast.Module, *, most: int) -> list[dict[str, str]]:

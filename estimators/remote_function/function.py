@@ -173,10 +173,12 @@ class RemoteFunction(Generic[P, R]):
             logger.warning("%s", problem)
         if base_job_name := re.sub("[^A-Za-z0-9]+", "-", name).strip("-"):
             options.setdefault("base_job_name", base_job_name)
-        if place is not None and "metric_definitions" not in options:
+        if place is not None:
             most = aws_limits.most("metric_definitions")
             tree = PythonModule.read(place.file).tree
-            options["metric_definitions"] = metric_definition.definitions(tree, most=most)
+            options["metric_definitions"] = metric_definition.completed(
+                options.get("metric_definitions"), tree, most=most
+            )
         options |= {"environment": {**environment, CALL_VARIABLE: call.to_text()}}
         options |= {"source_dir": code, "dependencies": None}
         try:

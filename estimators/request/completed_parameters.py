@@ -46,8 +46,8 @@ class CompletedJob:
         backend, source = Backend.of(arguments, session), SourceCode.of(arguments)
         bundled = bundle_large_hyperparameters(arguments, source)
         completed = dict(bundled.arguments)
-        if "metric_definitions" not in arguments and backend is not Backend.SDK_LOCAL_MODE:  # which ignores them
-            completed |= _metric_definitions(source)
+        if backend is not Backend.SDK_LOCAL_MODE:  # which ignores them
+            completed |= _metric_definitions(source, arguments.get("metric_definitions"))
         chosen = refusal = None
         if chooses_image_by_version(arguments) and (region := sessions.region(session)):
             framework = training_images.Framework.of(request_values.with_defaults(arguments), region)
@@ -67,9 +67,9 @@ def chooses_image_by_version(arguments: Mapping[str, Any]) -> bool:
     return "image_uri" not in arguments and "training_recipe" not in arguments
 
 
-def _metric_definitions(source: SourceCode) -> dict[str, Any]:
-    """Return the definitions of smddp's metric lines, or an empty dict if the code does not import smddp."""
+def _metric_definitions(source: SourceCode, given: Any) -> dict[str, Any]:
+    """Return the user's definitions with those of smddp's metric lines; {} if the code does not import smddp."""
     if not source.is_local or not source_code.imports_package(source):
         return {}
     most = aws_limits.most("metric_definitions")
-    return {"metric_definitions": metric_definition.definitions(source.modules.script.tree, most=most)}
+    return {"metric_definitions": metric_definition.completed(given, source.modules.script.tree, most=most)}

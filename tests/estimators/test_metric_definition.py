@@ -10,7 +10,7 @@ import pytest
 
 from estimators import Estimator
 from estimators.checks import aws_limits
-from estimators.metric_definition import definitions, finite
+from estimators.metric_definition import completed, definitions, finite, regex_of_line
 from smddp.metrics.metric_lines import metrics_line
 from tests.estimators.conftest import ROLE
 
@@ -23,6 +23,7 @@ def main(job):
 smddp.run(main)
 """
 OF_EVERY_TRAINER = ["loss", "lr", "samples_per_second", "step", "epoch", "grad_norm"]
+MINE = {"Name": "mine", "Regex": "mine=(.*)"}
 
 
 @pytest.fixture
@@ -71,17 +72,31 @@ def test_they_are_within_the_limits_of_aws() -> None:
     assert list(aws_limits.check("metric_definitions", found)) == []
 
 
+def test_a_name_that_the_user_defines_is_the_users_and_the_users_all_stay() -> None:
+    loss = {"Name": "loss", "Regex": "my loss: (.*)"}
+    assert completed([MINE, loss], ast.parse(SCRIPT), most=4) == [
+        *(MINE, loss),
+        *({"Name": name, "Regex": regex_of_line(name)} for name in ("lr", "samples_per_second")),
+    ]
+    assert completed([MINE] * 5, ast.parse(SCRIPT), most=4) == [MINE] * 5
+
+
+@pytest.mark.parametrize("given", [[], "loss", ["loss"]])
+def test_an_empty_list_turns_them_off_and_an_invalid_value_stays_for_the_checks(given: Any) -> None:
+    assert completed(given, ast.parse(SCRIPT), most=40) == given
+
+
 @pytest.mark.usefixtures("telemetry")
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         ({}, [*OF_EVERY_TRAINER, "accuracy", "val_loss"]),
         ({"metric_definitions": []}, []),
-        ({"metric_definitions": [{"Name": "mine", "Regex": "mine=(.*)"}]}, ["mine"]),
+        ({"metric_definitions": [MINE]}, ["mine", *OF_EVERY_TRAINER, "accuracy", "val_loss"]),
     ],
 )
 @pytest.mark.slow
-def test_the_request_has_them_unless_the_user_gives_others(
+def test_the_request_has_them_after_the_users_own(
     given: dict[str, Any],
     expected: list[str],
     write: Callable[[str], Path],
