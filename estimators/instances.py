@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,9 +11,17 @@ from estimators.service_model import service_model
 WITH_GPUS = ("ml.g", "ml.p")
 """Prefixes of the instance types that the SDK treats as having GPUs."""
 
+# docs.aws.amazon.com/ec2/latest/instancetypes/instance-type-names.html
+_TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*\.(nano|micro|small|medium|large|[0-9]*xlarge|metal(-[0-9]+xl)?)")
+
 BEYOND_PYTORCH = frozenset({"instance_preferences", "mlflow_config"})
 """Parameters of the Estimator that ``sagemaker.pytorch.PyTorch`` lacks; each sets the request member of the same name.
 """
+
+
+def may_be_new(instance_type: str) -> bool:
+    """Return whether AWS may add an instance type of this name: a family and one of EC2's sizes."""
+    return _TYPE.fullmatch(instance_type) is not None
 
 
 class Preference(NamedTuple):

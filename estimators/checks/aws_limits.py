@@ -4,7 +4,8 @@ The request also shows the names and hyperparameters that the SDK adds, the cont
 that exclude each other; its problems are reported in the Estimator's parameters.
 
 `service_model` finds the violations; this file words them for the Estimator's parameters. Enumerations grow with time,
-so a value unknown to the installed botocore is a warning; AWS refuses every other violation.
+so a value unknown to the installed botocore is a warning, unless it is an instance type of a size that EC2 does not
+have; AWS refuses every other violation.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from estimators import instances
 from estimators.errors import Problem, error, nearest, warning
 from estimators.request_rules import broken_rules
 from estimators.service_model import Violation, service_model, size, violations
@@ -74,7 +76,13 @@ def told(violation: Violation, parameter: str, path: tuple[str | int, ...]) -> P
     found, remedy = _words(violation)
     if parameter == "hyperparameters" and violation.rule == "most":
         remedy += " A script on this machine that reads them by smddp.run(main) takes any number and length."
-    return (warning if violation.rule == "enum" else error)(parameter, f"{place} {found}".strip(), remedy)
+    return (warning if _may_be_new(violation) else error)(parameter, f"{place} {found}".strip(), remedy)
+
+
+def _may_be_new(violation: Violation) -> bool:
+    """Return whether AWS may have added a value since the installed botocore."""
+    name = str(violation.value)
+    return violation.rule == "enum" and (not name.startswith("ml.") or instances.may_be_new(name))
 
 
 def is_too_large(parameter: str, value: Any) -> bool:

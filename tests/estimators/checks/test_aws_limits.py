@@ -97,3 +97,20 @@ def test_job_names_are_judged_as_their_pattern_does(name: str) -> None:
 
     pattern = r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"
     assert bool(found("job_name", name)) == (len(name) > 63 or re.fullmatch(pattern, name) is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [
+        ("ml.p9-b300.48xlarge", "warning"),
+        ("ml.g5.96xlarge", "warning"),
+        ("ml.m9i-flex.metal-24xl", "warning"),
+        ("ml.g5.xlarge2", "error"),
+        ("ml.g5.xlrge", "error"),
+        ("ml.g5xlarge", "error"),
+    ],
+)
+def test_an_unknown_instance_type_is_a_warning_only_if_aws_may_have_added_it(name: str, severity: str) -> None:
+    (said,) = found("instance_type", name)
+    assert said.startswith(f"{severity}: instance_type: is '{name}', which the installed botocore does not know. ")
+    assert "pip install -U boto3" in said
