@@ -69,6 +69,9 @@ NAMES: Mapping[str, Mapping[str, Any]] = {
 }
 """The SDK's dict for each name that ``Estimator(distribution="…")`` takes."""
 
+GENERAL = ("torchrun", "mpi")
+"""The names of the distributions that start ranks without a library of AWS's."""
+
 _INSTANCE_GROUPS = "instance_groups"
 """A key next to the kind: the instance groups whose hosts get ranks."""
 

@@ -322,8 +322,14 @@ def _refused(given: Mapping[str, Any], chosen: Framework, refusal: str) -> Probl
         if not still_refused:
             remedy = f"Use framework_version={other.version!r}, py_version={other.py_version!r}, or leave both out."
             return error("framework_version", f"the SDK refuses it: {refusal}", remedy)
+    accepted = [
+        f"distribution={name!r}"
+        for name in distribution.GENERAL
+        if not training_images.choose_versions(replace(chosen, distribution=distribution.NAMES[name]))[1]
+    ]
     return error(
         "distribution" if chosen.distribution else "instance_type",
         f"the SDK refuses it: {refusal}",
-        "Use another instance_type or distribution, or give an image_uri, for which the SDK checks none of this.",
+        f"Use {' or '.join([*accepted, 'another instance_type'])}, or give an image_uri, for which the SDK checks none "
+        "of this.",
     )

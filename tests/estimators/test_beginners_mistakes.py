@@ -138,9 +138,9 @@ MISTAKES: dict[str, Mistake] = {
     # the job
     "a misspelt parameter": given("Did you mean 'instance_count'", instance_cuont=2),
     "an instance type without ml.": given("Try 'ml.m5.xlarge'", instance_type="m5.xlarge"),
-    "an instance type that there is not": given("ml.m5.huge", instance_type="ml.m5.huge"),
+    "an instance type that there is not": given("Did you mean 'ml.g5.xlarge'", instance_type="ml.g5.xlarge2"),
     "a misspelt distribution": given("Did you mean 'torchrun'", distribution="torchrn"),
-    "torchrun on hosts without a GPU": given("supported only for GPU", distribution="torchrun"),
+    "torchrun on hosts without a GPU": given("Use distribution='mpi' or another", distribution="torchrun"),
     "a version of PyTorch that there is not": given("framework_version", framework_version="9.9", py_version="py312"),
     "no role": given("role: missing", role=None),
     "spot without max_wait": given("must say how long it may take", **SPOT),
