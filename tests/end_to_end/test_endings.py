@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -146,14 +147,20 @@ def test_a_missing_entry_point_in_the_bundle_fails_with_what_is_there(
 
 
 @pytest.mark.slow
-def test_a_missing_channel_is_told_before_the_job_and_by_it(estimator: Build, platform: LocalSageMaker) -> None:
+def test_a_missing_channel_is_told_before_the_job_and_by_it(
+    estimator: Build, platform: LocalSageMaker, tmp_path: Path
+) -> None:
     uri = f"s3://{platform.default_bucket}/channel/{time.time_ns()}"
     bucket, key = uri.removeprefix("s3://").split("/", 1)
     platform.boto_session.client("s3").put_object(Bucket=bucket, Key=f"{key}/x.txt", Body=b"x")
     with pytest.raises(EstimatorError, match=r"the job has trainning\. Give fit\(\) a channel named"):
         estimator("needs_channel.py").fit({"trainning": uri})
-    with pytest.raises(TrainingJobFailed) as failure:
+    with pytest.raises(EstimatorError, match=r"the job has none\. Give fit\(\) {'training'"):
         estimator("needs_channel.py").fit()
+    script = (Path(__file__).parent / "scripts" / "needs_channel.py").read_text()
+    (tmp_path / "train.py").write_text(script.replace('"training"', '"training".lower()'))
+    with pytest.raises(TrainingJobFailed) as failure:
+        estimator("train.py", source_dir=str(tmp_path)).fit()
     assert "There is no channel 'training'" in failure.value.reason
 
 

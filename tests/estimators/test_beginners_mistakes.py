@@ -162,6 +162,10 @@ MISTAKES: dict[str, Mistake] = {
         script=changed("torch.rand(640, 8)", 'torch.load(job.channels["train"])'),
         inputs={"training": f"s3://{BUCKET}/data"},
     ),
+    "no data at all": Mistake(
+        said="Give fit() {'train': 's3://…'}",
+        script=changed("torch.rand(640, 8)", 'torch.load(job.channels["train"])'),
+    ),
     "checkpoints on this machine": given("is not an S3 URI", checkpoint_s3_uri="./checkpoints"),
     "checkpoints among the data": Mistake(
         said="checkpoints would be read as data",

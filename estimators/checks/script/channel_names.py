@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Sequence
 
-from estimators.errors import Problem, error, warning
+from estimators.errors import Problem, error
 from smddp.process.script_names import full_name
 from smddp.script_syntax import Executed
 
@@ -13,10 +13,7 @@ _VARIABLE = "SM_CHANNEL_"
 
 
 def check(nodes: Sequence[Executed], channels: Collection[str]) -> Iterator[Problem]:
-    """Yield the channels that every run of the script reads, and that the job does not have.
-
-    A job without any channel may be one whose plan is only looked at, without its data: that is a warning.
-    """
+    """Yield the channels that every run of the script reads, and that the job does not have."""
     in_capitals = {name.upper() for name in channels}
     read: dict[str, str] = {}
     for module, node in nodes:
@@ -24,10 +21,10 @@ def check(nodes: Sequence[Executed], channels: Collection[str]) -> Iterator[Prob
             read.setdefault(name, f"{module.path}, line {getattr(node, 'lineno', 1)},")
     for name, place in read.items():
         found = f"{place} reads the channel {name!r}, and the job has {', '.join(channels) or 'none'}"
+        remedy = f"Give fit() {{{name!r}: 's3://…'}}."
         if channels:
-            yield error("inputs", found, f"Give fit() a channel named {name!r}, or let the script read another name.")
-        else:
-            yield warning("inputs", found, f"Give it to fit(): {{{name!r}: 's3://…'}}.")
+            remedy = f"Give fit() a channel named {name!r}, or let the script read another name."
+        yield error("inputs", found, remedy)
 
 
 def _channel(node: ast.AST) -> str | None:

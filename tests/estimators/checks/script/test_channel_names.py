@@ -31,12 +31,12 @@ def test_a_channel_by_another_name_is_an_error(tmp_path: Path, line: str) -> Non
     assert told(tmp_path, line, ("train",)) == []
 
 
-def test_a_job_without_channels_is_warned(tmp_path: Path) -> None:
+def test_a_job_without_channels_is_refused_too(tmp_path: Path) -> None:
     ((severity, said),) = told(tmp_path, "job.channels['train']", ())
     assert (severity, said) == (
-        "warning",
+        "error",
         f"inputs: {tmp_path / 'train.py'}, line 3, reads the channel 'train', and the job has none. "
-        "Give it to fit(): {'train': 's3://…'}.",
+        "Give fit() {'train': 's3://…'}.",
     )
 
 
