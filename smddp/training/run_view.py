@@ -168,13 +168,14 @@ class RunView:
         self._ending.end("stopped" if self._open_run.was_stopped else "finished" if error is None else "failed")
 
     def _say_done(self) -> None:
-        progress, model = self._progress, self._ending.model
+        progress, model, saved = self._progress, self._ending.model, self._newest_checkpoint()
         epochs = "" if self._epochs is None else f"{progress.epoch} epochs, "
         logger.info(
-            "done: %s%d steps in %s%s",
+            "done: %s%d steps in %s%s%s",
             epochs,
             progress.steps,
             duration(progress.seconds),
+            "" if saved is None else f"; saved step {saved}",
             "" if model is None else f"; model in {shown_path(model)}",
         )
 

@@ -28,6 +28,7 @@ from smddp.data.order import DataOrder
 from smddp.distributed import Membership, PeerFailedError, Ranks
 from smddp.errors import CheckpointError
 from smddp.job import Job
+from smddp.path_text import shown_path
 from smddp.process.preemption import Stopped
 from smddp.training.active_runs import OpenRun, Progress, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
@@ -363,7 +364,9 @@ class TrainingRun:
             ) from failure
         if self._is_main:
             there_is = (
-                f"the checkpoint is {run.checkpointer.path(step)}" if step or epoch else "nothing was to be saved"
+                f"the checkpoint is {shown_path(run.checkpointer.path(step))}"
+                if step or epoch
+                else "nothing was to be saved"
             )
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch + 1, there_is)
         for ended in active_runs.open_runs():

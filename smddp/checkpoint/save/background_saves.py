@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 _FELT_SECONDS = 1.0  # shorter waits, together, are not worth a warning
 _REMEMBERED = 9  # saves whose median is the usual time
 _SLOW, _SLOW_SECONDS = 3.0, 1.0  # a save of more than so many usual times, and seconds, is slow
+_SAID_SECONDS = 600.0  # from one line about a save to the next, at most, while saves are made
 _WAITS = (
     "training has waited %.1f s for saves, now for %s: they come faster than one is written. Save less often, by "
     "CheckpointPolicy(every=…, seconds=…) or longer epochs, or to a faster place. This is told once"
@@ -176,6 +177,7 @@ class BackgroundSaves:
         self._failures = 0
         self._durable = 0
         self._durations: list[float] = []
+        self._said_at = 0.0
         self._waited = 0.0
         self.is_main = False
         """Whether this is rank 0, which logs; known once the run is open."""
@@ -297,6 +299,9 @@ class BackgroundSaves:
         return report
 
     def _is_worth_saying(self, seconds: float) -> bool:
-        """Return whether a save is the first one, or much slower than the median of the saves before it."""
+        """Return whether a save is the first one, the first in ten minutes, or much slower than the usual one."""
         before, self._durations = self._durations, [*self._durations, seconds][-_REMEMBERED:]
-        return not before or seconds > max(_SLOW * median(before), _SLOW_SECONDS)
+        is_first = not before or time.monotonic() - self._said_at >= _SAID_SECONDS
+        if is_worth := is_first or seconds > max(_SLOW * median(before), _SLOW_SECONDS):
+            self._said_at = time.monotonic()
+        return is_worth

@@ -102,7 +102,7 @@ def test_the_last_line_counts_the_steps_and_the_seconds_of_all_attempts(
     stop_signal.requested = False
     with ExitStack() as ending, active_runs.until_script_ends(ending):
         train(job, 2, Told())
-    assert f"done: 2 epochs, 8 steps in 1:40 min; model in {job.model_dir}" in caplog.messages
+    assert f"done: 2 epochs, 8 steps in 1:40 min; saved step 8; model in {job.model_dir}" in caplog.messages
 
 
 def test_a_failure_is_told_and_a_script_without_smddp_run_ends_its_trackers_too(job: Job) -> None:

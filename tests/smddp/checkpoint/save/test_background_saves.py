@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -9,10 +10,16 @@ import threading
 import traceback
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from smddp.checkpoint.save.background_saves import BackgroundTask
+from smddp.checkpoint.save.attempt import Moment, SaveReport
+from smddp.checkpoint.save.background_saves import BackgroundSaves, BackgroundTask
+
+if TYPE_CHECKING:
+    from smddp.checkpoint.save.commit import RankSaver
 
 
 def test_it_works_beside_the_caller_and_gives_the_result_once() -> None:
@@ -154,9 +161,40 @@ def test_a_process_ends_whatever_is_under_way(hang: str, end: str, code: int) ->
 def test_a_process_that_ends_lets_a_short_save_finish(tmp_path: Path) -> None:
     program = f"""
 import time, pathlib
-from smddp.checkpoint.save.background_saves import BackgroundTask
+from smddp.checkpoint.save.attempt import SaveReport, SaveRequest
+from smddp.checkpoint.save.background_saves import BackgroundSaves, BackgroundTask
 background = BackgroundTask()
 background.submit(lambda _: (time.sleep(0.5), pathlib.Path({str(tmp_path / "done")!r}).touch()), name="short")
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
     assert (tmp_path / "done").exists()
+
+
+class Instant:
+    """Stand for the saver of a rank: each save is durable at once."""
+
+    def request(self, number: int, moment: Moment, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(number=number, step=moment.step, failure=None)
+
+    def save(self, request: SimpleNamespace, _: threading.Event) -> SaveReport:
+        return SaveReport(step=request.step, stall_seconds=0, waited_seconds=0, durable_seconds=0.1, size=10**6)
+
+    def path(self, step: int) -> str:
+        return f"s3://bucket/{step}"
+
+    def prune(self, request: SimpleNamespace) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(600.0, [1]), (0.0, [1, 2, 3])])
+def test_of_quick_saves_one_is_said_in_ten_minutes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seconds: float, said: list[int]
+) -> None:
+    monkeypatch.setattr("smddp.checkpoint.save.background_saves._SAID_SECONDS", seconds)
+    caplog.set_level(logging.INFO)
+    saves = BackgroundSaves(tolerate_failures=0)
+    saves.is_main = True
+    for step in (1, 2, 3):
+        saves.save(cast("RankSaver", Instant()), Moment(step=step), None)
+        saves.wait()
+    assert [message.split(":")[1] for message in caplog.messages] == [f"//bucket/{step}" for step in said]
