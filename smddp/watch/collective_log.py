@@ -1,17 +1,28 @@
-"""Notes the last collective of the default process group, by PyTorch's hooks: what it is, and whether it has ended."""
+"""Notes the last collective of the default process group, by PyTorch's hooks: what it is, and whether it has ended.
+
+A collective that differs from another rank's of the same number is held before it runs, so that the watchdog finds both
+ranks where they wait.
+"""
 
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from smddp.watch.fingerprints import Fingerprints
 
 _HOOK = 0x5D
 _NAMES = {"ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "ALLGATHER_BASE": "all_gather_into_tensor"}
 _POINT_TO_POINT = ("SEND", "RECV")
+_DTYPES = {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 _SHAPED = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "ALLGATHER_BASE", "REDUCE_SCATTER_BASE"})
-"""Collectives whose input has the same shape and type on every rank."""
+"""Collectives whose input has the same number of elements and the same type on every rank."""
+_TYPES = {each: number for number, each in enumerate(sorted(_DTYPES, key=str))}
+_HOLD_SECONDS = 0.1
 
 
 class CollectiveLog:
@@ -25,7 +36,10 @@ class CollectiveLog:
         self._issued: list[Any] = [0, None]
         self._numbers = itertools.count(1)
         self._group: Any = None
-        self._is_collective: dict[int, bool] = {}  # by the operation's number in PyTorch
+        self._fingerprints: Fingerprints | None = None
+        # By the operation's number in PyTorch.
+        self._is_collective: dict[int, bool] = {}
+        self._is_shaped: dict[int, bool] = {}
         self.transfers = 0
         """Sends and receives begun. Two threads may lose one of two, which does not matter: any change is progress."""
 
@@ -54,8 +68,11 @@ class CollectiveLog:
             issued[1] = None
         return issued[1] is not None
 
-    def begin(self) -> bool:
-        """Note the default group's collectives from now on; return False if this PyTorch has no hooks."""
+    def begin(self, fingerprints: Fingerprints | None = None) -> bool:
+        """Note the default group's collectives from now on; return False if this PyTorch has no hooks.
+
+        With `fingerprints`, a collective that differs from another rank's waits until `release`.
+        """
         if not dist.is_initialized():
             return False
         group: Any = dist.group.WORLD
@@ -63,11 +80,16 @@ class CollectiveLog:
             return False
         group.register_pre_hook(_HOOK, self._enter)
         group.register_post_hook(_HOOK, self._issue)
-        self._group = group
+        self._group, self._fingerprints = group, fingerprints
         return True
+
+    def release(self) -> None:
+        """Compare no more, and let a collective that is held run."""
+        self._fingerprints = None
 
     def end(self) -> None:
         """Stop noting, and let go of the last collective's tensors."""
+        self.release()
         group, self._group = self._group, None
         if group is not None:
             group.unregister_pre_hook(_HOOK)
@@ -76,20 +98,35 @@ class CollectiveLog:
         self._issued = [self._entered[0], None]
 
     def _enter(self, arguments: Any) -> None:
-        if self._counts(arguments):
-            self._entered = [next(self._numbers), arguments]
-        else:
+        operation = int(arguments.name)
+        if not self._counts(operation, arguments):
             self.transfers += 1
+            return
+        number = next(self._numbers)
+        self._entered = [number, arguments]
+        fingerprints = self._fingerprints
+        if fingerprints is not None and fingerprints.differ(number, self._fingerprint(operation, arguments)):
+            while self._fingerprints is not None:
+                time.sleep(_HOLD_SECONDS)
 
     def _issue(self, arguments: Any) -> None:
-        if self._counts(arguments):
+        if self._counts(int(arguments.name), arguments):
             self._issued = [self._entered[0], arguments.work]
 
-    def _counts(self, arguments: Any) -> bool:
-        number = int(arguments.name)
-        if number not in self._is_collective:
-            self._is_collective[number] = arguments.name.name not in _POINT_TO_POINT
-        return self._is_collective[number]
+    def _counts(self, operation: int, arguments: Any) -> bool:
+        if operation not in self._is_collective:
+            self._is_collective[operation] = arguments.name.name not in _POINT_TO_POINT
+            self._is_shaped[operation] = arguments.name.name in _SHAPED
+        return self._is_collective[operation]
+
+    def _fingerprint(self, operation: int, arguments: Any) -> int:
+        """Return a number that is the same on all ranks, in every process, if they call the same collective."""
+        size = types = 0
+        if self._is_shaped[operation]:
+            for tensor in arguments.input_tensors:
+                size += tensor.numel()
+                types += _TYPES[tensor.dtype]
+        return hash((operation, size, types))
 
 
 def _describe(arguments: Any) -> str:

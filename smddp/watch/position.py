@@ -39,6 +39,8 @@ _PHASES = (
 """The phase of a step, by the file of the innermost frame that is in this table."""
 WAITING_PHASES = frozenset({"collective", "backward"})
 """Phases that may wait for other ranks."""
+_COMMUNICATING = ("/torch/", "/smddp/watch/")
+"""The files of the frames inside which a collective waits."""
 _NETWORK_PHASES = frozenset({"data", "checkpoint", "import"})
 """Phases that may wait for the network alone: what this host receives and sends counts as activity, whoever does it."""
 _DEBUGGERS = tuple(str(Path(os.__file__).with_name(name)) for name in ("bdb.py", "code.py"))
@@ -178,11 +180,16 @@ def main_stack() -> Sequence[traceback.FrameSummary]:
 
 
 def phase_of(stack: Sequence[traceback.FrameSummary]) -> str:
-    """Return the phase in which a stack is; ``script`` if no frame tells."""
+    """Return the phase in which a stack is; ``script`` if no frame tells.
+
+    A rank waits for the others inside PyTorch. A frame of other code further inside is a call by a hook of the script.
+    """
     if any(part in frame.filename for frame in stack for part in _DEBUGGERS):
         return "debugger"
+    is_in_torch = True
     for frame in reversed(stack):
         for part, phase in _PHASES:
             if part in frame.filename:
-                return phase
+                return phase if is_in_torch or phase not in WAITING_PHASES else "script"
+        is_in_torch = is_in_torch and any(part in frame.filename for part in _COMMUNICATING)
     return "script"

@@ -72,7 +72,8 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     if silent:
         return _silent(positions, silent, victims)
     waiting = [each for each in victims if each.still >= after]
-    if mismatch := _mismatch(waiting):
+    # All victims vote, also those that have come late: the ranks enter the same collective as the same number.
+    if waiting and (mismatch := _mismatch(victims)):
         return mismatch
     most = max((each.collectives for each in waiting), default=0)
     behind = [each for each in positions if not each.waits or each.collectives < most]

@@ -26,6 +26,7 @@ from smddp.job import failure_report
 from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 from smddp.watch.exchange import JOIN_SECONDS, Exchange
+from smddp.watch.fingerprints import Fingerprints
 from smddp.watch.position import Position, Sampler
 from smddp.watch.verdict import Verdict, judge
 from smddp.watch.watch import Watch
@@ -90,9 +91,16 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         with suppress(OSError):
             self._file.unlink()  # an earlier attempt's
-        if not self._log.begin() and self._world_size > 1:
+        # Order: 1. create the fingerprints, 2. exchange the process IDs, 3. find the others' fingerprints by them.
+        # With on_hang="report" a hang may not be the end of a job, so no collective is held.
+        fingerprints = Fingerprints.create() if self._world_size > 1 and self._watch.on_hang == "fail" else None
+        own = self._sampler.sample({})
+        self._exchange.start(own)
+        if fingerprints is not None:
+            here = {each.pid for each in self._exchange.positions if each.processes == own.processes}
+            fingerprints.find_others(here - {own.pid})
+        if not self._log.begin(fingerprints) and self._world_size > 1:
             logger.info("this PyTorch has no hooks for collectives: a hang is judged by the ranks' lines alone")
-        self._exchange.start(self._sampler.sample({}))
         self._thread.start()
         return self
 
@@ -119,6 +127,8 @@ class Watchdog:
         except Exception:
             logger.exception("the watchdog ends; the job continues without it")
             self._exchange.own = self._sampler.sample({}, end="unwatched")
+        finally:
+            self._log.release()  # who would find a held collective?
 
     def _look(self) -> None:
         after = self._watch.after

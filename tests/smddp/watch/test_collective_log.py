@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from smddp.watch.collective_log import CollectiveLog
+from smddp.watch.fingerprints import Fingerprints
 
 
 @pytest.fixture
@@ -52,6 +55,25 @@ def test_a_collective_that_raises_is_over(log: CollectiveLog) -> None:
     with pytest.raises(RuntimeError):
         dist.reduce_scatter_tensor(torch.ones(3), torch.ones(5))
     assert not log.is_inside(in_call=False)
+
+
+def test_a_collective_that_differs_from_another_ranks_waits_before_it_runs(log: CollectiveLog) -> None:
+    own, other = Fingerprints.create(), Fingerprints.create()
+    assert own is not None
+    assert other is not None
+    own.find_others({os.getpid()})
+    other.differ(2, 0)
+    log.begin(own)
+    dist.all_reduce(torch.ones(3))
+    tensor = torch.ones(4)
+    rank = threading.Thread(target=dist.all_reduce, args=(tensor,))
+    rank.start()
+    rank.join(0.5)
+    assert rank.is_alive()
+    assert (log.last, log.is_inside(in_call=True)) == ("all_reduce of float32 [4]", True)
+    log.release()
+    rank.join(60)
+    assert not rank.is_alive()
 
 
 def test_without_a_group_there_is_nothing_to_note() -> None:

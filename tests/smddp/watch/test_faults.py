@@ -47,6 +47,8 @@ def fault():
         os.kill(os.getpid(), signal.SIGSTOP)
     if FAULT == "other":
         dist.barrier()
+    if FAULT == "shape":
+        dist.all_reduce(torch.ones(3))
     if FAULT == "busy":
         until = time.monotonic() + 14
         while time.monotonic() < until:
@@ -102,12 +104,13 @@ def test_the_rank_that_hangs_is_the_reason(tmp_path: Path, fault: str, culprit: 
     assert {each["rank"] for each in report["positions"]} == {0, 1}
 
 
-def test_ranks_in_different_collectives_are_both_named(tmp_path: Path) -> None:
-    code, reason, log = run(tmp_path, "other", 1)
+@pytest.mark.parametrize(("fault", "other"), [("other", "barrier"), ("shape", "all_reduce of float32 [3]")])
+def test_ranks_in_different_collectives_are_both_named(tmp_path: Path, fault: str, other: str) -> None:
+    code, reason, log = run(tmp_path, fault, 1)
     assert code != 0
     assert reason.startswith("Hang (mismatched collective): "), log
     assert "rank 0 on localhost is in all_reduce of float32" in reason
-    assert "rank 1 on localhost is in barrier at " in reason
+    assert f"rank 1 on localhost is in {other} at " in reason
 
 
 def test_a_rank_that_computes_for_long_ends_nothing(tmp_path: Path) -> None:

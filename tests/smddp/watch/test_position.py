@@ -29,6 +29,9 @@ def frames(*files: str) -> list[FrameSummary]:
         (["/job/train.py", "/env/torch/utils/data/dataloader.py", "/usr/lib/python3.11/threading.py"], "data"),
         (["/job/train.py", "/env/torch/_tensor.py", "/env/torch/autograd/graph.py"], "backward"),
         (["/job/train.py", "/env/torch/nn/modules/module.py", "/env/torch/_dynamo/eval_frame.py"], "compile"),
+        (["/job/train.py", "/env/torch/_tensor.py", "/env/torch/autograd/graph.py", "/job/hooks.py"], "script"),
+        (["/job/train.py", "/env/torch/distributed/distributed_c10d.py", "/env/torch/_ops.py"], "collective"),
+        (["/env/torch/autograd/graph.py", "/env/smddp/watch/collective_log.py"], "backward"),  # it is held
         (["/job/train.py", "/env/torch/optim/adamw.py"], "optimizer"),
         (["/job/train.py", "/env/smddp/checkpoint/save/rank_saver.py"], "checkpoint"),
         (["/job/train.py"], "script"),

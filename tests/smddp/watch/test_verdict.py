@@ -75,6 +75,13 @@ def waiting(rank: int, **others: Any) -> Position:
             (1,),
             "number 10 of each",
         ),
+        (
+            [waiting(0), waiting(1, collective="all_reduce of float32 [4]"), waiting(2, still=5.0)],
+            [],
+            "mismatched collective",
+            (1,),
+            "rank 2 .* is in all_reduce of float32 .8.",
+        ),
         ([waiting(0, still=130.0), waiting(1, still=121.0)], [], "network", (), "do the hosts reach each other"),
         ([waiting(0), waiting(1, collectives=9, still=121.0)], [], "deadlock", (1,), "rank 1"),
         # in a collective of another group, without hooks, or in a receive
