@@ -73,7 +73,8 @@ class SageMakerService:
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            self._tell_leaving("")
+            if not getattr(self._boto_session, "ends_with_block", False):
+                self._tell_leaving("")
             without_traceback(interrupt)
             raise
         except Exception as error:

@@ -138,6 +138,8 @@ class PlatformSession(boto3.Session):
 
     ends_with_program = True
     """The platform's jobs end with this program; jobs on AWS go on."""
+    ends_with_block = False
+    """Whether the platform ends with a ``with`` block, which then says what becomes of its jobs."""
     role_prefix = ROLE.removesuffix("SmddpLocal")
     """Prefix of the ARN of a role that is known by name. No role is assumed, so the role need not exist."""
     runs_in_this_python = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import tempfile
 from pathlib import Path
@@ -22,10 +23,13 @@ from estimators.local.executors.slurm import Slurm
 from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
+from smddp.process.interrupt import without_traceback
 from smddp.process.script_multiprocessing import refuse_in_import
 
 if TYPE_CHECKING:
     import boto3
+
+logger = logging.getLogger(__name__)
 
 
 class LocalSageMaker:
@@ -92,6 +96,7 @@ class LocalSageMaker:
         self._server: ServerProcess | None = None
         self._session: Any = None
         self._boto_session: PlatformSession | None = None
+        self._ends_with_block = False
 
     def start(self) -> LocalSageMaker:
         """Start the platform, and return once it answers.
@@ -158,18 +163,29 @@ class LocalSageMaker:
             return
         keeps = self._storage == "disk" and self._directory is not None
         try:
-            running_jobs.end(self._access, grace_seconds=self._grace_seconds if keeps else None)
-        finally:
-            self._server.stop()
-            self._server = self._session = self._boto_session = None
+            try:
+                running_jobs.end(self._access, grace_seconds=self._grace_seconds if keeps else None)
+            finally:
+                self._server.stop()
+                self._server = self._session = self._boto_session = None
+        except KeyboardInterrupt as interrupt:
+            logger.warning("Ctrl-C: the local platform ended at once, and its jobs saved nothing more")
+            without_traceback(interrupt)
+            raise
 
     def __enter__(self) -> LocalSageMaker:
+        self._ends_with_block = True
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except KeyboardInterrupt:
+            if not isinstance(error, KeyboardInterrupt):
+                raise
+            # The first Ctrl-C is what ends the block.
 
     @property
     def session(self) -> Any:
@@ -185,6 +201,7 @@ class LocalSageMaker:
         """A boto3 session that can reach only this platform, whatever the environment or ~/.aws say."""
         if self._boto_session is None:
             self._boto_session = self._access.boto_session()
+            self._boto_session.ends_with_block = self._ends_with_block
             self._boto_session.runs_in_this_python = isinstance(self._executor, Processes) and self._executor.runs_here
         return self._boto_session
 

@@ -124,7 +124,21 @@ class ServerProcess:
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-20:])
 
     def stop(self) -> None:
-        """End the server and all its jobs, and remove its directory; do nothing the second time."""
+        """End the server and all its jobs, and remove its directory; do nothing the second time.
+
+        Raise KeyboardInterrupt after Ctrl-C, however often it came, only when nothing is left.
+        """
+        interruption: KeyboardInterrupt | None = None
+        while True:
+            try:
+                self._end()
+                break
+            except KeyboardInterrupt as error:  # each step of `_end` may be repeated, and the longest has a time limit
+                interruption = error
+        if interruption is not None:
+            raise interruption
+
+    def _end(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.terminate()
         with contextlib.suppress(BrokenPipeError):

@@ -290,6 +290,34 @@ def test_a_second_interruption_ends_running_jobs_at_once(job_request, tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["access", "records", "storage"]
 
 
+INTERRUPTED = """
+import sys
+from estimators.local import LocalSageMaker
+from estimators.training_job import TrainingJob
+from tests.estimators.local.submitted_jobs import job_request
+with LocalSageMaker() as platform:
+    request = job_request(platform, "deaf", f"trap '' TERM; echo trapped; sleep {sys.argv[1]} & wait; wait")
+    platform.boto_session.client("sagemaker").create_training_job(**request)
+    TrainingJob.attach("deaf", platform.session).wait()
+"""
+
+
+@pytest.mark.slow
+def test_each_ctrl_c_in_a_block_is_one_line_and_nothing_is_left(fork_python):
+    marker = f"4{uuid.uuid4().int % 10**8}"
+    command = [sys.executable, "-c", INTERRUPTED, marker]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert any("trapped" in line for line in program.stdout)
+    program.send_signal(signal.SIGINT)
+    first = program.stderr.readline()
+    program.send_signal(signal.SIGINT)
+    rest = program.stderr.read()
+    assert program.wait(60) == 130
+    assert first.startswith("the local platform ends, and deaf with it, unfinished. ")
+    assert rest == "Ctrl-C: the local platform ended at once, and its jobs saved nothing more\n"
+    assert not processes_with(marker)
+
+
 def test_a_job_that_is_stopped_while_jobs_are_listed_is_named_once(monkeypatch, caplog):
     def ask(_access, operation, _request):
         if operation == "DescribeTrainingJob":
