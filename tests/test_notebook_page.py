@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,15 @@ def executed(directory: Path) -> list[list[Any]]:
     )
     NotebookClient(notebook, km=manager, timeout=200, resources={"metadata": {"path": str(directory)}}).execute()
     return [cell.outputs for cell in notebook.cells]
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_the_first_cell_run_again_resumes_and_says_so(tmp_path: Path) -> None:
+    cell = cells()[0].replace("tempfile.mkdtemp()", repr(str(tmp_path)))
+    program = f"import sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel')\n{cell}\n{cell}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    (said,) = re.findall(r"prints `(resumed .*?)`", PAGE)
+    assert done.stdout.splitlines()[2:] == [said]
 
 
 @pytest.mark.slow

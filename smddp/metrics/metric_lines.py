@@ -8,9 +8,10 @@ all else from 0. This file only formats and counts; the trainer decides when to 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Mapping
+
+from smddp.process.log_form import log_or_print
 
 logger = logging.getLogger(__name__)
 
@@ -59,16 +60,8 @@ def metrics_line(
 def report(
     step: int, epoch: int, metrics: Mapping[str, float], *, epochs: int | None = None, trainer: str | None = None
 ) -> None:
-    """Log the line of `metrics_line`; call it on rank 0 only.
-
-    Without logging set up, as in a notebook, the line is printed.
-    """
-    line = metrics_line(step, epoch, metrics, epochs=epochs, trainer=trainer)
-    if logger.hasHandlers():
-        logger.info("%s", line)
-    elif logger.manager.disable < logging.INFO:
-        stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a notebook shows stderr in red
-        stream.write(f"{line}\n")
+    """Log or print the line of `metrics_line`; call it on rank 0 only."""
+    log_or_print(logger, metrics_line(step, epoch, metrics, epochs=epochs, trainer=trainer))
 
 
 class StepRate:

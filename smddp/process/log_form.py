@@ -7,6 +7,7 @@ if the level is DEBUG. `smddp.job.printed_error` recognizes the lines.
 from __future__ import annotations
 
 import logging
+import sys
 
 from smddp.job.printed_error import LAUNCHER
 
@@ -36,6 +37,15 @@ class LogForm(logging.Formatter):
         if self._sender and record.levelno >= self._named_from:
             parts.append(f"{self._sender}:")
         return " ".join([*parts, record.message])
+
+
+def log_or_print(logger: logging.Logger, line: str) -> None:
+    """Log a line at INFO; print it if logging is not set up, as in a notebook."""
+    if logger.hasHandlers():
+        logger.info("%s", line)
+    elif logger.manager.disable < logging.INFO:
+        stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a notebook shows stderr in red
+        stream.write(f"{line}\n")
 
 
 def start_log(sender: str = LAUNCHER, *, named_from: int = logging.INFO, level: int = logging.INFO) -> None:

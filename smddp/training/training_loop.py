@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.distributed import Membership, sum_over_ranks
 from smddp.job import MAX_STEPS_VARIABLE, Job
+from smddp.process.log_form import log_or_print
 from smddp.training.argument_checks import check_counts
 from smddp.training.run_report import RunReport
 from smddp.training.save_schedule import Pause
@@ -77,14 +78,14 @@ class TrainingLoop:
         is_resumed = self._checkpoints.resume()
         self._report.begin(self._run.open_run)
         if is_resumed and self.is_main:
-            logger.info("resumed at step %d, in epoch %d", self._progress.steps, self._progress.epoch + 1)
+            log_or_print(logger, f"resumed at step {self._progress.steps}, in epoch {self._progress.epoch + 1}")
         self._limit(math.inf)
         self._report.before_first_step()
         if self._progress.finished and self.is_main:
-            logger.info(
-                "finished at step %d by trainer.finish_if(): nothing is left to train; take another run directory or "
-                "checkpoint_s3_uri to begin anew",
-                self._progress.steps,
+            log_or_print(
+                logger,
+                f"finished at step {self._progress.steps} by trainer.finish_if(): nothing is left to train; take "
+                "another run directory or checkpoint_s3_uri to begin anew",
             )
         return is_resumed
 
