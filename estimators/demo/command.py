@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,8 @@ from typing import Annotated
 import typer
 
 from estimators.console import command as console
+from smddp.process.heartbeat import Heartbeat
+from smddp.process.terminal_text import is_watched
 
 _NEEDED = ("sagemaker", "moto", "torchvision", "sklearn", "matplotlib", *console.NEEDED)
 
@@ -27,10 +31,13 @@ def demo(
         )
         raise typer.Exit(2)
 
-    from estimators.demo.run import tell
-
+    typer.echo("smddp demo: two hosts, spot, no AWS, no Docker\n")
     try:
-        tell(output, epochs=epochs)
+        # On a terminal, a live line shows how the job goes.
+        with nullcontext() if is_watched(sys.stdout) else Heartbeat("the demo runs", say=typer.echo):
+            from estimators.demo.run import tell  # it imports the SDK, which takes seconds
+
+            tell(output, epochs=epochs)
     except KeyboardInterrupt as interrupt:
         typer.echo("smddp demo: interrupted, and its job ended; the next demo starts from the beginning", err=True)
         raise typer.Exit(130) from interrupt

@@ -76,7 +76,6 @@ def tell(output: Path, *, epochs: int) -> None:
     for chatty in ("sagemaker", "estimators"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     output.mkdir(parents=True, exist_ok=True)
-    console.print("[bold]smddp demo[/bold]  two hosts, spot, no AWS, no Docker\n")
     began = time.monotonic()
     with LocalSageMaker() as sagemaker, _pages(sagemaker) as pages:
         _say(console, began, f"an embedded SageMaker answers at {sagemaker.endpoint_url}")

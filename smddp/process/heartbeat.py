@@ -17,19 +17,21 @@ HEARTBEAT_SECONDS = 10.0
 class Heartbeat:
     """Log ``waiting for the other ranks: 10 s so far`` from `start` to `stop`, or for `most` seconds.
 
-    As a context it covers a block. What ends within ten seconds logs nothing. `say` writes the line elsewhere than to
-    the log.
+    As a context it covers a block. What ends within ten seconds logs nothing. `what` may be a function, called for each
+    line in a thread. Once `until` returns True, no more lines come. `say` writes the line elsewhere than to the log.
     """
 
     def __init__(
         self,
-        what: str,
+        what: str | Callable[[], str],
         *,
+        until: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = logger.info,
         most: float = math.inf,
         every: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._what = what
+        self._until = until
         self._say = say
         self._most = most
         self._every = every
@@ -48,7 +50,10 @@ class Heartbeat:
     def _beat(self, stopped: threading.Event) -> None:
         began = time.monotonic()
         while (seconds := time.monotonic() - began) < self._most and not stopped.wait(self._every):
-            self._say(f"{self._what}: {seconds + self._every:.0f} s so far")
+            if self._until():
+                return
+            what = self._what if isinstance(self._what, str) else self._what()
+            self._say(f"{what}: {seconds + self._every:.0f} s so far")
 
     def __enter__(self) -> Heartbeat:
         self.start()

@@ -37,6 +37,7 @@ from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
 from smddp.job.main_arguments import ConfigReader, main_arguments, read_dataclass
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
+from smddp.process.heartbeat import Heartbeat
 from smddp.process.log_form import start_log
 from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_multiprocessing import refuse_in_import
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 _INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
+_PREPARING_SECONDS = 300.0  # of a script that never steps an optimizer, no more is told
 
 _steps_taken = 0
 """Steps that the optimizers of this process took since ``run`` began."""
@@ -134,6 +136,8 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             again = isinstance(error, UnguardedScriptError)
             _record(output_dir, failure_report.describe(error, cluster), keep_longer=again)
             return 1
+        if cluster.is_main:
+            watching.enter_context(Heartbeat("no step yet", until=lambda: _steps_taken > 0, most=_PREPARING_SECONDS))
         question = StopQuestion(membership.ranks, stop_signal)
         answer_stop_question(question)
         watching.callback(answer_stop_question, None)

@@ -25,6 +25,7 @@ from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
 from smddp.metrics.metric_lines import report
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.path_text import shown_path
+from smddp.process.heartbeat import Heartbeat
 from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
 from smddp.process.terminal_text import duration, is_watched
 from smddp.training.active_runs import OpenRun, Progress, active_runs
@@ -61,6 +62,7 @@ class RunView:
         self._epochs: int | None = None
         self._held_line: Callable[[], None] | None = None
         self._next_line = -math.inf
+        self._until_first_line = Heartbeat(lambda: f"training, at step {progress.steps}")
         self._trackers = TrackerGroup([JsonLines(), *trackers])
         self._ending = _Ending(trackers=self._trackers, process=os.getpid())
         self._open_run: OpenRun | None = None
@@ -114,10 +116,13 @@ class RunView:
         if self._live is not None and self._open_run is not None:
             self._live.total, self._live.samples_a_step, self._live.epochs = total, samples_a_step, epochs
             self._show_line()
+        if self.is_main and self._ending.line is None:
+            self._until_first_line.start()
 
     def rest(self) -> None:
         """Hide the live line until the next loop, and log the line that waits, unless a stop's line has followed it."""
         self._ending.hide_line()
+        self._until_first_line.stop()
         if self._held_line is not None and not (self._open_run is not None and self._open_run.was_stopped):
             self._held_line()
         self._held_line = None
@@ -133,6 +138,7 @@ class RunView:
         A paced line that comes too early is logged before the next line that is not paced, or when the loop rests,
         unless another paced line follows: so a job with fast epochs has its loss in the log, too.
         """
+        self._until_first_line.stop()
         progress = self._progress
         line = partial(report, progress.steps, progress.epoch, metrics, epochs=self._epochs, trainer=self._name)
         is_early = paced and time.monotonic() < self._next_line

@@ -28,3 +28,14 @@ def test_what_ends_soon_says_nothing_and_what_does_not_end_is_bounded(caplog: py
     bounded.start()
     time.sleep(0.2)
     assert caplog.messages == ["starting: 0 s so far"]
+
+
+def test_a_function_says_what_is_under_way_and_when_it_is_over() -> None:
+    said: list[str] = []
+    Heartbeat(lambda: f"step {len(said)}", until=lambda: len(said) == 2, say=said.append, every=0.01).start()
+    deadline = time.monotonic() + 30
+    while len(said) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert said == ["step 0: 0 s so far", "step 1: 0 s so far"]

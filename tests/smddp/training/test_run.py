@@ -5,9 +5,11 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from smddp import Job
 from smddp.distributed import current_membership, leave
 from smddp.errors import CheckpointError
 from smddp.job import failure_report
+from smddp.process.heartbeat import Heartbeat
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training.active_runs import active_runs
 from smddp.training.run import run
@@ -258,6 +261,21 @@ def test_a_stop_ends_with_75_and_a_late_sigterm_does_not_change_that(failure_fil
     assert code_of(main) == 75
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert not failure_file.exists()
+
+
+def test_a_script_that_prepares_for_long_is_not_silent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(importlib.import_module("smddp.training.run"), "Heartbeat", partial(Heartbeat, every=0.02))
+
+    def main() -> None:
+        deadline = time.monotonic() + 30
+        while "no step yet: 0 s so far" not in caplog.messages:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    assert code_of(main) == 0
 
 
 def test_a_stop_says_where_the_next_run_starts(caplog: pytest.LogCaptureFixture) -> None:

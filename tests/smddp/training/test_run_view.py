@@ -2,8 +2,10 @@ import gc
 import itertools
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from smddp import CheckpointPolicy, Trainer
 from smddp.distributed import leave, ranks
 from smddp.job import Job
 from smddp.metrics import CsvFile, Status, TrackedRun, Tracker
+from smddp.process.heartbeat import Heartbeat
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training.active_runs import Progress, active_runs
 
@@ -103,6 +106,26 @@ def test_the_last_line_counts_the_steps_and_the_seconds_of_all_attempts(
     with ExitStack() as ending, active_runs.until_script_ends(ending):
         train(job, 2, Told())
     assert f"done: 2 epochs, 8 steps in 1:40 min; saved step 8; model in {job.model_dir}" in caplog.messages
+
+
+def test_a_loop_without_a_line_so_far_says_at_which_step_it_is(
+    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("smddp.training.run_view.Heartbeat", partial(Heartbeat, every=0.02))
+    model = nn.Linear(1, 1)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.01), log_every=2)
+    loader = trainer.loader(TensorDataset(torch.ones(8, 1)), batch_size=2)
+    deadline = time.monotonic() + 30
+    for _ in trainer.epochs(1):
+        for (x,) in trainer.batches(loader):
+            while trainer.steps == 1 and "training, at step 1: 0 s so far" not in caplog.messages:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            trainer.step(trainer.model(x).square().mean())
+            if trainer.steps == 2:  # it has a line
+                time.sleep(0.1)
+    assert "training, at step 2" not in caplog.text
 
 
 def test_a_failure_is_told_and_a_script_without_smddp_run_ends_its_trackers_too(job: Job) -> None:
