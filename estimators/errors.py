@@ -43,7 +43,7 @@ def warning(parameter: str, found: str, remedy: str) -> Problem:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``Did you mean …?`` with the names most similar to `name`; else a list of `known`, or a sample."""
+    """Return ``Did you mean …?`` with the names nearest to `name`; without any, list all or some of `known`."""
     names = sorted(known)
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
@@ -63,6 +63,15 @@ class EstimatorError(ValueError):
         super().__init__(shown_text(message))
         self.problems = tuple(problems)
         """Each problem that a plan found; empty for other errors."""
+
+
+def require_valid(problems: Iterable[Problem]) -> None:
+    """Raise EstimatorError, which lists all errors, if a job has any."""
+    errors = tuple(problem for problem in problems if problem.severity == "error")
+    if errors:
+        listed = "\n".join(f"  - {problem}" for problem in errors)
+        count = "one thing is" if len(errors) == 1 else f"{len(errors)} things are"
+        raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}", errors)
 
 
 class TrainingJobFailed(RuntimeError):  # noqa: N818 - it names what happened to the job

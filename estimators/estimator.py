@@ -12,7 +12,6 @@ import secrets
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,11 @@ from estimators import source_code
 from estimators.checks import parameters
 from estimators.destinations import Destination, DockerEngine, FitOptions, PipelineStep, SageMaker, SdkLocalMode
 from estimators.distribution import from_name
-from estimators.errors import EstimatorError, nearest
+from estimators.errors import EstimatorError, Problem, nearest, require_valid
 from estimators.instances import instance_preferences as known_preferences
-from estimators.plan import FitArguments, Plan, Prices, make_local_plan, make_plan
+from estimators.plan import FitArguments, Plan, Prices, local_problems, make_plan
 from estimators.request.backend import Backend
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.training_job import TrainingJob
 from smddp.process.script_multiprocessing import refuse_in_import
 
@@ -205,8 +204,8 @@ class Estimator:
             inputs=inputs, job_name=job_name, experiment_config=experiment_config, prices=prices, max_cost=max_cost
         )
         plan = self._plan(call)
-        _require(plan)
-        _require(replace(plan, problems=tuple(destination.problems(inputs))))
+        _require(plan.problems)
+        _require(tuple(destination.problems(inputs)))
         if rehearse is not None:
             logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=options.logs))
         return destination.run(plan, call, options)
@@ -319,7 +318,8 @@ class Estimator:
         from estimators.sdk.adapter import adapter
 
         if parameters.is_local_mode(self.arguments):
-            _require(make_local_plan(self.arguments, session=adapter().local_session(self._session)))
+            session = adapter().local_session(self._session)
+            _require(tuple(local_problems(Backend.of(self.arguments, session), self.arguments, {}, session)))
         return self._trainer()
 
     def _trainer(self) -> Any:
@@ -349,10 +349,10 @@ class Estimator:
         return trainer
 
 
-def _require(plan: Plan) -> None:
-    """Raise EstimatorError with the errors of a plan, or log its warnings."""
-    plan.require()
-    for problem in plan.warnings:
+def _require(problems: Sequence[Problem]) -> None:
+    """Raise EstimatorError with the errors of a job, or log its warnings."""
+    require_valid(problems)
+    for problem in problems:
         logger.warning("%s", problem)
 
 

@@ -1,4 +1,4 @@
-"""Parse Python's syntax in one of several threads.
+"""Parse Python's syntax safely in threads.
 
 Up to Python 3.12 all threads of a process share the counter of a tree's depth. If Python changes to another thread
 while it builds a tree, and that thread builds one too, the first one raises SystemError, although its tree is right.

@@ -153,7 +153,7 @@ _PARAMETERS: Mapping[Path, str] = {
     for field, parameter in [*((field, name) for name, field in FIELDS.items()), *_MADE_BY_SDK.items()]
 }
 _NOTES: Mapping[str, str] = {
-    "base_job_name": "The SDK makes the job's name of it, or of the image's name: give letters, digits and hyphens.",
+    "base_job_name": "The SDK makes the job's name from it or the image's name: give letters, digits and hyphens.",
     "hyperparameters": "The SDK adds some of its own (sagemaker_…), which count, too.",
     "inputs": "A job without channels takes none; the model's channel counts, too.",
 }

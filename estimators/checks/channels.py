@@ -141,7 +141,7 @@ def check_checkpoints(
         if _is_within(place, uri) and copied:
             yield error(
                 where,
-                f"{other} ({place}) lies in it ({uri}): it would be downloaded as checkpoints, and deleted with them",
+                f"{uri} contains {other} ({place}): it would be downloaded and deleted with the checkpoints",
                 "Give checkpoints a prefix of their own.",
             )
         elif _is_within(uri, place) and other != "output_path":

@@ -1,1 +1,1 @@
-"""What a job's hosts leave behind: their exits, their /opt/ml, and the failure reason that follows from both."""
+"""The results of a job's hosts: exit codes, the /opt/ml trees, and the failure reason derived from both."""

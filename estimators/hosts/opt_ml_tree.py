@@ -129,7 +129,7 @@ class HostTree:
 
     @contextmanager
     def reading(self, path: PurePath) -> Iterator[Path]:
-        """Yield a path of this machine to read a file by; it stays the same file for the whole block.
+        """Yield a local path of a file. It leads to the same file for the whole block.
 
         Raise OSError if there is no file, and its subclass `LeadsOutError` if a link leads out of the tree.
         """
@@ -260,7 +260,7 @@ def walk(top: int, failed: Callable[[str, OSError], None]) -> Iterator[tuple[str
 
 
 class _Way:
-    """The directories from the top to the position of the walk; the lowest of them are open."""
+    """The directories from the top to the current one; the deepest are open."""
 
     def __init__(self, top: int) -> None:
         self._top = top

@@ -38,7 +38,7 @@ from estimators.local.executors.slurm import SlurmExecutor, own_address
 from estimators.local.private_directory import make_private
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
-from smddp.process.log_form import start_log
+from smddp.process.log_format import start_log
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from estimators.local.engine.hosted.request import ML_ROOT, LocalFiles
 from estimators.local.engine.training.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
 from estimators.local.engine.transfers.objects import FileUri
 from estimators.local_mode.run import run
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, with_code
 from estimators.source_code import SourceCode
 from estimators.training_job import TrainingJob

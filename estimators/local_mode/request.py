@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from estimators.checks import channels
 from estimators.checks.local_jobs import ONLY_SAGEMAKER
 from estimators.local_mode.sdk_arguments import UNUSED_ROLE
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, build
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ class ScriptJob:
         self.classes.append(node)
 
     def tell(self, node: cst.CSTNode, found: str, remedy: str, *, is_open: bool = False) -> None:
-        """Note a change at a node, or, if it is open, a task for a person."""
+        """Note a change at a node; with `is_open`, a task for a person."""
         self.notes.append(Note(line=self.script.line(node), is_open=is_open, found=found, remedy=remedy))
 
     def block(self, node: cst.CSTNode, found: str, remedy: str) -> None:

@@ -1,7 +1,7 @@
 """A job before it is sent: its hosts, resources, cost and problems."""
 
 from estimators.plan.cost import Cost
-from estimators.plan.make import FitArguments, make_local_plan, make_plan, recipe_plan
+from estimators.plan.make import FitArguments, local_problems, make_plan, recipe_plan
 from estimators.plan.plan import Plan
 from estimators.plan.policies import Policies
 from estimators.plan.prices import HostPrice, Prices
@@ -17,7 +17,7 @@ __all__ = [
     "Prices",
     "Resources",
     "Topology",
-    "make_local_plan",
+    "local_problems",
     "make_plan",
     "recipe_plan",
 ]

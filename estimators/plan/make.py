@@ -22,7 +22,7 @@ from estimators.plan.plan import Plan
 from estimators.plan.prices import Prices, price_table
 from estimators.plan.resources import Resources, Topology
 from estimators.request.backend import Backend
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, build, build_recipe
 from estimators.request.large_hyperparameters import check_bundled
 from smddp.script_syntax import is_installed_here
@@ -171,17 +171,10 @@ def _cost(
     return Cost.of(topology, arguments, price_table(call.prices, types, session), rules=rules)
 
 
-def make_local_plan(arguments: Mapping[str, Any], *, session: Session) -> Plan:
-    """Return only the problems that come from running the job in our local mode, or in the session's."""
-    return Plan(
-        topology=Topology.of(arguments),
-        problems=tuple(_local_problems(Backend.of(arguments, session), arguments, {}, session)),
-    )
-
-
-def _local_problems(
+def local_problems(
     backend: Backend, arguments: Mapping[str, Any], data: Mapping[str, Any], session: Session | None
 ) -> Iterator[Problem]:
+    """Yield the problems that come from running a job on this machine."""
     from estimators.sdk import sessions
 
     yield from local_jobs.check(
@@ -231,7 +224,7 @@ def _problems(
     )
     yield from parameters.check_metrics(arguments)
     if local_mode:
-        yield from _local_problems(job.backend, arguments, data, session)
+        yield from local_problems(job.backend, arguments, data, session)
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_code_location(arguments)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)

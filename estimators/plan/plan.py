@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from estimators.errors import EstimatorError, Problem
+from estimators.errors import EstimatorError, Problem, require_valid
 from estimators.plan.cost import Cost
 from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources, Topology
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest
 from smddp.process import notebook_html
 from smddp.secret_text import masked_text
@@ -52,10 +52,7 @@ class Plan:
         Raises:
             EstimatorError: There are errors; the message lists them all.
         """
-        if self.errors:
-            listed = "\n".join(f"  - {problem}" for problem in self.errors)
-            count = "one thing is" if len(self.errors) == 1 else f"{len(self.errors)} things are"
-            raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}", self.errors)
+        require_valid(self.problems)
 
     def policies(self) -> Policies:
         """Return the IAM policies that this job needs: for its role, and for the user who sends it.

@@ -10,7 +10,7 @@ from typing import Any
 from estimators import distribution
 from estimators.instances import WITH_GPUS, instance_groups, instance_preferences
 from estimators.plan.runtime import Runtime
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import CODE_URI, NO_ACCOUNT, JobRequest
 from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST
 

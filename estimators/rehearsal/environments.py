@@ -25,7 +25,7 @@ from estimators.rehearsal import installer
 from estimators.rehearsal.image_content import ImageContent
 from estimators.source_code import PACKAGE, package_directory
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.log_form import start_log
+from smddp.process.log_format import start_log
 
 logger = logging.getLogger(__name__)
 

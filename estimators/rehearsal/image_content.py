@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from estimators.checks.script.imports import imported_modules
 from estimators.errors import EstimatorError
 from estimators.plan.runtime import versions_of
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.source_code import SourceCode, package_requirements
 from smddp.job.distribution_names import distributions_of
 

@@ -30,7 +30,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from estimators import source_code
 from estimators.errors import EstimatorError
 from estimators.instances import instance_groups, instance_preferences
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.source_code import SourceCode
 
 if TYPE_CHECKING:

@@ -10,16 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from estimators.checks import aws_limits
 from estimators.errors import Problem, error, warning
 from estimators.source_code import PACKAGE, SourceCode, calls_package
 from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER, bundle_file
-
-if TYPE_CHECKING:
-    pass
-
 
 logger = logging.getLogger(__name__)
 

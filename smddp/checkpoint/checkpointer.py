@@ -226,16 +226,12 @@ class Checkpointer:
         try:
             numbers = {name: float(value) for name, value in as_numbers(metrics or {}).items()}
         except ValueError as error:  # perhaps on this rank alone: the save fails on all of them
-            self._save_moment(moment, error)
+            self.save_moment(moment, failure=error)
         else:
             self.save_moment(replace(moment, metrics=numbers))
 
-    def save_moment(self, moment: Moment) -> None:
-        """Save the run as it is at this moment, like `save`."""
-        self._save_moment(moment, None)
-
-    def _save_moment(self, moment: Moment, failure: Exception | None) -> None:
-        """Save, or tell the other ranks that this one can't, and raise the failure."""
+    def save_moment(self, moment: Moment, *, failure: Exception | None = None) -> None:
+        """Save the run as it is at this moment, like `save`; with a failure, fail on every rank, and raise it here."""
         self._saves.save(self._opened(), moment, failure)
         self.newest = moment.boundary
 

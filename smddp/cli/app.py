@@ -249,7 +249,7 @@ def run(
     """Train a script in processes of this machine, started by torchrun; under srun, on its nodes."""
     from smddp.cluster.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
-    from smddp.process.log_form import start_log
+    from smddp.process.log_format import start_log
     from smddp.process.terminal_line import make_room_for_other_process
 
     start_log()

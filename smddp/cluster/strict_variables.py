@@ -130,7 +130,7 @@ class Environment:
     def port_of_job(self, *names: str) -> EnvValue[int]:
         """Return a port that all processes of a job derive alike: 10000 + crc32 of the job's id modulo 20000.
 
-        The id is the values of the set variables, joined with dots; at least one must be set.
+        The id joins the values of all set variables with dots; at least one must be set.
         """
         present = [name for name in names if name in self]
         identity = ".".join(self._variables[name] for name in present)

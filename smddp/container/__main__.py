@@ -31,7 +31,7 @@ from smddp.job.failure_report import describe_exit
 from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.log_form import start_log
+from smddp.process.log_format import start_log
 from smddp.process.rank_start import RankStart
 from smddp.secret_text import masked
 

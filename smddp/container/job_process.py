@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from smddp.process.leftovers import Leftovers
-from smddp.process.log_form import start_log
+from smddp.process.log_format import start_log
 from smddp.process.output_lines import Tail
 from smddp.process.preemption import FORWARDED_SIGNALS
 from smddp.process.process_tree import Descendants, reap_children, send_to_those_that_catch

@@ -85,7 +85,7 @@ def fault_of_name(entry_point: str) -> str | None:
 
 
 def is_package(entry_point: str, files: Container[str]) -> bool:
-    """Return whether the code is a Python package, which is installed, and runs as a module.
+    """Return whether the code is a Python package, to install and run as a module.
 
     ``files`` are the names at the top of the bundle. A package's entry point may be a module's name, without ``.py``.
     """

@@ -83,7 +83,7 @@ def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool, 
 def describe_rank_exit(
     code: int, *, rank: int, world_size: int, host: str, tail: str | None = None, many: bool = False
 ) -> str:
-    """Return how a rank ended that wrote no report itself, within `LIMIT`.
+    """Describe the end of a rank without a report, in `LIMIT` characters.
 
     ``code`` is the exit code as a shell sees it, 128 + n after signal n. ``tail`` is the end of its standard error,
     None if nobody read it; ``many`` says whether other ranks wrote there, too.

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 LOG_TIME = r"\d\d:\d\d:\d\d "
-"""Matches the beginning of a line in the form of `smddp.process.log_form`."""
+"""Matches the beginning of a line in the form of `smddp.process.log_format`."""
 
 LAUNCHER = "smddp"
 """The sender of the log lines of programs around the ranks."""

@@ -1,4 +1,4 @@
-"""Writes ``output/failure`` for launchers: a killed rank, which can't write it itself, or a lost host.
+"""Writes ``output/failure`` for launchers, after a rank was killed or a host was lost.
 
 A report that a rank wrote itself is more precise, and stays.
 """

@@ -27,7 +27,7 @@ from smddp.errors import DistributedError
 from smddp.launch.failure_file import FailureFile, tell_failure
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
-from smddp.process.log_form import start_log
+from smddp.process.log_format import start_log
 from smddp.process.process_tree import (
     RankStops,
     find_ranks,

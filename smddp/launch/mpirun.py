@@ -26,7 +26,7 @@ from smddp.launch.failure_file import FailureFile, host_name, tell_failure
 from smddp.launch.mpi_host import SSH, SshConnection, connect
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
-from smddp.process.log_form import start_log
+from smddp.process.log_format import start_log
 from smddp.process.output_lines import Tail
 from smddp.process.process_tree import RankStops, find_ranks, send_to_those_that_catch
 from smddp.process.program import Program

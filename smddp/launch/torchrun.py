@@ -27,7 +27,7 @@ from smddp.launch.ports import check_port, free_port
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
-from smddp.process.log_form import start_log
+from smddp.process.log_format import start_log
 from smddp.process.program import SIGNAL_SECONDS, forward_signals
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 from smddp.process.terminal_line import make_room_for_other_process

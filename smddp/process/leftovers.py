@@ -51,7 +51,7 @@ class Leftovers:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
     def end(self, tell: Callable[[str], object]) -> None:
-        """End all orphans after the programs, by SIGTERM, then SIGKILL; `tell` receives a line that names them."""
+        """End all orphans of the programs by SIGTERM, then SIGKILL; `tell` receives a line with their names."""
         self._end(self._find_all, tell)
 
     def end_those_of_ranks(self, own: Collection[int], tell: Callable[[str], object]) -> None:

@@ -30,9 +30,9 @@ class RankStart:
         self._begun: set[int] = set()
 
     def look(self, program: int | None = None) -> None:
-        """Stop telling once each rank has handled SIGTERM, as it does from the beginning of ``smddp.run`` to its end.
+        """Stop the heartbeat once each rank catches SIGTERM, as it does during ``smddp.run``.
 
-        A job without a launcher gives its `program`, which is the rank then.
+        Without a launcher, `program` is the process of the only rank.
         """
         now = time.monotonic()
         if self._is_told and self._next_look <= now < self._until:

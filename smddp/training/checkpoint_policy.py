@@ -44,7 +44,7 @@ class CheckpointPolicy:
 
     sync: Literal["watch", "upload"] = "watch"
     """If SageMaker copies the directory to S3: with ``"watch"``, warn if a checkpoint does not arrive there; with
-    ``"upload"``, upload a late checkpoint.""" ""
+    ``"upload"``, upload a late checkpoint."""
 
     on_change: OnChange = "keep"
     """What a resume does if this script's options of optimizers and schedules (learning rate, weight decay, the length

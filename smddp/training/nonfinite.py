@@ -149,5 +149,5 @@ class NonfiniteGuard:
 
 
 def _slot(part: nn.Module, name: str, buffer: Tensor | None) -> tuple[int, str, object]:
-    """Return a key that is equal if a buffer's value can be copied into the kept copy."""
+    """Return a buffer's key. Equal keys: the value fits the kept copy."""
     return id(part), name, None if buffer is None else (buffer.shape, buffer.dtype, buffer.device)

@@ -38,7 +38,7 @@ from smddp.job.job import answer_stop_question
 from smddp.job.main_arguments import ConfigReader, main_arguments, read_dataclass
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.log_form import start_log
+from smddp.process.log_format import start_log
 from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs

@@ -101,9 +101,9 @@ class RunReport:
             steps = int(min(progress.steps + max(left, 0), most))
         self._view.aim(steps, None if order is None else order.global_batch, epochs or None)
 
-    def pause(self) -> None:
+    def hide_line(self) -> None:
         """Hide the live line until the next loop, and end the profile."""
-        self._view.rest()
+        self._view.hide_line()
         if self._profiler is not None:
             self._profiler.stop()
 

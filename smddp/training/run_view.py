@@ -119,7 +119,7 @@ class RunView:
         if self.is_main and self._ending.line is None:
             self._until_first_line.start()
 
-    def rest(self) -> None:
+    def hide_line(self) -> None:
         """Hide the live line until the next loop, and log the line that waits, unless a stop's line has followed it."""
         self._ending.hide_line()
         self._until_first_line.stop()
@@ -167,7 +167,7 @@ class RunView:
     ) -> None:
         """Tell the trackers that the run ends, under ``smddp.run``."""
         assert self._open_run is not None
-        self.rest()
+        self.hide_line()
         self._tell_trackers()
         if error is None and not self._open_run.was_stopped:
             self._say_done()

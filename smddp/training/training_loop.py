@@ -109,7 +109,7 @@ class TrainingLoop:
         self._begin()
         self._counts_steps = False
         self._start_epoch()
-        self._pause(Pause.START)
+        self._save_or_stop_if_due(Pause.START)
         if max_steps is not None:
             check_counts(max_steps=max_steps)
         most = self._at_most(math.inf if max_steps is None else max_steps)
@@ -128,10 +128,10 @@ class TrainingLoop:
                 yield progress.epoch
                 if not self._is_cut:
                     self._end_epoch()
-                self._pause(Pause.END)
+                self._save_or_stop_if_due(Pause.END)
         finally:  # after a `break`, too
             self._limit(math.inf)
-            self._report.pause()
+            self._report.hide_line()
         self._run.finish()
 
     def steps_to(self, count: int) -> Iterator[int]:
@@ -156,7 +156,7 @@ class TrainingLoop:
         self._begin()
         self._counts_steps = True
         self._start_epoch()
-        self._pause(Pause.START)
+        self._save_or_stop_if_due(Pause.START)
         if progress.steps >= most and not progress.finished and self.is_main:
             _say_nothing_is_left(most, count)
         self._report.restart()
@@ -165,10 +165,10 @@ class TrainingLoop:
             while progress.steps < most and not (self._is_over and self._trained.optimizer_step.micro_batch == 0):
                 yield progress.steps
                 self._data.settle()
-                self._pause(Pause.STEP)
-            self._pause(Pause.END)
+                self._save_or_stop_if_due(Pause.STEP)
+            self._save_or_stop_if_due(Pause.END)
         finally:  # after a `break`, too
-            self._report.pause()
+            self._report.hide_line()
         self._run.finish()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -238,13 +238,13 @@ class TrainingLoop:
             if not (self._run.is_inner or self._run.has_started):
                 self._checkpoints.begin_anew()
                 self._report.begin(self._run.open_run)
-            self._pause(Pause.STEP)
+            self._save_or_stop_if_due(Pause.STEP)
             self._checkpoints.note_weights()
 
     def _after_collective(self) -> None:
         """Save or stop if due, unless a batch is under way: the script may evaluate, all ranks together."""
         if not self._in_step:
-            self._pause(Pause.COLLECTIVE)
+            self._save_or_stop_if_due(Pause.COLLECTIVE)
 
     def _begin(self) -> None:
         if not self._run.has_started:
@@ -269,7 +269,7 @@ class TrainingLoop:
                     yield batch
                     if keeps_position:  # else it may come within a batch of the training loader
                         data.settle()
-                    self._pause(Pause.STEP)
+                    self._save_or_stop_if_due(Pause.STEP)
                     if self._is_over and data.has_more(loader) and self._cuts():
                         break
                 self._checkpoints.note_weights()
@@ -326,9 +326,9 @@ class TrainingLoop:
         self._data.end_epoch()
         self._start_epoch()
 
-    def _pause(self, pause: Pause) -> None:
+    def _save_or_stop_if_due(self, pause: Pause) -> None:
         """Save, or save and stop, if due; end the loop at its last step."""
-        self._run.pause(pause)
+        self._run.save_or_stop_if_due(pause)
         self._is_over = self._is_over or self._progress.steps >= self._last_step
 
     def _at_most(self, steps: float) -> float:

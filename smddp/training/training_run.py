@@ -48,8 +48,8 @@ class TrainingRun:
     """The checkpoints and stops of one training run; all ranks call its methods at the same points.
 
     ``before_save`` runs on all ranks before each save, and raises if nothing should be saved. ``has_other_weights``
-    tells whether the weights differ from the last step's, as in the evaluation of an average. ``stall`` is entered
-    while a save holds up training.
+    tells whether the weights differ from the last step's, as in the evaluation of an average. ``stall`` is the context
+    around each save.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class TrainingRun:
         added. Raise CheckpointError on every rank if the location can't be written, or none of its checkpoints can be
         loaded, and ValueError if another run of this process saves there.
         """
-        run = self._find_location(state, per_rank, order)
+        run = self._open_run(state, per_rank, order)
         found = run.checkpointer.load() is not None
         self._start(run)
         return found
@@ -113,7 +113,7 @@ class TrainingRun:
         Raise ValueError if a checkpoint exists, which should have been resumed before the first step; else as
         ``resume``.
         """
-        run = self._find_location(state, per_rank, order)
+        run = self._open_run(state, per_rank, order)
         run.checkpointer.lock_location()
         if not run.checkpointer.is_empty():
             raise ValueError(
@@ -134,7 +134,7 @@ class TrainingRun:
             self._metrics_step, self._metrics = self.progress.steps, {}
         self._metrics.update(metrics)
 
-    def pause(self, pause: Pause, *, evaluation_batches: int = 0) -> None:
+    def save_or_stop_if_due(self, pause: Pause, *, evaluation_batches: int = 0) -> None:
         """Save, or save and stop, if due.
 
         Raise Stopped after the checkpoint of a stop, and CheckpointError if too many saves failed, or the save before a
@@ -179,13 +179,14 @@ class TrainingRun:
             run.checkpointer.warm_up()  # the optimizer has its state now
 
     def begin_evaluation(self, random_state: dict[str, Any], batches: int) -> None:
-        """Save before an evaluation of so many batches if it may take longer than a stop allows. Raise as ``pause``.
+        """Save before an evaluation of so many batches if it may take longer than a stop allows.
 
         Checkpoints of this moment contain ``random_state``, from before the evaluation, so that a resume can repeat it.
+        Raise as `save_or_stop_if_due`.
         """
         if self._open is not None:
             self._random_state = (self._boundary, random_state)
-            self.pause(Pause.EVALUATION, evaluation_batches=batches)
+            self.save_or_stop_if_due(Pause.EVALUATION, evaluation_batches=batches)
 
     def end_evaluation(self, seconds: float) -> None:
         """Record how long the evaluation took."""
@@ -251,7 +252,7 @@ class TrainingRun:
         if self._open is not None:
             self._open.checkpointer.finish()
 
-    def _find_location(
+    def _open_run(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
     ) -> OpenRun:
         assert self._open is None, "a run begins once"

@@ -15,7 +15,7 @@ import pytest
 from estimators import Estimator
 from estimators.instances import BEYOND_PYTORCH
 from estimators.request.code import upload_code
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import build
 from estimators.sdk.adapter import adapter
 

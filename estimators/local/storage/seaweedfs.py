@@ -40,8 +40,7 @@ class SeaweedFS:
     """An S3 server with its objects in ``data``, and all its other files in ``run``.
 
     ``data`` is made if missing, and closed to other users; only this process's user may read ``run``. ``isolated`` asks
-    for namespaces of its own, where they are allowed. ``lifeline`` belongs to ``run``, and stays open until SeaweedFS
-    has ended.
+    for namespaces of its own, where they are allowed. ``lifeline`` is ``run``'s, and stays open until SeaweedFS ends.
     """
 
     def __init__(

@@ -149,8 +149,8 @@ def header_size(beginning: bytes, size: int) -> int:
 def allocate(size: int, *, shared: bool = False) -> memoryview:
     """Allocate `size` zeroed bytes, at least one, freed by garbage collection. Raise MemoryError if that fails.
 
-    `shared` memory stays common to this process and its forks. Otherwise a fork makes every page copy-on-write, and the
-    next write takes the memory once more, and many times as long.
+    `shared` memory stays common to this process and its forks. Otherwise a fork makes every page copy-on-write: the
+    next write takes a second copy of the memory, and far longer.
     """
     try:
         flags = mmap.MAP_ANONYMOUS | (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE)

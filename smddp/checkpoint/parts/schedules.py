@@ -50,7 +50,7 @@ class _Replay:
 class OptimizerSchedules:
     """The schedules of one optimizer, which change its learning rates together. It logs if `logs`.
 
-    The optimizer is checked and loaded before its schedules, and the schedules in the order of their `part` calls.
+    The optimizer is checked and loaded first, then its schedules in the order of the `part` calls.
     """
 
     def __init__(self, optimizer: NamedOptimizer, *, on_change: OnChange, logs: bool) -> None:
@@ -80,7 +80,7 @@ class OptimizerSchedules:
         count = counts.pop()
         if any(by_metric) or counts or count is None or count < 0:
             raise ValueError(
-                f"the learning rates that {kinds} would have come to with this script's options are not known: only "
+                f"the present learning rates of {kinds} by this script's options are unknown: only "
                 "schedules that were stepped alike, and without a metric, can be stepped anew; resume with the options "
                 "that were saved, or with on_change='keep'"
             )
@@ -201,7 +201,7 @@ class Schedule:
             if isinstance(scheduler, OneCycleLR) and saved["total_steps"] < scheduler.total_steps:
                 raise ValueError(
                     f"the checkpoint's {type(scheduler).__name__} ends at total_steps={saved['total_steps']}, and this "
-                    f"script's at {scheduler.total_steps}: kept, it would fail on the way there; resume with "
+                    f"script's at {scheduler.total_steps}: if kept, it fails before that end; resume with "
                     "on_change='take', which takes this script's options, or with the total_steps that was saved"
                 )
 

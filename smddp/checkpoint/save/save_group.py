@@ -129,7 +129,7 @@ class SaveResult:
         return cls(size=content["size"], failure=None if content["failure"] is None else Failure(**content["failure"]))
 
 
-class RankResults:
+class ResultExchange:
     """Exchanges the results of the ranks and the outcome of each save, on one rank, in its background thread.
 
     Each method raises CheckpointError on lost contact, on a timeout, or once `cancelled` is set.
@@ -224,14 +224,14 @@ class SaveGroup:
     """The id of this run, 12 hexadecimal digits. A resumed run has a new one."""
     writers: Sequence[int]
     """The ranks that write replicated state; rank 0 is the first."""
-    results: RankResults
+    results: ResultExchange
 
     @classmethod
     def gather(cls, ranks: Ranks, share: Literal["node", "all"]) -> SaveGroup:
         """Agree on a group; collective. Raise DistributedError or PeerFailedError if a rank cannot reach the store."""
         run = ranks.on_main(lambda: secrets.token_hex(6))
         if ranks.world_size == 1:
-            return cls(ranks=ranks, run=run, writers=[0], results=RankResults(None, rank=0, world_size=1, run=run))
+            return cls(ranks=ranks, run=run, writers=[0], results=ResultExchange(None, rank=0, world_size=1, run=run))
         cluster = _cluster(ranks)
         nodes: list[Any] = ranks.gather(lambda: None if cluster is None else cluster.node_rank)
         if cluster is None or None in nodes:  # the script made the process group without a cluster that smddp knows
@@ -243,7 +243,7 @@ class SaveGroup:
             ranks=ranks,
             run=run,
             writers=[rank for rank, node in enumerate(nodes) if share == "all" or node == nodes[0]],
-            results=RankResults(store, rank=ranks.rank, world_size=ranks.world_size, run=run),
+            results=ResultExchange(store, rank=ranks.rank, world_size=ranks.world_size, run=run),
         )
 
 

@@ -31,7 +31,7 @@ _Key = tuple[int, int]  # a file's device and inode
 
 @dataclass(kw_only=True, slots=True)
 class _Lock:
-    """A lock of this process, with its only descriptor: closing any other one would free the lock."""
+    """A lock of this process. Only one descriptor exists: closing a second would free the lock."""
 
     path: Path
     descriptor: int

@@ -35,8 +35,8 @@ class S3Source:
     """Shards in S3, read by ranges ahead of the reader and never copied to a disk.
 
     All streams of one source share its connections and its memory; fifty open streams are fine. A stream reads the
-    version of an object that was listed, or first opened if it was not listed. An object that is replaced meanwhile
-    raises an error, at the latest when the next part is fetched. A broken download continues where it broke off.
+    object's listed version, or, if not listed, the version first opened. An object that is replaced meanwhile raises an
+    error, at the latest when the next part is fetched. A broken download continues where it broke off.
 
     A source may be used before and after a fork, and sent to other processes: each makes its own client and threads.
     A stream belongs to the process that opened it.

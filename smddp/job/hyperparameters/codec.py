@@ -217,7 +217,7 @@ def _from_words(annotation: Any, words: Words, name: str) -> Any:
 
 
 def _sequence(annotation: Any, length: int) -> tuple[type, list[Any]] | None:
-    """Return list or tuple, whichever the annotation allows, with the types of that many elements; None if neither."""
+    """Return list or tuple, as the annotation allows, and the types of `length` elements; None if neither."""
     for member in members(annotation):
         container, arguments = get_origin(member) or member, get_args(member)
         if container is list or (container is tuple and (not arguments or arguments[1:] == (Ellipsis,))):

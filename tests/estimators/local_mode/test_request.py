@@ -22,7 +22,7 @@ from estimators.local.engine.transfers.objects import FileUri, S3Uri
 from estimators.local_mode.fit import training_request
 from estimators.local_mode.request import build_local
 from estimators.local_mode.run import access
-from estimators.request.completed_parameters import CompletedJob
+from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import CODE_URI
 from estimators.sdk import request_values, sessions
 from estimators.source_code import SourceCode

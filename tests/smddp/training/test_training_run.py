@@ -80,12 +80,12 @@ def guard(job: Job, **policy: object) -> TrainingRun:
 
 def step(guarded: TrainingRun) -> None:
     guarded.progress.steps += 1
-    guarded.pause(Pause.STEP)
+    guarded.save_or_stop_if_due(Pause.STEP)
 
 
 def stop_at_once(guarded: TrainingRun) -> None:
     stop_signal.requested = True
-    guarded.pause(Pause.COLLECTIVE)
+    guarded.save_or_stop_if_due(Pause.COLLECTIVE)
 
 
 def test_a_stop_waits_until_the_copy_is_in_s3_and_says_where(copied: Job, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +176,7 @@ def test_a_failure_that_is_not_tolerated_is_raised_at_the_next_boundary(
     deadline = time.monotonic() + 30
     with pytest.raises(CheckpointError, match=r"step-000000000001.*I/O error"):
         while time.monotonic() < deadline:
-            guarded.pause(Pause.COLLECTIVE)
+            guarded.save_or_stop_if_due(Pause.COLLECTIVE)
             time.sleep(0.01)
 
 

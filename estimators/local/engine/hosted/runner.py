@@ -29,7 +29,7 @@ from estimators.local.engine.hosted.request import Rule, only_recorded
 from estimators.local.engine.hosted.states import IN_VAIN, Ending, StoppedError
 from estimators.local.engine.hosts import Host, name_hosts
 from estimators.local.engine.transfers.folder_sync import FolderSync, SyncedFolder
-from estimators.local.engine.transfers.inputs import HostInputs
+from estimators.local.engine.transfers.host_channels import HostInputs
 from estimators.local.engine.transfers.objects import CancelledError
 from estimators.local.executors import (
     ClusterSpec,
@@ -250,9 +250,9 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
         )
 
     def _rescue(self) -> str:
-        """Move the job's directory to a place where it stays; return the end of a FailureReason that names the place.
+        """Move the job's directory to the rescue directory; return a FailureReason's end with the new path.
 
-        Return an empty text if the engine ends, which saves nothing, or the directory is absent.
+        Return an empty text if the engine is ending or the directory is absent.
         """
         if self._job.closed or not self._directory.exists():
             return ""

@@ -149,7 +149,7 @@ class JobProgress:
 
 
 def _times(document: Mapping[str, Any], kind: type[JobProgress | Transition]) -> dict[str, datetime]:
-    """Return the datetime fields of a dataclass that a document has."""
+    """Return a dataclass's datetime fields, read from a document."""
     names = (field.name for field in fields(kind) if "datetime" in str(field.type))
     return {name: datetime.fromisoformat(document[name]) for name in names if document[name] is not None}
 

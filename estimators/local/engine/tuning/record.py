@@ -28,7 +28,7 @@ _SHOWN = ("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingStartTim
 
 
 class TuningKind(RecordKind):
-    """The kind of tuning jobs, whose absence is an error of its own."""
+    """The kind of tuning jobs; a missing job has its own error."""
 
     def missing(self, name: str, arn: str) -> ApiError:  # noqa: ARG002  # AWS does not show the ARN
         """Return the error for an absent tuning job."""

@@ -131,7 +131,7 @@ PROGRAM = """
 import logging, os, sys, threading, time, xxhash
 from torch.distributed import TCPStore
 from smddp.checkpoint.save import background_saves
-from smddp.checkpoint.save.save_group import SaveResult, RankResult, RankResults
+from smddp.checkpoint.save.save_group import SaveResult, RankResult, ResultExchange
 
 logging.basicConfig(level=logging.INFO)
 background_saves.GRACE_SECONDS = 0.5
@@ -139,7 +139,7 @@ large = bytes(2 * 10**8)
 store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
 def poll(cancelled):
-    RankResults(store, rank=0, world_size=2, run="r").collect(1, RankResult(), cancelled)
+    ResultExchange(store, rank=0, world_size=2, run="r").collect(1, RankResult(), cancelled)
 
 background = background_saves.BackgroundTask()
 background.submit({hang}, name="a checkpoint")

@@ -16,7 +16,7 @@ from smddp.checkpoint import Retention, list_checkpoints
 from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.save.attempt import Moment, SaveRequest
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
-from smddp.checkpoint.save.save_group import RankResults, SaveGroup
+from smddp.checkpoint.save.save_group import ResultExchange, SaveGroup
 from smddp.checkpoint.save.snapshot import WHOLE_BELOW, Snapshotter
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.owner_record import OWNER_NAME
@@ -54,7 +54,7 @@ class Job:
         self.saves = 0
         for rank in range(size):
             connection = TCPStore("localhost", self.keys.port)
-            results = RankResults(connection, rank=rank, world_size=size, run=RUN, seconds=seconds)
+            results = ResultExchange(connection, rank=rank, world_size=size, run=RUN, seconds=seconds)
             group = SaveGroup(
                 ranks=Ranks(rank=rank, world_size=size),
                 run=RUN,

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from smddp.process.log_form import LogForm
+from smddp.process.log_format import LogFormat
 
 
 def record(level: int, text: str) -> logging.LogRecord:
@@ -20,10 +20,10 @@ def record(level: int, text: str) -> logging.LogRecord:
     ],
 )
 def test_a_line_begins_with_its_text_and_names_the_module_at_debug_only(level: int, modules: bool, line: str) -> None:
-    form = LogForm("rank 1 on algo-2", named_from=logging.WARNING, modules=modules)
+    form = LogFormat("rank 1 on algo-2", named_from=logging.WARNING, modules=modules)
     assert re.sub(r"^\d\d:\d\d:\d\d ", "", form.format(record(level, "step=10 loss=1.5"))) == line
 
 
 def test_programs_around_the_ranks_are_named_in_each_line() -> None:
-    form = LogForm("smddp", named_from=logging.INFO, modules=False)
+    form = LogFormat("smddp", named_from=logging.INFO, modules=False)
     assert form.format(record(logging.INFO, "starting 2 ranks")).endswith(" smddp: starting 2 ranks")

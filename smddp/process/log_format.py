@@ -1,4 +1,4 @@
-"""The form of a log line in a rank, a launcher and a container: ``17:31:50 step=10 epoch=1/3 loss=1.234``.
+"""The format of a log line in a rank, a launcher and a container: ``17:31:50 step=10 epoch=1/3 loss=1.234``.
 
 The text comes first, so that 80 columns show it. INFO is the ordinary level and is not named. The module is named only
 if the level is DEBUG. `smddp.job.printed_error` recognizes the lines.
@@ -15,7 +15,7 @@ _TALKATIVE = ("botocore",)
 """Libraries that log what only their developers need, such as the source of the credentials, at INFO."""
 
 
-class LogForm(logging.Formatter):
+class LogFormat(logging.Formatter):
     """Format a record as time, level, sender and text.
 
     The level is left out at INFO, and the sender below `named_from`.
@@ -54,7 +54,7 @@ def start_log(sender: str = LAUNCHER, *, named_from: int = logging.INFO, level: 
     if root.handlers:
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(LogForm(sender, named_from=named_from, modules=level <= logging.DEBUG))
+    handler.setFormatter(LogFormat(sender, named_from=named_from, modules=level <= logging.DEBUG))
     root.addHandler(handler)
     root.setLevel(level)
     if level > logging.DEBUG:
