@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from smddp.process.log_form import log_or_print
+from smddp.process.log_format import log_or_print
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.distributed import Membership, sum_over_ranks
 from smddp.job import MAX_STEPS_VARIABLE, Job
-from smddp.process.log_form import log_or_print
+from smddp.process.log_format import log_or_print
 from smddp.training.argument_checks import check_counts
 from smddp.training.run_report import RunReport
 from smddp.training.save_schedule import Pause
