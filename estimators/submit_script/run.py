@@ -164,14 +164,14 @@ class _NotRun:
         self._run, self._what = run, what
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise self._run.ended(f"it goes on with .{name} of {self._what}")
+        raise self._run.ended(f"it reads .{name} of {self._what}")
 
 
 class _UnsentJob(_NotRun):
     """Stands for the `TrainingJob` of an unsent job: it has only the name that the script gave."""
 
     def __init__(self, run: _Run, job: SentJob) -> None:
-        super().__init__(run, "a job, which there is only once that is sent")
+        super().__init__(run, "a job, and no job is sent here")
         if job.name is not None:
             self.name = job.name
 
@@ -330,7 +330,7 @@ def _send_nothing(run: _Run) -> None:
     def rehearse(self: Estimator, *arguments: Any, **named: Any) -> Any:
         if run.may_send:
             return own_rehearse(self, *arguments, **named)
-        return _NotRun(run, "a rehearsal, which is not run here")
+        return _NotRun(run, "a rehearsal, and none is run here")
 
     def refuse(model: Any, **_: Any) -> None:
         if not model.name.startswith(_READING) and not run.may_send:

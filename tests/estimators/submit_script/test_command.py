@@ -126,14 +126,14 @@ def test_the_policies_are_printed(plan: Any) -> None:
 def test_what_only_a_sent_job_has_ends_the_script(plan: Any) -> None:
     shown = plan("print(estimator.fit().model_data)\nraise ValueError('never come to')")
     assert shown.exit_code == 0
-    assert "The script was not run to its end: it goes on with .model_data of a job" in shown.stdout
+    assert "The script was not run to its end: it reads .model_data of a job, and no job is sent here" in shown.stdout
 
 
 @pytest.mark.slow
 def test_a_rehearsal_is_not_run(plan: Any) -> None:
     shown = plan("estimator.rehearse()\nestimator.fit(job_name='real')\nestimator.rehearse().resumed")
     assert (shown.exit_code, shown.stdout.count("1 × ml.g5.xlarge")) == (0, 1)
-    assert "it goes on with .resumed of a rehearsal, which is not run here" in shown.stdout
+    assert "it reads .resumed of a rehearsal, and none is run here" in shown.stdout
 
 
 @pytest.mark.slow
