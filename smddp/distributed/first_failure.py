@@ -36,10 +36,11 @@ _POLL_SECONDS = 0.5
 _HEED_SECONDS = 10.0
 
 _NO_CAUSE = "Another rank ended without a word; was it killed, by a lack of memory perhaps?"
-_ENDED_WELL = (
-    "Another rank ended without a word. Rank {} of {} had ended before, with exit code {}: did it leave the loop while "
-    "others trained on? All ranks must take the same number of steps."
+SAME_STEPS = (
+    "All ranks must take the same number: end the training on all with trainer.finish_if, choose the loader's tail=, "
+    'or leave steps out with on_nonfinite="skip"'
 )
+"""What to do if ranks take different numbers of steps."""
 _NO_ANSWER = (
     "Another rank did not come to a collective in time; is it slow, stopped or in another part of the script? "
     "smddp run --timeout, or SMDDP_TIMEOUT, are the seconds to wait."
@@ -76,10 +77,12 @@ class FirstFailure:
     """One rank's part in finding the job's first failure.
 
     ``unheeded`` is called in the watching thread, with the report, if another rank failed and this one has not ended
-    ten seconds later, because it waits for a rank that is gone, or computes for nothing.
+    ten seconds later, because it waits for a rank that is gone, or computes for nothing. ``steps`` counts this rank's
+    optimizer steps.
     """
 
-    def __init__(self, membership: Membership, unheeded: Callable[[str], None]) -> None:
+    def __init__(self, membership: Membership, unheeded: Callable[[str], None], *, steps: Callable[[], int]) -> None:
+        self._steps = steps
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
         self._unheeded = unheeded
         self._report: str | None = None
@@ -120,7 +123,7 @@ class FirstFailure:
                 assert self._report is not None
                 return self._report
             if hint(report) is None:  # else the report explains itself
-                cause = _NO_ANSWER if _TIMED_OUT.search(report) else self._ended_well() or _NO_CAUSE
+                cause = self._ended_well() or (_NO_ANSWER if _TIMED_OUT.search(report) else _NO_CAUSE)
                 report = f"{cause}\n{report}"
         try:
             return bytes(self._store.compare_set(_REPORT, "", report)).decode()
@@ -149,7 +152,7 @@ class FirstFailure:
             self._watcher.join(CAUSE_SECONDS)
         if self._store is not None and code is not None:
             with suppress(RuntimeError):  # the store is gone with rank 0
-                self._store.compare_set(_ENDED, "", f"{self._rank} {code}")
+                self._store.compare_set(_ENDED, "", f"{self._rank} {code} {self._steps()}")
 
     def _ended_well(self) -> str | None:
         """Return an explanation if a rank ended well before this one lost contact; else None."""
@@ -157,10 +160,13 @@ class FirstFailure:
         try:
             if not self._store.check([_ENDED]):
                 return None
-            rank, code = bytes(self._store.get(_ENDED)).decode().split()
+            ended, code, its_steps = bytes(self._store.get(_ENDED)).decode().split()
         except RuntimeError:
             return None
-        return _ENDED_WELL.format(rank, self._world_size, code)
+        return (
+            f"Unequal steps: rank {ended} of {self._world_size} ended its script with exit code {code} after "
+            f"{its_steps} optimizer steps, and rank {self._rank} waits for it after {self._steps()}. {SAME_STEPS}."
+        )
 
     def _watch(self, store: Store) -> None:
         while not self._over.wait(_POLL_SECONDS):

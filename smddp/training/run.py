@@ -159,13 +159,13 @@ def _train(
     watch: Watch | None,
 ) -> int:
     give_up = partial(_give_up, job, membership.cluster.rank)
-    first_failure = FirstFailure(membership, give_up)
+    first_failure = FirstFailure(membership, give_up, steps=_count_steps)
     watchdog: AbstractContextManager[object] = nullcontext()
     if watch is not None:
         watchdog = Watchdog(
             watch,
             membership,
-            steps=lambda: _steps_taken,
+            steps=_count_steps,
             output_dir=job.output_dir,
             publish=first_failure.publish,
             end=give_up,
@@ -334,6 +334,10 @@ def _end_unheeded() -> None:
         )
     logger.info("told to stop before training began: nothing is lost")
     raise Stopped
+
+
+def _count_steps() -> int:
+    return _steps_taken
 
 
 def _note_training(*_: object) -> None:

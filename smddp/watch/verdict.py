@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from smddp.distributed.first_failure import SAME_STEPS
 from smddp.watch.position import WAITING_PHASES, Position
 
 _KINDS = {
@@ -142,7 +143,8 @@ def _behind(culprit: Position, waiting: Sequence[Position], *, is_sure: bool) ->
     if culprit.phase in WAITING_PHASES:
         kind = "deadlock"
     if culprit.phase == "ended":
-        what = f"has ended its script after {culprit.step} optimizer steps: all ranks must take the same number"
+        others = f"rank {waiting[0].rank} has taken {waiting[0].step}"
+        what = f"has ended its script after {culprit.step} optimizer steps, and {others}. {SAME_STEPS}"
     else:
         doing = "has not moved" if is_sure else "has been busy, without a step or a collective,"
         what = f"{doing} for {culprit.idle:.0f} s after {culprit.step} optimizer steps: {culprit.line}"

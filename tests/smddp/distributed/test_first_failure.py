@@ -30,7 +30,11 @@ def memberships(make_cluster: Callable[[int, int], Cluster]) -> list[Membership]
 
 @pytest.fixture
 def ranks(memberships: list[Membership]) -> Iterator[list[FirstFailure]]:
-    ranks = [FirstFailure(membership, unexpected) for membership in memberships]
+    steps = (17, 16)
+    ranks = [
+        FirstFailure(membership, unexpected, steps=lambda rank=rank: steps[rank])
+        for rank, membership in enumerate(memberships)
+    ]
     yield ranks
     for rank in ranks:
         rank.close()
@@ -55,14 +59,21 @@ def test_lost_contact_is_the_report_where_no_cause_comes(
     assert report == f"{first_failure._NO_CAUSE}\nConnection closed by peer"
 
 
-@pytest.mark.parametrize("code", [0, 75])
-def test_a_rank_that_ended_well_too_early_is_named(
-    ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch, code: int
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(0, "Connection closed by peer"), (75, "Timed out waiting 1000ms for recv operation to complete")],
+)
+def test_a_rank_that_ended_well_too_early_is_named_with_the_steps_of_both(
+    ranks: list[FirstFailure], monkeypatch: pytest.MonkeyPatch, code: int, told: str
 ) -> None:
     monkeypatch.setattr(first_failure, "CAUSE_SECONDS", 0.3)
     ranks[1].close(code=code)
-    report = ranks[0].settle("Connection closed by peer", lost_contact=True)
-    assert f"Rank 1 of 2 had ended before, with exit code {code}: did it leave the loop while others" in report
+    report = ranks[0].settle(told, lost_contact=True)
+    assert report.startswith(
+        f"Unequal steps: rank 1 of 2 ended its script with exit code {code} after 16 optimizer steps, and rank 0 waits "
+        "for it after 17. All ranks must take the same number: end the training on all with trainer.finish_if, "
+    )
+    assert report.endswith(told)
 
 
 def test_a_timeout_is_not_told_as_a_rank_that_was_killed(
@@ -93,9 +104,9 @@ def test_a_rank_that_does_not_heed_a_failure_is_given_up(
 ) -> None:
     monkeypatch.setattr(first_failure, "_HEED_SECONDS", 0.2)
     given_up: list[str] = []
-    failing = FirstFailure(memberships[1], unexpected)
+    failing = FirstFailure(memberships[1], unexpected, steps=int)
     failing.close()
-    stuck = FirstFailure(memberships[0], given_up.append)
+    stuck = FirstFailure(memberships[0], given_up.append, steps=int)
 
     failing.settle("ValueError on rank 1", lost_contact=False)
 
@@ -108,7 +119,7 @@ def test_a_rank_that_does_not_heed_a_failure_is_given_up(
 
 def test_one_process_has_nobody_to_tell(make_cluster: Callable[[int, int], Cluster]) -> None:
     alone = Membership(cluster=make_cluster(0, 1), backend="gloo", device=torch.device("cpu"), store=None)
-    rank = FirstFailure(alone, unexpected)
+    rank = FirstFailure(alone, unexpected, steps=int)
     assert rank.settle("ValueError", lost_contact=False) == "ValueError"
     rank.await_readers()
     rank.close()

@@ -55,11 +55,12 @@ def waiting(rank: int, **others: Any) -> Position:
             "rank 1 and 1 more wait",
         ),
         (
-            [waiting(0), at(1, phase="ended", still=1.0)],
+            [waiting(0, step=8), at(1, phase="ended", still=1.0)],
             [],
             "unequal steps",
             (1,),
-            "ended its script after 7",
+            "ended its script after 7 optimizer steps, and rank 0 has taken 8. All ranks must take the same number: .*"
+            "rank 0 waits for it in",
         ),
         (
             [waiting(0), waiting(1, collective="barrier")],
