@@ -249,7 +249,7 @@ class TrainingJob:
         request = resumed_request(description, changes, name)
         files.require_checkpoint(uri, self._service.s3())
         started = self._service.send(request)
-        logger.info("started training job %s, which goes on from %s", name, self.name)
+        logger.info("started training job %s, which resumes from %s", name, self.name)
         return TrainingJob(name, started)
 
     def stop(self) -> None:

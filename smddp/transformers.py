@@ -149,7 +149,7 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not chec
                 "call smddp.transformers.export_ranks(job.cluster) before TrainingArguments is made"
             )
         if args.save_only_model:
-            raise ValueError("save_only_model=True leaves nothing to go on with after a stop: set it to False")
+            raise ValueError("save_only_model=True leaves nothing to resume from after a stop: set it to False")
         if Path(args.output_dir).absolute() != self._job.checkpoint_dir.absolute():
             raise ValueError(
                 f"output_dir={args.output_dir!r}, and the next attempt looks in {self._job.checkpoint_dir}: give "

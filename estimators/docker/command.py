@@ -48,6 +48,6 @@ def build(
         typer.echo(f"smddp image: {error}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as stop:
-        typer.echo("smddp image: stopped. The next build goes on after the last step that ended.", err=True)
+        typer.echo("smddp image: stopped. The next build continues after the last step that ended.", err=True)
         raise typer.Exit(130) from stop
     typer.echo(f"{tag}: {size / 1e9:.1f} GB, in {time.monotonic() - began:.0f} s")

@@ -132,20 +132,20 @@ class Listener:
             self._on_event(event)
         except Exception as fault:
             kind = type(fault).__name__
-            self._warn(kind, f"on_event failed, and the waiting goes on: {kind}: {fault}")
+            self._warn(kind, f"on_event failed, and the wait continues: {kind}: {fault}")
 
     def _run(self, command: str, text: str) -> None:
         try:
             code, said = _run_in_shell(command, f"{text}\n")
         except subprocess.TimeoutExpired:
-            said = f"on_event was ended after {COMMAND_SECONDS:g} seconds, and the waiting goes on: {command}"
+            said = f"on_event was ended after {COMMAND_SECONDS:g} seconds, and the wait continues: {command}"
             self._warn("slow", said)
         except (OSError, ValueError) as fault:  # too many processes; a NUL in the command
-            said = f"on_event can't be run, and the waiting goes on: {command!r}: {fault}"
+            said = f"on_event can't be run, and the wait continues: {command!r}: {fault}"
             self._warn(type(fault).__name__, said)
         else:
             if code:
-                said = f"on_event ended with exit code {code}, and the waiting goes on: {command}: {said}"
+                said = f"on_event ended with exit code {code}, and the wait continues: {command}: {said}"
                 self._warn(f"exit code {code}", said)
 
     def _warn(self, kind: str, text: str) -> None:

@@ -171,7 +171,7 @@ def checkpoints_uri(name: str, description: Mapping[str, Any]) -> str:
     if uri is None:
         raise EstimatorError(
             f"{name} keeps no checkpoints: it was sent without checkpoint_s3_uri "
-            "(CheckpointConfig), so there is nothing to look at or to go on from. Send it anew with one."
+            "(CheckpointConfig), so there is nothing to look at or to resume from. Send it anew with one."
         )
     return uri
 
@@ -204,8 +204,8 @@ def require_checkpoint(uri: str, s3: Any) -> None:
         raise EstimatorError(f"No checkpoint in {uri} is valid ({'; '.join(passed_over)}). Restore one from a copy.")
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     if not s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix.rstrip('/')}/", MaxKeys=1).get("Contents"):
-        raise EstimatorError(f"There is nothing in {uri} to go on from. Send the job anew, by Estimator.fit().")
-    logger.info("no checkpoint of smddp's lies in %s itself; the script goes on from what it finds there", uri)
+        raise EstimatorError(f"There is nothing in {uri} to resume from. Send the job anew, by Estimator.fit().")
+    logger.info("no checkpoint of smddp's lies in %s itself; the script resumes from what it finds there", uri)
 
 
 def _store(uri: str, s3: Any) -> Store:

@@ -87,8 +87,8 @@ class SageMakerService:
             logger.warning("%s continues until its local platform ends%s", self._name, why)
             return
         logger.warning(
-            "%s goes on without you%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker stop-training-job "
-            "--training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
+            "%s continues without you%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker "
+            "stop-training-job --training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
             self._name,
             why,
             *(self._name,) * 3,

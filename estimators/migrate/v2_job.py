@@ -195,7 +195,7 @@ class V2Jobs:
             job.block(call, found, SEND_ON)
 
     def _tell_passed_on(self, job: ScriptJob, use: cst.CSTNode) -> None:
-        found = "the estimator goes on to code that this does not follow"
+        found = "the estimator is passed to code that this does not follow"
         job.tell(use, found, f"There it has {_THERE}", is_open=True)
 
     def _name_job(self, job: ScriptJob, variable: Variable | None, uses: list[tuple[cst.Attribute, str]]) -> None:

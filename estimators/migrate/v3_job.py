@@ -120,7 +120,7 @@ class V3Jobs:
                 else:
                     self._block_use(job, attribute, attribute.attr.value)
             elif not isinstance(attribute, cst.Expr):
-                found = "the ModelTrainer goes on to code that this does not follow"
+                found = "the ModelTrainer is passed to code that this does not follow"
                 job.block(use, found, "Keep it in a variable, and call train() on that.")
 
     def _is_trainer(self, bound: cst.BaseExpression) -> bool:

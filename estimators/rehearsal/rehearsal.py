@@ -227,7 +227,7 @@ def _resumed_at(lines: Iterable[str]) -> int:
     found = [match for line in lines if (match := _RESUMED.match(line))]
     if not found:
         raise EstimatorError(
-            "The rehearsal's second attempt did not go on from the checkpoint of the first, but began anew. Let the "
+            "The rehearsal's second attempt did not resume from the checkpoint of the first, but began anew. Let the "
             "script train by smddp.Trainer, or load what job.checkpoint_location has. A script that sets up logging "
             "itself must show INFO with the logger's name: it is the Trainer's line that tells."
         )

@@ -332,7 +332,7 @@ class Checkpointer:
     def last_resort(self) -> str:
         """Say what the next attempt resumes from if the newest save failed."""
         step = self._loaded_step if self.last_report is None else self.last_report.step
-        return f"the next attempt goes on from {self.path(step)}" if step else "the next attempt begins anew"
+        return f"the next attempt resumes from {self.path(step)}" if step else "the next attempt begins anew"
 
     def warm_up(self) -> None:
         """Allocate the memory for saving in the background, so that the first save is as fast as the others.

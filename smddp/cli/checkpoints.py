@@ -91,11 +91,11 @@ def verify(location: _Location) -> None:
 @app.command()
 def prune(
     location: _Place,
-    keep_last: Annotated[int, typer.Option(help="How many of the newest stay.")] = 3,
-    keep_best: Annotated[int, typer.Option(help="How many of the best by --metric stay.")] = 0,
+    keep_last: Annotated[int, typer.Option(help="How many of the newest to keep.")] = 3,
+    keep_best: Annotated[int, typer.Option(help="How many of the best by --metric to keep.")] = 0,
     metric: Annotated[str | None, typer.Option(help="What decides about the best.")] = None,
     mode: _ModeOption = _Mode.MAX,
-    keep_every: Annotated[int | None, typer.Option(help="Those whose step is a multiple of this stay.")] = None,
+    keep_every: Annotated[int | None, typer.Option(help="Keep those whose step is a multiple of this.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -113,7 +113,7 @@ def prune(
         plan = plan_pruning(store, keep)
         for info in plan.go:
             typer.echo(f"{'would remove' if dry_run else 'to remove'}: {describe(info, verified=False)}")
-        typer.echo(f"{len(plan.go)} go ({as_size(plan.size)}), {len(plan.stay)} stay")
+        typer.echo(f"{len(plan.go)} to remove ({as_size(plan.size)}), {len(plan.stay)} to keep")
         if dry_run or not plan.go:
             return
         if not yes:

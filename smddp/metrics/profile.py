@@ -74,7 +74,7 @@ class StepProfiler:
                 self.stop()
         elif steps >= self._profile.last:
             self._is_over = True
-            logger.warning("there is no profile: the run goes on at step %d, beyond %r", steps, self._profile)
+            logger.warning("there is no profile: the run resumes at step %d, beyond %r", steps, self._profile)
         elif steps >= self._profile.first - 2:
             self._start(steps)
 

@@ -139,7 +139,7 @@ def _works(tracker: Tracker, what: Callable[[Tracker], None]) -> bool:
     except Exception as error:
         # A tracker must not end hours of training, and each further call to a dead server costs time.
         logger.warning(
-            "the tracker %s failed, and gets nothing more; training goes on: %s: %s",
+            "the tracker %s failed, and gets nothing more; training continues: %s: %s",
             type(tracker).__name__,
             type(error).__name__,
             error,

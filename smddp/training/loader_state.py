@@ -105,7 +105,7 @@ def _check_order_is_kept(loader: object) -> None:
     ):
         raise ValueError(
             f"this {type(loader).__name__} draws its order by {type(sampler).__module__}.{type(sampler).__name__}, "
-            "which keeps it in no state: a resume would go on in another order, with samples lost and others twice. "
+            "which keeps it in no state: a resume would continue in another order, with samples lost and others twice. "
             "Give it shuffle=True, or a sampler and batch_sampler with state_dict, such as those of "
             "torchdata.stateful_dataloader.sampler; or give trainer.loader() the dataset"
         )

@@ -186,7 +186,7 @@ def _train(
         saves.close()  # waits until the last checkpoint is durable or has failed, with a log line
         if lost:
             raise CheckpointError(
-                f"the script ended with exit code {RESUMABLE}, which promises that it can go on, and {lost} steps are "
+                f"the script ended with exit code {RESUMABLE}, which promises that it can resume, and {lost} steps are "
                 "in no checkpoint: call trainer.save(wait=True) before"
             )
     except BaseException as error:

@@ -54,7 +54,7 @@ class StepLoss:
         self.check_weights(step)
         if not self._warned and self._membership.cluster.is_main:
             self._warned = True
-            logger.warning("the loss of step %d is %s; the weights are finite, and training goes on", step, loss)
+            logger.warning("the loss of step %d is %s; the weights are finite, and training continues", step, loss)
 
     def check_weights(self, step: int) -> None:
         """Raise TrainingDivergedError if some weights are not finite; they are the same on all ranks."""

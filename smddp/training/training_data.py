@@ -206,8 +206,8 @@ class TrainingData:
             for batch in self._timed(self.moved(loader)):
                 if self._yielded is None:
                     raise ValueError(
-                        "these batches go on where another epoch, or another iteration over the same loader, has begun "
-                        "since: call trainer.batches(loader) anew in each epoch, and not within its own loop"
+                        "these batches continue where another epoch, or another iteration over the same loader, has "
+                        "begun since: call trainer.batches(loader) anew in each epoch, and not within its own loop"
                     )
                 self._yielded += 1
                 self._is_settled = self._has_stepped = False
@@ -250,7 +250,7 @@ class TrainingData:
         elif isinstance(loader, DataLoader):
             remedy = _WRAP
         logger.warning(
-            "the place in this %s is in no checkpoint: a resume begins its epoch anew; to go on in mid-epoch, %s%s",
+            "the place in this %s is in no checkpoint: a resume begins its epoch anew; to resume in mid-epoch, %s%s",
             type(loader).__name__,
             remedy,
             "; each rank must read its own share of it" if self._world_size > 1 else "",

@@ -117,7 +117,7 @@ class TrainingLoop:
         if not progress.finished and self.is_main:
             if progress.epoch >= count:
                 logger.warning(
-                    "all %d epochs are in the checkpoint: %s ask for more epochs to go on", count, _NOTHING_LEFT
+                    "all %d epochs are in the checkpoint: %s ask for more epochs to continue", count, _NOTHING_LEFT
                 )
             elif self._is_over:
                 _say_nothing_is_left(most, max_steps)
@@ -347,4 +347,4 @@ class TrainingLoop:
 
 def _say_nothing_is_left(most: float, asked: int | None) -> None:
     more = "ask for more steps" if most == asked else f"raise {MAX_STEPS_VARIABLE}"
-    logger.warning("all %s steps are in the checkpoint: %s %s to go on", most, _NOTHING_LEFT, more)
+    logger.warning("all %s steps are in the checkpoint: %s %s to continue", most, _NOTHING_LEFT, more)

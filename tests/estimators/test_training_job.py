@@ -188,7 +188,7 @@ def test_an_interruption_from_the_keyboard_leaves_the_job_running(
     with pytest.raises(KeyboardInterrupt):
         TrainingJob(NAME, platform).wait(logs=False)
     assert not platform.stopped
-    assert f"{NAME} goes on without you" in caplog.text
+    assert f"{NAME} continues without you" in caplog.text
     assert f"TrainingJob.attach('{NAME}').stop()" in caplog.text
     assert f"TrainingJob.attach('{NAME}').wait()" in caplog.text
 
@@ -520,8 +520,8 @@ def test_who_can_not_ask_any_more_is_told_that_the_job_goes_on_and_how_to_wait_a
     answers = chain([described("Training")], repeat(error))
     with failing(platform, "describe_training_job", answers), pytest.raises(type(error)):
         waiting(platform)
-    (said,) = [record.message for record in caplog.records if "goes on" in record.message]
-    assert f"{NAME} goes on without you" in said
+    (said,) = [record.message for record in caplog.records if "continues" in record.message]
+    assert f"{NAME} continues without you" in said
     assert str(error) in said
     assert f"TrainingJob.attach('{NAME}').wait()" in said
 
@@ -534,7 +534,7 @@ def test_nothing_is_said_of_a_job_that_is_not_there_any_more(
 ) -> None:
     with failing(platform, "describe_training_job", repeat(error)), pytest.raises(type(error)):
         wait(platform)
-    assert "goes on" not in caplog.text
+    assert "continues without you" not in caplog.text
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def test_a_checkpoint_whose_save_was_cut_off_is_passed_over(tmp_path, caplog):
     ("options", "error", "told"),
     [
         ({"world_size": 1}, DistributedError, r"counts 1 ranks, and the launcher has 4: call .*export_ranks"),
-        ({"save_only_model": True}, ValueError, "save_only_model=True leaves nothing to go on with"),
+        ({"save_only_model": True}, ValueError, "save_only_model=True leaves nothing to resume from"),
         ({"output_dir": "elsewhere"}, ValueError, "output_dir='elsewhere', and the next attempt looks in"),
     ],
 )

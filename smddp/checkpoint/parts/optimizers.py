@@ -177,7 +177,7 @@ class NamedOptimizer:
             ]
         if told and self._logs:
             holds = "this script's" if self._on_change == "take" else "the checkpoint's"
-            logger.warning("the optimizer goes on with %s options: %s", holds, "; ".join(told))
+            logger.warning("the optimizer resumes with %s options: %s", holds, "; ".join(told))
 
     def _keep_dtypes(self, state: Mapping[str, Any]) -> None:
         """Restore the saved dtypes of the optimizer's state, which PyTorch casts to the parameter's dtype.

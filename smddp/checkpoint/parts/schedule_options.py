@@ -194,8 +194,8 @@ def _kinds(script: Sequence[ScriptSchedule]) -> str:
 
 def _of_another_kind(saved: str, own: str) -> ValueError:
     return ValueError(
-        f"it is that of a {saved}, and this script has a {own}: another schedule cannot go on from it; resume with the "
-        "one that was saved, or start anew in another directory"
+        f"it is that of a {saved}, and this script has a {own}: another schedule cannot resume from it; resume with "
+        "the one that was saved, or start anew in another directory"
     )
 
 

@@ -226,10 +226,10 @@ class Schedule:
         texts = found.told + found.functions if takes else found.told
         if texts:
             holds = "this script's" if takes else "the checkpoint's"
-            logger.warning("the schedule goes on with %s options: %s", holds, "; ".join(texts))
+            logger.warning("the schedule resumes with %s options: %s", holds, "; ".join(texts))
         if found.functions and not takes:
             logger.warning(
-                "the schedule goes on with this script's functions, as a checkpoint has none: %s",
+                "the schedule resumes with this script's functions, as a checkpoint has none: %s",
                 "; ".join(found.functions),
             )
         if found.unknown:

@@ -241,7 +241,7 @@ class BackgroundSaves:
             self._tolerate(
                 error,
                 self._failures <= self._tolerate_failures,
-                f"training goes on, this was failure {self._failures} of {self._tolerate_failures} in a row that are "
+                f"training continues, this was failure {self._failures} of {self._tolerate_failures} in a row that are "
                 "tolerated",
             )
 

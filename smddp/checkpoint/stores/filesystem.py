@@ -191,7 +191,7 @@ _ADVICE = {
 _ADVICE_OF_READING = {
     errno.EACCES: _UNREADABLE,
     errno.EPERM: _UNREADABLE,
-    errno.EIO: f"{_FAILING}; if it is lost for good, move its checkpoint away to go on from the one before",
+    errno.EIO: f"{_FAILING}; if it is lost for good, move its checkpoint away to resume from the one before",
 }
 
 

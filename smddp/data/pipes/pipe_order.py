@@ -127,8 +127,8 @@ class PipeOrder:
         """
         if self._epoch < self._next_pipe:
             raise ValueError(
-                f"the pipe of epoch {self._epoch} was read in this process already, and can't be read again: go on to "
-                f"epoch {self._next_pipe}, or start the job again"
+                f"the pipe of epoch {self._epoch} was read in this process already, and can't be read again: continue "
+                f"with epoch {self._next_pipe}, or start the job again"
             )
         self._given = done = self._consumed // self.global_batch
         return self._count(prefetch(lambda is_abandoned: self._produce(done, is_abandoned), ahead=_AHEAD))

@@ -25,8 +25,8 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (r"printf '\377'; exit 3", "on_event ended with exit code 3, and the waiting goes on: .*\ufffd"),
-        ("true\0", r"on_event can't be run, and the waiting goes on: 'true\\x00': embedded null byte"),
+        (r"printf '\377'; exit 3", "on_event ended with exit code 3, and the wait continues: .*\ufffd"),
+        ("true\0", r"on_event can't be run, and the wait continues: 'true\\x00': embedded null byte"),
     ],
 )
 def test_a_command_that_cannot_be_run_or_read_is_warned_of(
@@ -46,7 +46,7 @@ def test_a_machine_without_room_for_a_process_is_warned_of(
     monkeypatch.setattr(subprocess, "Popen", refuse)
     Listener("true", "digits").tell(EVENT)
     assert warned(caplog) == [
-        "on_event can't be run, and the waiting goes on: 'true': [Errno 11] Resource temporarily unavailable"
+        "on_event can't be run, and the wait continues: 'true': [Errno 11] Resource temporarily unavailable"
     ]
 
 
@@ -82,6 +82,6 @@ def test_failures_of_a_kind_are_warned_of_once(caplog: pytest.LogCaptureFixture)
     for _ in range(6):
         listening.tell(EVENT)
     assert warned(caplog) == [
-        "on_event failed, and the waiting goes on: KeyError: 1",
-        "on_event failed, and the waiting goes on: OSError: 2",
+        "on_event failed, and the wait continues: KeyError: 1",
+        "on_event failed, and the wait continues: OSError: 2",
     ]

@@ -155,7 +155,7 @@ def test_a_job_that_left_nothing_says_so(s3: Any, tmp_path: Path) -> None:
 
 
 def test_an_empty_place_is_nothing_to_go_on_from(s3: Any) -> None:
-    with pytest.raises(EstimatorError, match="nothing in s3://jobs/checkpoints to go on from"):
+    with pytest.raises(EstimatorError, match="nothing in s3://jobs/checkpoints to resume from"):
         files.require_checkpoint("s3://jobs/checkpoints", s3)
     assert files.list_checkpoints("s3://jobs/checkpoints", s3, deep=False) == []
     s3.put_object(Bucket="jobs", Key="checkpoints/epoch=3.ckpt", Body=b"another format")

@@ -139,7 +139,7 @@ def test_ctrl_c_leaves_a_terminal_without_the_live_line() -> None:
     assert live
     assert lines[-1] == ""
     assert not [line for line in lines if line.startswith(("Training ", "Starting "))]
-    assert "goes on without you" in [line for line in lines if line][-1]
+    assert "continues without you" in [line for line in lines if line][-1]
     assert not [line for line in lines if "Traceback" in line or "KeyboardInterrupt" in line]
 
 
@@ -322,7 +322,7 @@ def test_a_line_above_the_log_is_written_anew_and_stays(tmp_path: Path, progress
 def test_an_interrupted_cell_says_that_the_job_goes_on_and_how_to_stop_it(tmp_path: Path) -> None:
     outputs = shown_by(SLOWER + PROGRAM.replace("LOOKS", "10_000"), tmp_path, interrupt_at="step=2")
     told = "".join(content["text"] for kind, content in outputs if kind == "stream" and content["name"] == "stderr")
-    assert told.startswith("digits-1 goes on without you. To stop it: TrainingJob.attach('digits-1').stop()")
+    assert told.startswith("digits-1 continues without you. To stop it: TrainingJob.attach('digits-1').stop()")
     assert [content["ename"] for kind, content in outputs if kind == "error"] == ["KeyboardInterrupt"]
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 ALL = {**OF_V2, **OF_V3}
 LEFT_OPEN = {
     "an import in a function": [
-        (4, "the estimator goes on to code that this does not follow"),
+        (4, "the estimator is passed to code that this does not follow"),
         (6, "**more stays as it is: its keys are not written out in this script"),
     ]
 }
@@ -288,19 +288,19 @@ OPEN = {
         "the Estimator has no process_count_per_node for Torchrun",
     ),
     "hyperparameters in a file": (HEAD_V3 + f"{TRAINER}hyperparameters='a.json').train()\n", 3, "the path of a file"),
-    "a trainer that goes on": (HEAD_V3 + f"run({TRAINER}))\n", 3, "goes on to code that this does not follow"),
+    "a trainer that goes on": (HEAD_V3 + f"run({TRAINER}))\n", 3, "is passed to code that this does not follow"),
     "a dry run": (HEAD_V3 + f"{TRAINER}).train(dry_run=True)\n", 3, "fit() has no dry_run=True"),
 }
 NOT_FOLLOWED = {
-    "passed on": ("def run(e):\n    e.fit()\n    print(e.model_data)\nrun(PyTorch('t.py'))\n", 5, "goes on to code"),
-    "in a list": ("es = [PyTorch('t.py')]\nfor e in es:\n    e.fit()\n    e.deploy(1)\n", 2, "goes on to code"),
-    "in a dict": ("d = {'a': PyTorch('t.py')}\nd['a'].fit()\nd['a'].model_data\n", 2, "goes on to code"),
-    "as an item": ("d = {}\nd['a']: PyTorch = PyTorch('t.py')\nd['a'].model_data\n", 3, "goes on to code"),
-    "an alias": ("a = PyTorch('t.py')\nb = a\nb.fit()\nb.model_data\n", 3, "goes on to code"),
-    "an annotated alias": ("a = PyTorch('t.py')\nb: PyTorch = a\nb.model_data\n", 3, "goes on to code"),
-    "two names": ("a = b = PyTorch('t.py')\na.fit()\nb.model_data\n", 2, "goes on to code"),
-    "returned": ("def make():\n    return PyTorch('t.py')\nmake().model_data\n", 3, "goes on to code"),
-    "by getattr": ("e = PyTorch('t.py')\ne.fit()\ngetattr(e, 'model_data')\n", 4, "goes on to code"),
+    "passed on": ("def run(e):\n    e.fit()\n    print(e.model_data)\nrun(PyTorch('t.py'))\n", 5, "is passed to code"),
+    "in a list": ("es = [PyTorch('t.py')]\nfor e in es:\n    e.fit()\n    e.deploy(1)\n", 2, "is passed to code"),
+    "in a dict": ("d = {'a': PyTorch('t.py')}\nd['a'].fit()\nd['a'].model_data\n", 2, "is passed to code"),
+    "as an item": ("d = {}\nd['a']: PyTorch = PyTorch('t.py')\nd['a'].model_data\n", 3, "is passed to code"),
+    "an alias": ("a = PyTorch('t.py')\nb = a\nb.fit()\nb.model_data\n", 3, "is passed to code"),
+    "an annotated alias": ("a = PyTorch('t.py')\nb: PyTorch = a\nb.model_data\n", 3, "is passed to code"),
+    "two names": ("a = b = PyTorch('t.py')\na.fit()\nb.model_data\n", 2, "is passed to code"),
+    "returned": ("def make():\n    return PyTorch('t.py')\nmake().model_data\n", 3, "is passed to code"),
+    "by getattr": ("e = PyTorch('t.py')\ne.fit()\ngetattr(e, 'model_data')\n", 4, "is passed to code"),
     "by globals": ("e = PyTorch('t.py')\ne.fit()\nglobals()['e'].model_data\n", 4, "globals() reaches variables"),
     "for others": ("e = PyTorch('t.py')\n", 2, "e is not used in this script"),
     "another object's": (

@@ -158,7 +158,7 @@ def test_prune_shows_what_would_go_and_removes_nothing_in_a_dry_run(run: Run, pl
     code, shown, _ = run("prune", place, "--keep-last", 1, "--dry-run")
     assert code == 0
     assert shown.splitlines()[0].startswith("would remove: step 10, ")
-    assert "2 go (" in shown
+    assert "2 to remove (" in shown
     assert left(place) == [10, 20, 30, 40, 50]
 
 
@@ -191,7 +191,7 @@ def test_prune_keeps_the_best_and_every_nth(run: Run, place: Path) -> None:
     run("prune", place, "--keep-last", 1, "--keep-every", 20, "--yes")
     assert left(place) == [20, 30, 40, 50]
     code, shown, _ = run("prune", place, "--keep-last", 9)
-    assert (code, shown) == (0, "0 go (0 B), 2 stay\n")
+    assert (code, shown) == (0, "0 to remove (0 B), 2 to keep\n")
 
 
 def test_best_prints_the_path_alone(run: Run, place: Path) -> None:

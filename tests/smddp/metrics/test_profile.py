@@ -70,7 +70,7 @@ def test_steps_that_a_resume_has_behind_it_are_told_of(tmp_path: Path, caplog: p
     train(tmp_path, profile).unlink()
     leave()
     assert not train(tmp_path, profile, epochs=2).exists()
-    assert "there is no profile: the run goes on at step 8, beyond Profile(first=1, last=2" in caplog.text
+    assert "there is no profile: the run resumes at step 8, beyond Profile(first=1, last=2" in caplog.text
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 3), (-1, 3), (4, 3), ("1", 3), (1, 2.5)])

@@ -81,7 +81,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_left_out(tmp_path: Path, caplo
     group.checkpoint(1, "/here")
     group.finish("finished", None)
     assert caplog.messages == [
-        "the tracker Broken failed, and gets nothing more; training goes on: ConnectionError: no route to host"
+        "the tracker Broken failed, and gets nothing more; training continues: ConnectionError: no route to host"
     ]
     assert path.read_text().count("loss") == 2
 

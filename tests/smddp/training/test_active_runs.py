@@ -254,7 +254,7 @@ def test_a_stop_whose_checkpoint_fails_is_no_resumable_end(start: Start) -> None
     job.stop()
     assert job.end() == 1, job.log
     assert re.search(r"told to stop at step \d+, and its checkpoint cannot be relied on: .*No space left", job.failure)
-    assert re.search(r"the next attempt goes on from \S+/step-000000000010 ", job.failure), job.failure
+    assert re.search(r"the next attempt resumes from \S+/step-000000000010 ", job.failure), job.failure
     assert job.steps == [10]
 
 

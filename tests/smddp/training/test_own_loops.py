@@ -391,7 +391,7 @@ def test_a_loader_that_draws_has_the_same_order_in_all_epochs_after_resumes(job:
     ],
 )
 def test_a_stateful_loader_whose_order_is_in_no_state_is_refused(job: Job, options: Any) -> None:
-    with pytest.raises(ValueError, match="which keeps it in no state: a resume would go on in another order"):
+    with pytest.raises(ValueError, match="which keeps it in no state: a resume would continue in another order"):
         Parts(job).trainer.loader(StatefulDataLoader(points(), **options))
 
 
@@ -577,7 +577,7 @@ def test_a_loss_that_is_not_finite_alone_is_only_told(job: Job, caplog: pytest.L
     for number in range(3):
         loss = (parts.trainer.model(torch.ones(2, 1))).square().mean()
         parts.trainer.step(loss + (float("inf") if number else 0.0))
-    told = [record.getMessage() for record in caplog.records if "training goes on" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "training continues" in record.getMessage()]
     assert len(told) == 1
 
 

@@ -277,10 +277,10 @@ def test_a_job_that_is_only_tried_ends_after_its_steps_whatever_the_loop_asks_fo
     assert "step=3 " in caplog.text  # before log_every
     leave()
     assert tried(6).train(100).seen == []
-    assert "begin anew, or raise SMDDP_MAX_STEPS to go on" in caplog.text
+    assert "begin anew, or raise SMDDP_MAX_STEPS to continue" in caplog.text
     leave()
     assert list(tried(6).trainer.steps_to(6)) == []
-    assert "begin anew, or ask for more steps to go on" in caplog.text
+    assert "begin anew, or ask for more steps to continue" in caplog.text
     leave()
     again = tried(9).train(100, max_steps=50)
     assert (again.trainer.steps, len(again.seen)) == (9, 3)

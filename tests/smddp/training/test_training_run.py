@@ -202,7 +202,7 @@ def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_s
     reason, consequence = caplog.messages[-2:]
     assert "I/O error" in reason
     assert reason.endswith("; training ends without it")
-    assert consequence.endswith("the next attempt goes on from " + str(job.checkpoint_dir / "step-000000000001"))
+    assert consequence.endswith("the next attempt resumes from " + str(job.checkpoint_dir / "step-000000000001"))
 
 
 def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,8 +174,8 @@ def read_object(s3: S3Client, uri: S3Uri) -> tuple[int, Generator[bytes]]:
             if not came.startswith(f"bytes {done}-"):
                 body.close()
                 raise FailedJobError(
-                    f"ClientError: {uri}: S3 was asked to go on at byte {done} and sent {came}; ranges of objects must "
-                    "work in it"
+                    f"ClientError: {uri}: S3 was asked to continue at byte {done} and sent {came}; ranges of objects "
+                    "must work in it"
                 )
 
     return size, pieces()

@@ -75,7 +75,7 @@ class TuningRunner:
             if self._closed.is_set():  # caused by the close of the engine
                 self._record.finish(FAILED, self._close_reason[:_LONGEST_REASON])
                 return
-            logger.exception("the tuning job %s can't go on", self._record.name)
+            logger.exception("the tuning job %s can't continue", self._record.name)
             self._stop_all(self._record.trials)
             while any(not trial.job.ended for trial in self._record.trials) and not self._closed.wait(_LOOK_SECONDS):
                 pass

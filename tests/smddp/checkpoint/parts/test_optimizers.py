@@ -72,7 +72,7 @@ def test_another_learning_rate_is_told_with_what_holds(
     resumed(job, optimizer, again, on_change=on_change)
     assert optimizer.param_groups[0]["lr"] == holds
     assert (
-        f"the optimizer goes on with {told}: lr was 0.1 in the checkpoint's script and is 0.001 in this one"
+        f"the optimizer resumes with {told}: lr was 0.1 in the checkpoint's script and is 0.001 in this one"
         in caplog.text
     )
 
@@ -93,7 +93,7 @@ def test_under_a_schedule_it_is_the_rate_that_the_schedule_began_with(
     module, optimizer, scheduler = parts(0.1)
     resumed(job, optimizer, module, scheduler=scheduler, on_change="refuse")  # nothing changed
     assert optimizer.param_groups[0]["lr"] == saved
-    assert "goes on with" not in caplog.text
+    assert "resumes with" not in caplog.text
 
     module, optimizer, scheduler = parts(0.2)
     leave()
@@ -148,7 +148,7 @@ def test_groups_in_another_order_keep_their_own_options(
         for group in optimizer.param_groups
     ]
     assert found == [(False, 0.2, 0.0), (True, 0.1, 0.5)]
-    assert "goes on with" not in caplog.text
+    assert "resumes with" not in caplog.text
 
 
 def test_a_changed_group_is_told_by_a_parameter_of_it(job: Job, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +157,7 @@ def test_a_changed_group_is_told_by_a_parameter_of_it(job: Job, caplog: pytest.L
     optimizer = groups(again, (("second",), 0.3, 0.0), (("first",), 0.1, 0.5))
     resumed(job, optimizer, again)
     told = "lr of the group of second.weight was 0.2 in the checkpoint's script and is 0.3 in this one"
-    assert f"goes on with the checkpoint's options: {told}\n" in caplog.text
+    assert f"resumes with the checkpoint's options: {told}\n" in caplog.text
     assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
 
 

@@ -263,7 +263,7 @@ def test_the_same_script_goes_on_to_the_bit(name: str, rates: Any, caplog: pytes
         for on_change in policies:
             resumed = Script(ALL[name], on_change, rates=rates).resume(saved)
             assert resumed.train(14 - at) == undisturbed[at:], (at, on_change)
-    assert "goes on with" not in caplog.text
+    assert "resumes with" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -274,7 +274,7 @@ def test_a_checkpoint_of_an_older_version_goes_on_to_the_bit(name: str, caplog: 
         saved = without_script(saved_after(5, ALL[name]))
         assert Script(ALL[name], on_change).resume(saved).train(9) == undisturbed[5:], on_change
     if name != "ReduceLROnPlateau":
-        assert "goes on with" not in caplog.text
+        assert "resumes with" not in caplog.text
     assert ("does not say whether the script has changed turns of" in caplog.text) is ("one's own" in name)
 
 
@@ -293,7 +293,7 @@ def test_a_changed_option_is_told_and_kept(
 ) -> None:
     before, after = before_and_after(kind, name)
     resumed = Script(after).resume(saved_after(5, before))
-    assert "goes on with the checkpoint's options: " in caplog.text or "this script's functions" in caplog.text
+    assert "resumes with the checkpoint's options: " in caplog.text or "this script's functions" in caplog.text
     if name == "scale_fn":
         assert "scale_fn_custom of CyclicLR was None in the checkpoint's script and is other in this one" in caplog.text
     else:
@@ -301,7 +301,7 @@ def test_a_changed_option_is_told_and_kept(
     caplog.clear()
     if name != "scale_fn":
         Script(before, "refuse").resume(resumed.save())  # the next checkpoint has the options that held
-        assert "goes on with" not in caplog.text
+        assert "resumes with" not in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "name"), CHANGES)
@@ -317,11 +317,11 @@ def test_a_changed_option_is_taken_as_if_it_had_been_there_from_the_start(
 ) -> None:
     before, after = before_and_after(kind, name)
     resumed = Script(after, "take").resume(saved_after(5, before))
-    assert "goes on with this script's options: " in caplog.text
+    assert "resumes with this script's options: " in caplog.text
     assert resumed.train(6) == Script(after).train(11)[5:]
     caplog.clear()
     Script(after, "refuse").resume(resumed.save())
-    assert "goes on with" not in caplog.text
+    assert "resumes with" not in caplog.text
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "ReduceLROnPlateau"])
@@ -386,7 +386,7 @@ def test_a_change_in_a_nested_schedule_names_it(caplog: pytest.LogCaptureFixture
     resumed = Script(warmed_up(20), "take").resume(saved_after(7, warmed_up(10)))
     assert resumed.train(15) == Script(warmed_up(20)).train(22)[7:]
     assert "milestones of SequentialLR was [5] in the checkpoint's script and is [10] in this one" in caplog.text
-    assert "the schedule goes on with this script's options: milestones of SequentialLR" in caplog.text
+    assert "the schedule resumes with this script's options: milestones of SequentialLR" in caplog.text
     assert "T_max of CosineAnnealingLR in SequentialLR was 10 in" in caplog.text
 
 
@@ -512,7 +512,7 @@ def test_groups_in_another_order_keep_their_own_rates(
     make = IN_ORDER[name]
     resumed = Script(make, on_change, reverse=True).resume(saved_after(5, make))
     assert resumed.train(7) == Script(make).train(12)[5:]
-    assert "goes on with" not in caplog.text
+    assert "resumes with" not in caplog.text
 
 
 def test_what_a_schedule_of_ones_own_has_for_each_group_is_not_guessed() -> None:

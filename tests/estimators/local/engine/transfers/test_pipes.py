@@ -337,7 +337,9 @@ def test_a_server_that_ignores_ranges_is_an_error_and_never_a_repetition(harness
     serve()
     with harness.open() as pipe:
         await_failure(harness, pipe)
-    assert harness.failures[0].startswith(f"ClientError: s3://{harness.bucket}/data/a: S3 was asked to go on at byte ")
+    assert harness.failures[0].startswith(
+        f"ClientError: s3://{harness.bucket}/data/a: S3 was asked to continue at byte "
+    )
     assert "and sent the whole object" in harness.failures[0]
 
 
