@@ -162,6 +162,18 @@ def fuzz_requests(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]
         return (fuzz(platform, requests=count, seed=seed),)
 
 
+def name_culprits(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.hangs import name_culprits
+
+    return (name_culprits(directory, faults=count, seed=seed),)
+
+
+def disturb_nothing(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.hangs import disturb_nothing
+
+    return (disturb_nothing(directory, steps=count),)
+
+
 FORMS = (
     Form(promises=("R1",), title="SIGKILL at random", option="kills", count=200, run=kill_one_rank),
     Form(promises=("R1",), title="SIGKILL at random, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
@@ -232,6 +244,20 @@ FORMS = (
         option="fuzzed-requests",
         count=5000,
         run=fuzz_requests,
+    ),
+    Form(
+        promises=("R18",),
+        title="one rank hangs, dies or takes another collective",
+        option="hangs",
+        count=200,
+        run=name_culprits,
+    ),
+    Form(
+        promises=("R18",),
+        title="nothing hangs: the watchdog is silent",
+        option="undisturbed-steps",
+        count=100_000,
+        run=disturb_nothing,
     ),
     Form(promises=("R11",), title="what it costs training", option="measurements", count=3, run=cost),
 )

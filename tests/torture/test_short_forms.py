@@ -13,10 +13,10 @@ from tests.torture.cost import LARGEST_STALL, measure
 ROOT = Path(__file__).parents[2]
 
 
-def torture(*arguments: str) -> str:
+def torture(*arguments: str, seconds: float = 110) -> str:
     """Run some in a process without threads, from which they can fork."""
     run = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=110
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=seconds
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
@@ -53,6 +53,14 @@ def test_whichever_process_of_a_platform_is_killed_nothing_of_it_is_left() -> No
 def test_what_a_killed_platform_has_answered_the_next_one_knows() -> None:
     told = torture("tests.torture.platform_restarts", "--kills", "2", "--seed", "1")
     assert "done=2, unit='kills'" in told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_watchdog_names_rank_and_kind_of_a_fault_and_nothing_else() -> None:
+    told = torture("tests.torture.hangs", "--faults", "6", "--steps", "200", "--seed", "1", seconds=500)
+    assert "6 faults" in told
+    assert "done=200, unit='steps'" in told
 
 
 @pytest.mark.slow
