@@ -256,4 +256,4 @@ def _check_metric(name: Any, regex: str) -> Iterator[Problem]:
         return
     if compiled.groups == 0:
         remedy = "Put parentheses around the number, as in 'loss=([0-9.]+)'."
-        yield warning("metric_definitions", f"{name}: {regex!r} captures nothing", remedy)
+        yield error("metric_definitions", f"{name}: {regex!r} captures nothing", remedy)

@@ -38,6 +38,11 @@ _CODE_LIMIT = 120
 _PRINTED_LIMIT = 420  # the platform adds its own words to a reason, and cuts the reason's middle to make room
 _LEAST_CONTEXT = 80
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
+_DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")  # noqa: PTH118, the end of a path
+_LOST_WORKER = (
+    "A DataLoader worker ended while it handed over a batch: it was killed, often because the host ran out of memory. "
+    "Use fewer num_workers, or smaller batches."
+)
 _LIKELY_CAUSES = {
     "SIGKILL": ", often because the host ran out of memory",
     "SIGBUS": ", often because /dev/shm is full",
@@ -59,7 +64,7 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
     if cause is not told:
         lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
     lines += [_shorten(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
-    if meaning := _meaning(lines[0], Path()):
+    if meaning := _LOST_WORKER if _is_lost_worker(error) else _meaning(lines[0], Path()):
         lines.append(meaning)
     frames = [_frame_line(frame) for frame in _telling(told)]
     if cause is not told:
@@ -194,6 +199,13 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
     """Remove an earlier attempt's report if `find` still returns ``earlier``; another rank may have failed since."""
     if earlier is not None and find(output_dir) == earlier:
         (output_dir / "failure").unlink(missing_ok=True)
+
+
+def _is_lost_worker(error: BaseException) -> bool:
+    """Return whether a connection broke inside torch's DataLoader, whose only connections are those to its workers."""
+    if not isinstance(error, ConnectionError | EOFError):
+        return False
+    return any(frame.filename.endswith(_DATA_LOADER) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _meaning(error: str, code_dir: Path) -> str | None:

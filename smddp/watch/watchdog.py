@@ -85,6 +85,7 @@ class Watchdog:
         # The CPU seconds of each silent rank of this host, and when they were read first, by its process ID.
         self._used: dict[int, tuple[float, float]] = {}
         self._logged: set[tuple[str, tuple[int, ...], bool]] = set()
+        self._ends_job = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -193,15 +194,16 @@ class Watchdog:
 
     def _report(self, verdict: Verdict, positions: Sequence[Position]) -> None:
         key = verdict.kind, tuple(verdict.ranks), verdict.is_sure
-        if key in self._logged:
+        if key in self._logged or self._ends_job:
             return
         self._logged.add(key)
         if not verdict.is_sure:
             logger.warning("slow: %s", verdict.text)
             return
-        logger.error("hang: %s", verdict.text)
+        self._ends_job = self._watch.on_hang == "fail"
+        logger.error("hang: %s%s", verdict.text, " Ending the job." if self._ends_job else "")
         self._record(verdict, positions)
-        if self._watch.on_hang == "fail":
+        if self._ends_job:
             is_shared = self._world_size > 1 and self._exchange.silence < self._watch.after
             (self._publish if is_shared else self._end)(f"Hang ({verdict.kind}): {verdict.text}")
 

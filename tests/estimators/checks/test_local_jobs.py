@@ -117,7 +117,7 @@ def test_a_session_of_aws_gives_its_s3(plan: Any) -> None:
         ({"checkpoint_s3_uri": "file:///c", "by_sdk": True}, 1, 0, "mounts no directory"),
         ({"checkpoint_s3_uri": "s3://b"}, 0, 1, "a whole bucket"),
         ({"checkpoint_s3_uri": "s3://b", "code": "smddp", "by_sdk": True}, 0, 0, ""),
-        ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out"}, 1, 0, "deleted with them"),
+        ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out"}, 1, 0, "deleted with the checkpoints"),
         ({"checkpoint_s3_uri": "s3://b/p", "output_path": "s3://b/p/out", "code": "smddp", "by_sdk": True}, 0, 0, ""),
         ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "/opt/ml/other"}, 0, 0, ""),
         ({"checkpoint_s3_uri": "file:///c", "checkpoint_local_path": "relative"}, 1, 0, "can lie in 'relative'"),

@@ -82,6 +82,15 @@ def test_library_frames_are_left_out_except_the_innermost() -> None:
     assert "json/decoder.py" in report.splitlines()[-1]
 
 
+@pytest.mark.parametrize("error", ["ConnectionResetError(104, 'Connection reset by peer')", "EOFError()"])
+def test_a_connection_that_breaks_in_torchs_loader_is_a_lost_worker(error: str) -> None:
+    def told_in(file: str) -> str:
+        return describe(raised(lambda: exec(compile(f"raise {error}", file, "exec"))), rank(1))
+
+    assert "A DataLoader worker ended while" in told_in("/site-packages/torch/utils/data/dataloader.py")
+    assert "worker" not in told_in("/home/me/download.py")
+
+
 def test_a_check_of_ours_is_not_where_the_fault_lies() -> None:
     def asks_for_a_channel() -> None:
         Channels(training=Path("/data"))["trian"]
