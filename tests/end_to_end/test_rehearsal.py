@@ -108,7 +108,7 @@ def test_a_job_that_does_not_pass_its_rehearsal_is_not_sent(
     caplog.set_level("INFO")
     place = f"s3://{platform.default_bucket}/rehearsed"
     with pytest.raises(TrainingJobFailed):
-        estimator("needs_channel.py", base_job_name="unrehearsed").fit(rehearse=2, logs=False)
+        estimator("fails.py", base_job_name="unrehearsed").fit(rehearse=2, logs=False)
     listed = platform.boto_session.client("sagemaker").list_training_jobs(NameContains="unrehearsed")
     assert listed["TrainingJobSummaries"] == []
     job = estimator("trains.py", checkpoint_s3_uri=place).fit(rehearse=2, logs=False, wait=False)

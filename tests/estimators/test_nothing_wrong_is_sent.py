@@ -111,7 +111,7 @@ GPU, CPU = "ml.g5.xlarge", "ml.m5.xlarge"
 REFUSED: dict[str, tuple[Case, str, str]] = {
     "a name of base_job_name with _": (job(base_job_name="a_b"), "base_job_name", "'a_b-"),
     "a name of base_job_name with a space": (job(base_job_name="a b"), "base_job_name", "'a b-"),
-    "a name of an image with _": (image("my_image:1"), "base_job_name", "or of the image's name"),
+    "a name of an image with _": (image("my_image:1"), "base_job_name", "or the image's name"),
     "a name of a digest": (image(f"mine@sha256:{'0' * 64}"), "base_job_name", "'mine@sha256-"),
     "98 hyperparameters": (hyperparameters(98), "hyperparameters", "The SDK adds some of its own"),
     "a tag twice": (job(tags=[{"Key": "a", "Value": "1"}, {"Key": "a", "Value": "2"}]), "tags", "a comes more than"),

@@ -56,7 +56,7 @@ class Config:
 
 def main(config: Config, job: smddp.Job):
     c = job.cluster
-    line = f"{c.rank}/{c.world_size} {config} {job.channels['training']} {os.environ['GREETING']}\\n"
+    line = f"{c.rank}/{c.world_size} {config} {os.environ.get('SM_CHANNEL_TRAINING')} {os.environ['GREETING']}\\n"
     sys.stdout.write(line)
 
 smddp.run(main)

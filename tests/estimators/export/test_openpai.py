@@ -54,7 +54,8 @@ def main(config: Config, job: smddp.Job):
         for (batch,) in trainer.batches(loader):
             trainer.step(trainer.model(batch).square().mean())
     c = job.cluster
-    line = f"{c.rank} {c.world_size} {trainer.steps} {config.note} {job.channels['training']} {os.environ['GREETING']}"
+    line = f"{c.rank} {c.world_size} {trainer.steps} {config.note} {os.environ.get('SM_CHANNEL_TRAINING')}"
+    line += f" {os.environ['GREETING']}"
     print(line, flush=True)
 
 smddp.run(main)
