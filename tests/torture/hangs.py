@@ -50,7 +50,7 @@ _OF = r" \(rank {rank} of {world_size} on "
 _KILLED = r"Rank {rank} of {world_size} on \S+ was killed by SIGKILL"
 _UNEQUAL = r"(?:Hang \(unequal steps\)|Unequal steps): rank {rank} o[fn] .* after {step} optimizer steps, and rank "
 _WORKER_KILLED = rf"(?:RuntimeError: DataLoader worker .*{_OF}|\w+Error.*{_OF}.*\nA DataLoader worker ended)"
-_RAISED = r"ValueError: (?s:.*)injected(?s:.*)" + _OF
+_RAISED = r"(?:.*: )?ValueError: (?s:.*)injected(?s:.*)" + _OF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
