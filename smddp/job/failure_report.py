@@ -8,6 +8,7 @@ counts when several fail.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import site
@@ -202,10 +203,14 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
 
 
 def _is_lost_worker(error: BaseException) -> bool:
-    """Return whether a connection broke inside torch's DataLoader, whose only connections are those to its workers."""
-    if not isinstance(error, ConnectionError | EOFError):
-        return False
-    return any(frame.filename.endswith(_DATA_LOADER) for frame in traceback.extract_tb(error.__traceback__))
+    """Return whether the connection between torch's DataLoader and a worker broke.
+
+    A Dataset's own connection breaks in frames of the Dataset, or in a worker, whose error the DataLoader raises again.
+    """
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    below = [*itertools.takewhile(lambda file: not file.endswith(_DATA_LOADER), reversed(files))]
+    is_broken = isinstance(error, ConnectionError | EOFError) and 0 < len(below) < len(files)
+    return is_broken and all("multiprocessing" in Path(file).parts for file in below)
 
 
 def _meaning(error: str, code_dir: Path) -> str | None:

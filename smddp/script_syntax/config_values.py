@@ -1,4 +1,4 @@
-"""The hyperparameters of a run as its script reads them: by the dataclass of ``smddp.run(main)``."""
+"""A run's hyperparameters as its script reads them, through the dataclass of ``smddp.run(main)``."""
 
 from __future__ import annotations
 

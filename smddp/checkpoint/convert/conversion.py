@@ -24,6 +24,10 @@ from smddp.checkpoint.stores.opening import split
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import flush, plain_state, write_safetensors, write_torch, write_weights
 
+logger = logging.getLogger(__name__)
+
+_KEEP_ALL = Retention(last=10**12)
+
 Format = Literal["model", "safetensors", "torch", "dcp"]
 FORMATS: tuple[Format, ...] = ("model", "safetensors", "torch", "dcp")
 
@@ -155,11 +159,6 @@ def _check_keys(value: Any, where: str) -> None:
     elif isinstance(value, (list, tuple)):
         for index, each in enumerate(value):
             _check_keys(each, f"{where}.{index}")
-
-
-logger = logging.getLogger(__name__)
-
-_KEEP_ALL = Retention(last=10**12)
 
 
 class _Part:

@@ -83,12 +83,32 @@ def test_library_frames_are_left_out_except_the_innermost() -> None:
 
 
 @pytest.mark.parametrize("error", ["ConnectionResetError(104, 'Connection reset by peer')", "EOFError()"])
-def test_a_connection_that_breaks_in_torchs_loader_is_a_lost_worker(error: str) -> None:
-    def told_in(file: str) -> str:
-        return describe(raised(lambda: exec(compile(f"raise {error}", file, "exec"))), rank(1))
+@pytest.mark.parametrize(
+    ("files", "is_of_worker"),
+    [
+        (
+            ["/torch/utils/data/dataloader.py", "/lib/multiprocessing/queues.py", "/lib/multiprocessing/connection.py"],
+            True,
+        ),
+        (["/torch/utils/data/dataloader.py", "/torch/utils/data/_utils/fetch.py", "/home/me/dataset.py"], False),
+        (["/torch/utils/data/dataloader.py", "/torch/_utils.py"], False),  # a worker's error, raised again
+        (["/lib/multiprocessing/connection.py"], False),
+        (["/home/me/download.py"], False),
+    ],
+)
+def test_a_broken_connection_between_torchs_loader_and_a_worker_is_a_lost_worker(
+    error: str, files: list[str], is_of_worker: bool
+) -> None:
+    def fail() -> None:
+        names = {"below": lambda: None}
+        text = f"def below(): raise {error}"
+        for file in reversed(files):
+            exec(compile(text, file, "exec"), names)
+            names["above"] = names["below"]
+            text = "def below(call=above): call()"
+        names["below"]()
 
-    assert "A DataLoader worker ended while" in told_in("/site-packages/torch/utils/data/dataloader.py")
-    assert "worker" not in told_in("/home/me/download.py")
+    assert ("A DataLoader worker ended while" in describe(raised(fail), rank(1))) is is_of_worker
 
 
 def test_a_check_of_ours_is_not_where_the_fault_lies() -> None:
