@@ -154,7 +154,7 @@ def _start_ranks(options: Options, processes_per_node: int | None) -> int:
     from smddp.collectives import program
     from smddp.launch.local import run_local
 
-    ranks = processes_per_node or max(count_visible(count_gpus(), os.environ), 2)
+    ranks = processes_per_node or max(count_visible(count_gpus(os.environ), os.environ), 2)
     with tempfile.TemporaryDirectory() as directory:
         return run_local(program.__file__, [options.as_json()], processes_per_node=ranks, run_dir=directory)
 
@@ -247,7 +247,6 @@ def run(
     ] = None,
 ) -> None:
     """Train a script in processes of this machine, started by torchrun; under srun, on its nodes."""
-    from smddp.cluster.gpus import count_gpus, count_visible
     from smddp.launch.local import run_local
     from smddp.process.log_format import start_log
     from smddp.process.terminal_line import make_room_for_other_process
@@ -261,8 +260,6 @@ def run(
             "before the script",
             err=True,
         )
-    if processes_per_node is None:
-        processes_per_node = max(count_visible(count_gpus(), os.environ), 1)
     raise typer.Exit(
         run_local(
             script,

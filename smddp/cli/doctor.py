@@ -148,7 +148,7 @@ def _torch() -> Iterator[Finding]:
 def _gpu() -> Iterator[Finding]:
     from smddp.cluster.gpus import count_gpus, count_visible
 
-    gpus, build = count_gpus(), _torch_build()
+    gpus, build = count_gpus(os.environ), _torch_build()
     visible = count_visible(gpus, os.environ)
     purpose = "training on GPUs; without, ranks train on the CPU"
     if gpus == 0:

@@ -1,4 +1,4 @@
-"""Counts this host's GPUs without importing torch."""
+"""This host's GPUs: counted without importing torch, and shared out where one machine runs several hosts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
+
+HOST_GPUS_VARIABLE = "SMDDP_HOST_GPUS"
+"""How many of the machine's GPUs the host has, if the machine runs several hosts."""
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 logger = logging.getLogger(__name__)
 
 
-def count_gpus(devices: Path = Path("/dev")) -> int:
-    """Return the number of GPUs that nvidia-smi lists, or of device files if that program is absent or fails."""
+def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """Return the host's number of GPUs: its share, what nvidia-smi lists, or the device files without that program."""
+    if environ.get(HOST_GPUS_VARIABLE, "").isdecimal():
+        return int(environ[HOST_GPUS_VARIABLE])
     if shutil.which("nvidia-smi") is not None:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
         if listed.returncode == 0:
@@ -24,5 +31,42 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
 def count_visible(gpus: int, environ: Mapping[str, str]) -> int:
     """Return how many of ``gpus`` CUDA_VISIBLE_DEVICES makes visible to a process."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return gpus if visible is None else min(gpus, len([name for name in visible.split(",") if name.strip()]))
+    return len(_visible(gpus, environ))
+
+
+def host_gpus(hosts: int, gpus: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return for each of the hosts on a machine with ``gpus`` GPUs the variables of its share.
+
+    Each host gets the same number. If there are more hosts than GPUs, hosts share a GPU, and each tells NCCL that it is
+    a host of its own: NCCL refuses two ranks of one host on a GPU. A host that has all GPUs, or none, gets no variable.
+
+    Examples:
+        >>> host_gpus(2, 4, {})[1]
+        {'CUDA_VISIBLE_DEVICES': '2,3', 'SMDDP_HOST_GPUS': '2'}
+    """
+    visible = _visible(gpus, environ)
+    if hosts < 2 or not visible:
+        return [{} for _ in range(hosts)]
+    if share := len(visible) // hosts:
+        return [_only(visible[host * share : (host + 1) * share]) for host in range(hosts)]
+    network = {"NCCL_SOCKET_IFNAME": environ.get("NCCL_SOCKET_IFNAME", "lo")}
+    return [
+        {**_only([visible[host % len(visible)]]), "NCCL_HOSTID": f"host-{host}", **network} for host in range(hosts)
+    ]
+
+
+def no_gpus(gpus: int) -> dict[str, str]:
+    """Return the variables of a host without GPUs, on a machine with ``gpus`` GPUs."""
+    return _only([]) if gpus else {}
+
+
+def _only(gpus: list[str]) -> dict[str, str]:
+    return {_VISIBLE: ",".join(gpus), HOST_GPUS_VARIABLE: str(len(gpus))}
+
+
+def _visible(gpus: int, environ: Mapping[str, str]) -> list[str]:
+    visible = environ.get(_VISIBLE)
+    if visible is None:
+        return [str(index) for index in range(gpus)]
+    names = (name.strip() for name in visible.split(","))
+    return list(takewhile(lambda name: name and not name.startswith("-"), names))[:gpus]  # CUDA stops there, too

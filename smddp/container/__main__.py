@@ -54,7 +54,7 @@ def train(environ: Mapping[str, str]) -> int:
     entry_point = check_entry_point(
         environ.get("SAGEMAKER_PROGRAM") or contract.platform.get("sagemaker_program"), contract.code_dir
     )
-    gpus = count_gpus()
+    gpus = count_gpus(environ)
     contract = passable(with_bundled_hyperparameters(contract), environ, gpus=gpus)
     command = choose_command(contract, entry_point, environ, gpus=count_visible(gpus, environ))
     python = install_requirements(contract.code_dir, contract.base / "venv", package=command.package, environ=environ)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smddp.cluster import OF_RUN_DIRECTORY, Cluster, openpai, slurm
-from smddp.cluster.gpus import count_gpus, count_visible
+from smddp.cluster.gpus import count_gpus, count_visible, host_gpus
 from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
@@ -37,7 +37,7 @@ def run_local(
     arguments: Sequence[str] = (),
     *,
     nodes: int | None = None,
-    processes_per_node: int = 1,
+    processes_per_node: int | None = None,
     node_rank: int | None = None,
     master_addr: str | None = None,
     master_port: int | None = None,
@@ -61,17 +61,22 @@ def run_local(
     if not script.is_file():
         raise DistributedError(f"There is no script {script} (looked in {Path.cwd()}).")
     check_script(script, arguments, os.environ)
-    if processes_per_node < 1:
+    if processes_per_node is not None and processes_per_node < 1:
         raise DistributedError(f"{processes_per_node} processes per node: give one or more.")
     found = find_nodes(os.environ, count=nodes, rank=node_rank, master_addr=master_addr, master_port=master_port)
     if max_restarts < 0:
         raise DistributedError(f"{max_restarts} restarts: give 0 or more.")
     if timeout is not None:
         check_timeout(timeout, f"A timeout of {timeout:g}")
+    gpus = count_gpus(os.environ)
+    shares = dict(zip(found.here, host_gpus(len(found.here), gpus, os.environ), strict=True))
+    if processes_per_node is None:
+        visible = {**os.environ, **shares[found.here[0]]}
+        processes_per_node = max(count_visible(count_gpus(visible), visible), 1)
     environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(found.here) * processes_per_node)
     if timeout is not None:
         environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
-    of_node = _with_run_variables(environ, found.here, found.count)
+    of_node = _with_run_variables(environ, shares, found.count)
     agents = ChildProcesses()
 
     asked = set[int]()
@@ -184,11 +189,19 @@ def _placed(environ: Mapping[str, str]) -> Cluster | None:
     return cluster
 
 
-def _with_run_variables(environ: Mapping[str, str], here: Iterable[int], count: int) -> dict[int, dict[str, str]]:
-    """Return each local node's variables, with the SM_* of the run's directory, and make those directories."""
+def _with_run_variables(
+    environ: Mapping[str, str], shares: Mapping[int, Mapping[str, str]], count: int
+) -> dict[int, dict[str, str]]:
+    """Return each local node's variables, with the SM_* of the run's directory, and make those directories.
+
+    ``shares`` has the variables of each local node's share of the GPUs.
+    """
     directory, hosts = Path(environ["SMDDP_RUN_DIR"]), [f"algo-{node + 1}" for node in range(count)]
-    gpus = count_visible(count_gpus(), environ)
-    of_node = {node: with_run_variables(environ, directory, hosts=hosts, host=hosts[node], gpus=gpus) for node in here}
+    of_node = {}
+    for node, share in shares.items():
+        own = {**environ, **share}
+        gpus = count_visible(count_gpus(own), own)
+        of_node[node] = with_run_variables(own, directory, hosts=hosts, host=hosts[node], gpus=gpus)
     added = next((each.get(OF_RUN_DIRECTORY, "") for each in of_node.values()), "")
     for name in {"SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"} & set(added.split(",")):
         Path(next(iter(of_node.values()))[name]).mkdir(parents=True, exist_ok=True)

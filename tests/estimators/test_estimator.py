@@ -179,7 +179,7 @@ CHECKPOINTS = {"checkpoint_s3_uri": "s3://jobs/checkpoints"}
         ({"output_path": "s3://jobs/a/b", "checkpoint_s3_uri": "s3://jobs/a"}, ["checkpoint_s3_uri"], []),
         ({"output_path": "s3://jobs/a", "checkpoint_s3_uri": "s3://jobs/a/run-7"}, [], []),
         ({"metric_definitions": [{"Name": "loss", "Regex": "loss=("}]}, ["metric_definitions"], []),
-        ({"metric_definitions": [{"Name": "loss", "Regex": "loss=.+"}]}, [], ["metric_definitions"]),
+        ({"metric_definitions": [{"Name": "loss", "Regex": "loss=.+"}]}, ["metric_definitions"], []),
         ({"metric_definitions": [{"Name": "loss", "Regex": "(\\p{Digit}+)"}]}, [], ["metric_definitions"]),
         ({"hyperparameters": {"data": Path("/tmp")}}, ["hyperparameters"], []),
         ({"hyperparameters": {"text": "x" * 2499}}, ["hyperparameters"], []),

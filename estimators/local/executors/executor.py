@@ -31,6 +31,9 @@ class ClusterSpec:
     them; in the end this process's user owns what hosts wrote there."""
     network_isolation: bool = False
     """Whether the hosts reach each other and nothing else."""
+    without_gpus: frozenset[str] = frozenset()
+    """Hosts of a type without GPUs: where hosts are processes, they see none of this machine's. The others share them.
+    """
     cancelled: Callable[[], bool] = lambda: False
     """Whether the hosts are no longer wanted; asked while the cluster waits for them."""
     say: Callable[[str], None] = lambda _: None

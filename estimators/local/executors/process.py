@@ -24,6 +24,7 @@ from types import TracebackType
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.executor import ClusterSpec, HostSpec, NoNamespacesError
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
+from smddp.cluster.gpus import count_gpus, host_gpus, no_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,7 @@ class ProcessCluster:
         self._roots = {host: root.absolute() for host, root in spec.roots.items()}
         self._isolated = isolated
         self._addresses = give_addresses(spec.roots)
+        self._gpus = _gpus_of_hosts(spec)
         self._environment = {
             **inherited_environment(python, hosts=len(spec.roots)),
             # Never a path of this machine, which may be longer than the 108 bytes of a socket's path.
@@ -177,7 +179,7 @@ class ProcessCluster:
                 hosts={self.known_as(name): address for name, address in self._addresses.items()},
                 ml_root=str(root),
                 argv=(*(host.entrypoint or train(self._python)), *host.arguments),
-                environment={**self._environment, **host.environment, **base},
+                environment={**self._environment, **self._gpus[host.name], **host.environment, **base},
                 directory=f"{self.ml_root(host.name)}/{host.directory}",
                 open_files=self._open_files,
             ),
@@ -253,6 +255,14 @@ def inherited_environment(python: str, *, hosts: int) -> dict[str, str]:
         **inherited,
         "PATH": os.pathsep.join([str(Path(python).parent), inherited.get("PATH", os.defpath)]),
     }
+
+
+def _gpus_of_hosts(spec: ClusterSpec) -> dict[str, dict[str, str]]:
+    """Return for each host the variables that limit it to its GPUs."""
+    gpus = count_gpus(os.environ)
+    sharing = [host for host in spec.roots if host not in spec.without_gpus]
+    shares = host_gpus(len(sharing), gpus, os.environ)
+    return {**dict.fromkeys(spec.without_gpus, no_gpus(gpus)), **dict(zip(sharing, shares, strict=True))}
 
 
 def give_addresses(hosts: Iterable[str]) -> dict[str, str]:

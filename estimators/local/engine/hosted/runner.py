@@ -17,6 +17,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from estimators.hosts.failure import Exit, algorithm_error, loss_of_hosts
 from estimators.hosts.opt_ml_tree import HostTree
+from estimators.instances import WITH_GPUS
 from estimators.local.directory_reaper import remove_tree
 from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosted import states
@@ -131,6 +132,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
                 roots=roots,
                 mounts=self._request.files.mounts if self._request.files else {},
                 network_isolation=self._request.network_isolation,
+                without_gpus=frozenset(host.name for host in hosts if not host.instance_type.startswith(WITH_GPUS)),
                 cancelled=self._job.must_end,
                 say=first_log.say,
             )

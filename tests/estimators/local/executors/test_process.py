@@ -505,6 +505,24 @@ def test_hosts_share_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -
     assert inherited_environment(sys.executable, hosts=16)["OMP_NUM_THREADS"] == "1"
 
 
+def test_hosts_share_the_gpus_of_the_machine_and_those_of_a_type_without_see_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: one'\necho 'GPU 1: two'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    roots = {name: tmp_path / name for name in ("algo-1", "algo-2", "algo-3")}
+    spec = ClusterSpec(name="job", image="image", roots=roots, without_gpus=frozenset({"algo-2"}))
+    program = python("import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['SMDDP_HOST_GPUS'])")
+    with ProcessExecutor(isolated=False).cluster(spec) as cluster:
+        seen = []
+        for name, root in roots.items():
+            (root / "code").mkdir(parents=True)
+            seen.append(said(cluster.start(HostSpec(name=name, entrypoint=program, environment={}))))
+    assert [each.strip() for each in seen] == ["0 1", "0", "1 1"]
+
+
 def test_what_a_program_needs_to_run_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("LC_ALL", "C")
