@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from estimators.service_model import service_model
@@ -14,6 +14,8 @@ WITH_GPUS = ("ml.g", "ml.p")
 # docs.aws.amazon.com/ec2/latest/instancetypes/instance-type-names.html
 _TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*\.(nano|micro|small|medium|large|[0-9]*xlarge|metal(-[0-9]+xl)?)")
 
+_SMALL_SIZES = ("nano", "micro", "small", "medium", "large")
+
 BEYOND_PYTORCH = frozenset({"instance_preferences", "mlflow_config"})
 """Parameters of the Estimator that ``sagemaker.pytorch.PyTorch`` lacks; each sets the request member of the same name.
 """
@@ -22,6 +24,31 @@ BEYOND_PYTORCH = frozenset({"instance_preferences", "mlflow_config"})
 def may_be_new(instance_type: str) -> bool:
     """Return whether AWS may add an instance type of this name: a family and one of EC2's sizes."""
     return _TYPE.fullmatch(instance_type) is not None
+
+
+def known_sizes(instance_type: str, known: Iterable[str]) -> list[str]:
+    """Return the known types of the same family, from the smallest to the largest; [] if the family is unknown."""
+    family = _family(instance_type)
+    return sorted((each for each in known if _family(each) == family), key=_size)
+
+
+def sizes_beside(instance_type: str, known: Iterable[str]) -> list[str]:
+    """Return the next smaller and the next larger known type of the same family, of a type that `may_be_new`."""
+    sizes = known_sizes(instance_type, known)
+    smaller = sum(_size(each) < _size(instance_type) for each in sizes)
+    return sizes[max(smaller - 1, 0) : smaller + 1]
+
+
+def _family(instance_type: str) -> str:
+    return instance_type.rpartition(".")[0]
+
+
+def _size(instance_type: str) -> tuple[int, int]:
+    """Return a key that sorts types of one family by size."""
+    size = instance_type.rpartition(".")[2]
+    if size.endswith("xlarge"):
+        return len(_SMALL_SIZES), int(size.removesuffix("xlarge") or 1)
+    return (_SMALL_SIZES.index(size), 0) if size in _SMALL_SIZES else (len(_SMALL_SIZES) + 1, 0)  # metal
 
 
 class Preference(NamedTuple):

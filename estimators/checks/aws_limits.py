@@ -96,6 +96,20 @@ def most(parameter: str) -> int:
     return int(_field(FIELDS[parameter]).metadata["max"])
 
 
+def nearest_instance_type(name: str) -> str:
+    """Return ``Did you mean …?`` with the nearest instance types, and all sizes if only the size is unknown."""
+    known = _field(FIELDS["instance_type"]).enum
+    sizes = instances.known_sizes(name, known)
+    if name in sizes:
+        return f"Did you mean {name!r}?"
+    if not sizes:
+        return nearest(name, known)
+    beside = instances.sizes_beside(name, known) if instances.may_be_new(name) else []
+    meant = f"Did you mean {' or '.join(map(repr, beside))}?" if beside else nearest(name, known)
+    family = name.rpartition(".")[0]
+    return f"{meant} The sizes of {family} are {', '.join(each.removeprefix(f'{family}.') for each in sizes)}."
+
+
 def _field(path: str) -> Any:
     shape: Any = service_model().operation_model("CreateTrainingJob").input_shape
     for name in path.split("."):
@@ -122,7 +136,8 @@ def _words(violation: Violation) -> tuple[str, str]:
             shown = "" if violation.is_name else f"{_shown(value)} "
             return f"{shown}is not of the form that the API takes", f"It must match {limit}"
         case "enum":
-            remedy = f"{nearest(value, limit)} If it is new at AWS, do: pip install -U boto3"
+            near = nearest_instance_type(value) if value.startswith("ml.") else nearest(value, limit)
+            remedy = f"{near} If it is new at AWS, do: pip install -U boto3"
             return f"is {value!r}, which the installed botocore does not know", remedy
         case "null":
             return "has the character U+0000", "Leave it out: no variable and no argument can hold it."

@@ -43,11 +43,11 @@ def is_local_mode(arguments: Arguments) -> bool:
 
 def check_limits(arguments: Arguments) -> Iterator[Problem]:
     """Yield violations of the API's limits by parameters that go into the request unchanged."""
-    elsewhere = {"hyperparameters"}
+    elsewhere = {"hyperparameters", "instance_type"}
     if "/" not in str(arguments.get("role")):
         elsewhere.add("role")  # a name: the SDK asks IAM for its ARN
     if is_local_mode(arguments):
-        elsewhere |= {"instance_type", "output_path"}
+        elsewhere.add("output_path")
     if not str(arguments.get("checkpoint_s3_uri")).startswith("s3://"):
         elsewhere.add("checkpoint_s3_uri")
     for parameter in aws_limits.FIELDS:
@@ -74,7 +74,7 @@ def check_dropped(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_instances(arguments: Arguments) -> Iterator[Problem]:
-    """Yield problems of the instance types and the number of hosts."""
+    """Yield problems of the number of hosts, and of the parameters that name their types."""
     groups, instance_type = arguments.get("instance_groups"), arguments.get("instance_type")
     if groups and (instance_type or arguments.get("instance_count")):
         yield error("instance_groups", "given together with instance_type or instance_count", "Give one or the other.")
@@ -88,22 +88,38 @@ def check_instances(arguments: Arguments) -> Iterator[Problem]:
     if preferences is None and not groups and not instance_type:
         remedy = "Give one, such as 'ml.g5.xlarge', or instance_groups, or instance_preferences."
         yield error("instance_type", "missing", remedy)
-    if isinstance(instance_type, str) and not instance_type.startswith(("ml.", "local")):
-        yield error("instance_type", f"{instance_type!r} is no type of SageMaker's", f"Try 'ml.{instance_type}'.")
-    for name in (each.instance_type for each in known):
-        if name.startswith("local"):
-            yield error("instance_preferences", f"{name!r} is this machine", "Give it as the instance_type alone.")
-        elif not name.startswith("ml."):
-            yield error("instance_preferences", f"{name!r} is no type of SageMaker's", f"Try 'ml.{name}'.")
-        else:
-            for problem in aws_limits.check("instance_type", name):
-                yield replace(problem, parameter="instance_preferences")
     if groups and (not isinstance(groups, (list, tuple)) or len(instance_groups(arguments)) != len(groups)):
         remedy = "Give a list of sagemaker.instance_group.InstanceGroup."
         yield error("instance_groups", f"it is {groups!r:.100}", remedy)
     count = arguments.get("instance_count")
     if isinstance(count, int) and count < 1:
         yield error("instance_count", f"it is {count}", "Give at least 1.")
+
+
+def check_instance_types(arguments: Arguments) -> Iterator[Problem]:
+    """Yield the instance types that SageMaker does not have, and those that the installed botocore does not know.
+
+    With an error here, a check that depends on the type would report the same mistake again.
+    """
+    given = arguments.get("instance_type")
+    if given is not None and not str(given).startswith("local"):
+        yield from _check_instance_type("instance_type", given)
+    for preference in instance_preferences(arguments):
+        if preference.instance_type.startswith("local"):
+            remedy = "Give it as the instance_type alone."
+            yield error("instance_preferences", f"{preference.instance_type!r} is this machine", remedy)
+        else:
+            yield from _check_instance_type("instance_preferences", preference.instance_type)
+    for group in instance_groups(arguments):
+        yield from _check_instance_type("instance_groups", group.instance_type)
+
+
+def _check_instance_type(parameter: str, name: Any) -> Iterator[Problem]:
+    if isinstance(name, str) and not name.startswith("ml."):
+        yield error(parameter, f"{name!r} is no type of SageMaker's", aws_limits.nearest_instance_type(f"ml.{name}"))
+        return
+    for problem in aws_limits.check("instance_type", name):
+        yield replace(problem, parameter=parameter)
 
 
 def check_mlflow(arguments: Arguments) -> Iterator[Problem]:

@@ -201,14 +201,19 @@ def _problems(
     yield from parameters.check_switches(arguments, adapter().switches())
     yield from parameters.check_dropped(arguments)
     yield from parameters.check_instances(arguments)
+    of_types = list(parameters.check_instance_types(arguments))
+    yield from of_types
+    are_types_valid = not any(problem.severity == "error" for problem in of_types)
     yield from parameters.check_mlflow(arguments)
     if not by_sdk:
         yield from parameters.check_time(arguments)
     yield from distribution.check(arguments.get("distribution"))
     yield from parameters.check_groups_without_ranks(arguments)
-    yield from parameters.check_data_parallel_library(arguments, training_images.data_parallel_instance_types())
+    if are_types_valid:
+        supported = training_images.data_parallel_instance_types()
+        yield from parameters.check_data_parallel_library(arguments, supported)
     py_version = arguments.get("py_version")
-    if job.refusal and job.chosen:
+    if job.refusal and job.chosen and are_types_valid:
         yield _refused(given, job.chosen, job.refusal)
     if sessions.region(session) is None and not local_mode:
         remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."

@@ -137,7 +137,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     # the job
     "a misspelt parameter": given("Did you mean 'instance_count'", instance_cuont=2),
-    "an instance type without ml.": given("Try 'ml.m5.xlarge'", instance_type="m5.xlarge"),
+    "an instance type without ml.": given("Did you mean 'ml.m5.xlarge'", instance_type="m5.xlarge"),
     "an instance type that there is not": given("Did you mean 'ml.g5.xlarge'", instance_type="ml.g5.xlarge2"),
     "a misspelt distribution": given("Did you mean 'torchrun'", distribution="torchrn"),
     "torchrun on hosts without a GPU": given("Use distribution='mpi' or another", distribution="torchrun"),

@@ -136,6 +136,22 @@ def test_a_value_of_a_wrong_type_is_a_problem_like_any_other(build: Any, paramet
     assert str(problem).startswith(said)
 
 
+@pytest.mark.parametrize("distribution", [None, "torchrun", "smdistributed"])
+@pytest.mark.parametrize("parameter", ["instance_type", "instance_preferences", "instance_groups"])
+def test_an_instance_type_without_its_prefix_is_one_problem(build: Any, parameter: str, distribution: Any) -> None:
+    from sagemaker.instance_group import InstanceGroup
+
+    hosts = {
+        "instance_type": "p4d.24xlarge",
+        "instance_preferences": ["p4d.24xlarge"],
+        "instance_groups": [InstanceGroup("a", "p4d.24xlarge", 1)],
+    }
+    plan = build(**{"instance_type": None, parameter: hosts[parameter]}, distribution=distribution).plan()
+    assert [str(problem) for problem in plan.problems] == [
+        f"{parameter}: 'p4d.24xlarge' is no type of SageMaker's. Did you mean 'ml.p4d.24xlarge'?"
+    ]
+
+
 @pytest.mark.parametrize("name", ["entry_point", "source_dir", "dependencies"])
 @pytest.mark.parametrize("value", [3, "", b"train.py"])
 def test_what_is_no_path_is_named_with_its_parameter(build: Any, name: str, value: Any) -> None:
@@ -168,7 +184,7 @@ CHECKPOINTS = {"checkpoint_s3_uri": "s3://jobs/checkpoints"}
         ({"instance_type": None}, ["instance_type"], []),
         ({"instance_type": "ml.g9.xlarge", "image_uri": "mine"}, [], ["instance_type"]),
         ({"instance_type": "ml.g5.xlage", "image_uri": "mine"}, ["instance_type"], []),
-        ({"instance_type": "g5.xlarge", "image_uri": "mine"}, ["instance_type"], ["instance_type"]),
+        ({"instance_type": "g5.xlarge", "image_uri": "mine"}, ["instance_type"], []),
         ({"instance_count": 0}, ["instance_count"], []),
         ({**SPOT, **CHECKPOINTS, "keep_alive_period_in_seconds": 60}, ["keep_alive_period_in_seconds"], []),
         ({"checkpoint_s3_uri": "/opt/ml/checkpoints"}, ["checkpoint_s3_uri"], []),

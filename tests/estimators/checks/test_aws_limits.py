@@ -114,3 +114,18 @@ def test_an_unknown_instance_type_is_a_warning_only_if_aws_may_have_added_it(nam
     (said,) = found("instance_type", name)
     assert said.startswith(f"{severity}: instance_type: is '{name}', which the installed botocore does not know. ")
     assert "pip install -U boto3" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ml.g5.3xlarge", "Did you mean 'ml.g5.2xlarge' or 'ml.g5.4xlarge'? The sizes of ml.g5 are xlarge, 2xlarge, "),
+        ("ml.p3.xlarge", "Did you mean 'ml.p3.2xlarge'? The sizes of ml.p3 are 2xlarge, 8xlarge, 16xlarge. If "),
+        ("ml.g5.large", "Did you mean 'ml.g5.xlarge'? The sizes"),
+        ("ml.g5.metal", "Did you mean 'ml.g5.48xlarge'? The sizes"),
+        ("ml.g5.twoxlarge", "The sizes of ml.g5 are xlarge, 2xlarge, 4xlarge, 8xlarge, 12xlarge, 16xlarge, 24xlarge, "),
+    ],
+)
+def test_an_unknown_size_of_a_known_family_is_told_with_the_next_sizes(name: str, said: str) -> None:
+    (told,) = found("instance_type", name)
+    assert said in told
