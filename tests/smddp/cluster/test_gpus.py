@@ -22,7 +22,8 @@ def test_counts_device_files_without_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [(None, 4), ("", 0), ("0,2", 2), ("GPU-a,GPU-b,GPU-c", 3), ("0,1,2,3,4", 4), ("-1", 0), ("0,-1,1", 1)]
+    ("visible", "count"),
+    [(None, 4), ("", 0), ("0,2", 2), ("GPU-a,GPU-b,GPU-c", 3), ("0,1,2,3,4", 4), ("-1", 0), ("0,-1,1", 1)],
 )
 def test_a_job_can_use_those_that_are_visible(visible, count):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
