@@ -1,9 +1,13 @@
-"""The path of a file as a log shows it: short, so that its line fits the terminal."""
+"""The path of a file as a log or an error shows it: short, so that its line fits the terminal."""
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from pathlib import Path
+
+_PATH = re.compile(r"(?<![\w/.:~@-])/[^\s'\"`,;:()<>|*?\[\]{}]+(?<![.])")
+"""An absolute path in a sentence, without the full stop at its end; not the end of a URI or of a relative path."""
 
 
 def shown_path(path: str | Path) -> str:
@@ -17,3 +21,11 @@ def shown_path(path: str | Path) -> str:
             if (base := find()) != Path("/"):
                 return f"{prefix}{absolute.relative_to(base)}"
     return str(path)
+
+
+def with_shown_paths(text: str) -> str:
+    """Return a message whose absolute paths are shortened as `shown_path` does.
+
+    The working directory itself is not: a dot would not tell where it is.
+    """
+    return _PATH.sub(lambda found: found[0] if shown_path(found[0]) == "." else shown_path(found[0]), text)

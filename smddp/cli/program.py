@@ -12,12 +12,13 @@ def main() -> None:
     try:
         # Here, because Ctrl-C may come during the imports, too.
         from smddp.cli.app import app
+        from smddp.path_text import with_shown_paths
         from smddp.process.terminal_text import shown_text
 
         try:
             app()
         except SmddpError as error:
-            sys.stderr.write(f"smddp: {shown_text(str(error))}\n")
+            sys.stderr.write(f"smddp: {shown_text(with_shown_paths(str(error)))}\n")
             sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("smddp: interrupted\n")

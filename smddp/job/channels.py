@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from smddp.errors import JobError
 
-_VARIABLE_PREFIX = "SM_CHANNEL_"
+VARIABLE_PREFIX = "SM_CHANNEL_"
 _MODES = ("File", "FastFile", "Pipe")
 _DRIVERS, _CODE = "sm_drivers", "code"
 """The channels in which SDK V3 delivers its drivers and the job's code. Elsewhere ``code`` may be a data channel."""
@@ -99,9 +99,9 @@ def read_inputs(configured: Mapping[str, Any] | None, input_dir: Path, environ: 
     inputs = Inputs({name: _read(name, entry, input_dir / "data" / name) for name, entry in configured.items()})
     in_capitals = [name.upper() for name in configured]
     for variable, place in environ.items():
-        if not (variable.startswith(_VARIABLE_PREFIX) and place):
+        if not (variable.startswith(VARIABLE_PREFIX) and place):
             continue
-        capitals = variable.removeprefix(_VARIABLE_PREFIX)
+        capitals = variable.removeprefix(VARIABLE_PREFIX)
         if in_capitals.count(capitals) == 1:
             name = list(configured)[in_capitals.index(capitals)]
             inputs[name] = _read(name, configured[name], Path(place))
@@ -131,7 +131,7 @@ def _read(name: str, entry: Any, path: Path) -> Input:
 def _missing(name: str, there: Any) -> str:
     return (
         f"There is no channel {name!r}; this job has: {', '.join(sorted(there)) or 'none'}. Give it to "
-        f"Estimator.fit(), or outside of a job set {_VARIABLE_PREFIX}{name.upper()} to its directory."
+        f"Estimator.fit(), or outside of a job set {VARIABLE_PREFIX}{name.upper()} to its directory."
     )
 
 

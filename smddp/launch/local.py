@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,12 @@ from smddp.cluster.gpus import count_gpus, count_visible, host_gpus
 from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
+from smddp.job.near_names import near_name
 from smddp.launch.ports import check_port, free_port
-from smddp.launch.script_check import check_script
+from smddp.launch.script_check import asks_for_help, check_script
 from smddp.path_text import shown_path
 from smddp.process.children import ChildProcesses, exit_code
+from smddp.process.exit_codes import as_shell
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart
 
@@ -48,19 +51,24 @@ def run_local(
 ) -> int:
     """Run a script on ``nodes`` times ``processes_per_node`` ranks, wait for it, and return the exit code.
 
-    SIGTERM, or Ctrl-C once, stops every rank with a checkpoint; if one node fails, the others are ended. Call it from
-    the main thread. Without ``nodes``, each task of srun or OpenPAI is a node; outside of them there is one node.
-    Without ``node_rank``, all nodes run here. ``run_dir`` keeps the model, output and checkpoints (default:
-    ``SMDDP_RUN_DIR``, or ``runs/<script's name>``), and running again there resumes. ``timeout`` is in seconds.
+    SIGTERM, or Ctrl-C once, stops every rank with a checkpoint; if one node fails, the others are ended. ``--help`` and
+    ``-h`` alone run the script once, without ranks. Call it from the main thread.
+
+    Without ``nodes``, each task of srun or OpenPAI is a node; outside of them there is one node. Without ``node_rank``,
+    all nodes run here. ``run_dir`` keeps the model, output and checkpoints (default: ``SMDDP_RUN_DIR``, or
+    ``runs/<script's name>``), and running again there resumes. ``timeout`` is in seconds.
 
     The exit code is 0, 75 if the run was stopped and can resume, or the code of the first failing rank. Raise
     DistributedError if the arguments contradict each other, or the script is missing or can't run here,
-    HyperparameterError if the script refuses its arguments, JobError if ``checkpoint_s3_uri`` is not an S3 URI.
+    HyperparameterError if the script refuses its arguments, JobError if ``checkpoint_s3_uri`` is not an S3 URI or a
+    channel has no directory.
     """
     script = Path(script)
     if not script.is_file():
-        raise DistributedError(f"There is no script {script} (looked in {Path.cwd()}).")
+        raise DistributedError(_no_script(script))
     check_script(script, arguments, os.environ)
+    if asks_for_help(arguments):
+        return _show_help(script, arguments, run_dir)
     if processes_per_node is not None and processes_per_node < 1:
         raise DistributedError(f"{processes_per_node} processes per node: give one or more.")
     found = find_nodes(os.environ, count=nodes, rank=node_rank, master_addr=master_addr, master_port=master_port)
@@ -85,7 +93,7 @@ def run_local(
         if signum == signal.SIGINT and signum not in asked:
             # The first Ctrl-C is a stop, which saves work; a second one is passed on as SIGINT.
             asked.add(signum)
-            logger.warning("stopping with a checkpoint; Ctrl-C again ends it at once")
+            logger.warning("stopping, with a checkpoint if training has begun; Ctrl-C again ends it")
             agents.forward(signal.SIGTERM)
             return
         logger.info("%s: telling every rank.", signal.Signals(signum).name)
@@ -210,6 +218,31 @@ def _with_run_variables(
     return of_node
 
 
+def _no_script(script: Path) -> str:
+    """Return the error for a missing script, with the nearest file of its directory."""
+    directory = script.parent
+    if not directory.is_dir():
+        return f"There is no script {script}: there is no directory {directory}."
+    scripts = sorted(each.name for each in directory.glob("*.py"))
+    near = near_name(script.name, scripts) or near_name(f"{script.name}.py", scripts)
+    if near is None:
+        return f"There is no script {script} (looked in {directory.absolute()})."
+    return f"There is no script {script}. Did you mean {directory / near}?"
+
+
+def _show_help(script: Path, arguments: Sequence[str], run_dir: str | Path | None) -> int:
+    """Run the script as one process with a rank's variables, and return its exit code; make no directory."""
+    directory = _run_directory(script, run_dir, os.environ)
+    environ = with_run_variables(
+        {**os.environ, "SMDDP_RUN_DIR": str(directory)}, directory, hosts=["algo-1"], host="algo-1", gpus=0
+    )
+    return as_shell(subprocess.run([sys.executable, str(script), *arguments], env=environ, check=False).returncode)
+
+
+def _run_directory(script: Path, run_dir: str | Path | None, environ: Mapping[str, str]) -> Path:
+    return Path(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / script.stem).absolute()
+
+
 def _environ(
     script: Path, run_dir: str | Path | None, checkpoint_s3_uri: str | None, *, ranks_here: int
 ) -> dict[str, str]:
@@ -217,7 +250,7 @@ def _environ(
     if checkpoint_s3_uri is not None:
         environ[CHECKPOINT_URI_VARIABLE] = checkpoint_s3_uri
     uri = direct_checkpoint_uri(environ)
-    directory = Path(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / script.stem).absolute()
+    directory = _run_directory(script, run_dir, environ)
     environ["SMDDP_RUN_DIR"] = str(directory)
     environ.setdefault("PYTHONUNBUFFERED", "1")
     # One agent knows only its own ranks, but the ranks of all nodes here share the cores.

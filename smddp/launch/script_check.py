@@ -1,6 +1,7 @@
-"""Checks a script and its command line before ranks start: each rank would refuse the same, after it has loaded torch.
+"""Checks a script, its command line and its channels before ranks start.
 
-Only what every run of the script would refuse is an error here. The ranks judge the rest.
+Each rank would refuse the same, after it has loaded torch. Only what every run of the script would refuse is an error
+here. The ranks judge the rest.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from smddp.errors import DistributedError, HyperparameterError, SmddpError
+from smddp.cluster import without_run_variables
+from smddp.errors import DistributedError, HyperparameterError, JobError, SmddpError
+from smddp.job.channels import VARIABLE_PREFIX
 from smddp.job.distribution_names import distributions_of
 from smddp.job.hyperparameters import load
+from smddp.job.job import is_on_sagemaker
 from smddp.script_syntax import (
     PACKAGE,
     ConfigValues,
@@ -19,6 +23,7 @@ from smddp.script_syntax import (
     Modules,
     OptionParser,
     brings_modules,
+    channel_read,
     executed,
     is_installed_here,
     outside_imports,
@@ -27,9 +32,16 @@ from smddp.script_syntax import (
 _HELP = frozenset({"-h", "--help"})
 
 
-def check_script(script: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise HyperparameterError or DistributedError if every run of the script would refuse its command line or fail.
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Return whether a script only shows its options; ``-h`` beside other arguments may be an option of its own."""
+    return "--help" in arguments or list(arguments) == ["-h"]
 
+
+def check_script(script: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise an error if every run of the script would refuse its command line or fail.
+
+    It is a HyperparameterError for an argument, a JobError for a channel without its directory, and a DistributedError
+    for the script itself.
     ``environ`` has the variables of the ranks.
     """
     modules = Modules(path=script, directories=[script.parent], named={})
@@ -55,6 +67,7 @@ def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, st
         if parser is not None:
             for refused in parser.faults(arguments):
                 yield HyperparameterError(f"{name}: {refused}. The script has {', '.join(parser.names)}.")
+        yield from _missing_channels(nodes, environ, by_variables=not (parser and arguments))
 
 
 def _missing_modules(modules: Modules, nodes: Sequence[Executed]) -> Iterator[DistributedError]:
@@ -67,6 +80,30 @@ def _missing_modules(modules: Modules, nodes: Sequence[Executed]) -> Iterator[Di
             yield DistributedError(
                 f"{module.path.name}, line {statement.lineno}, imports {name}, which this Python does not have: "
                 f"pip install {distributions_of(name)[0]}"
+            )
+
+
+def _missing_channels(
+    nodes: Sequence[Executed], environ: Mapping[str, str], *, by_variables: bool
+) -> Iterator[JobError]:
+    """Yield the channels that every run of the script reads, and whose SM_CHANNEL_* variable names no directory.
+
+    Without ``by_variables``, ignore those that are read from ``os.environ``: an argument may replace the variable.
+    """
+    if is_on_sagemaker(environ):
+        return
+    own = without_run_variables(environ)
+    for module, node in nodes:
+        read = channel_read(node)
+        if read is None or (read.is_variable and not by_variables):
+            continue
+        variable = f"{VARIABLE_PREFIX}{read.name.upper()}"
+        place = own.get(variable)
+        if place and not Path(place).is_dir():
+            found = "is a file" if Path(place).exists() else "does not exist"
+            yield JobError(
+                f"{module.path.name}, line {getattr(node, 'lineno', 1)}, reads the channel {read.name!r}, and its "
+                f"directory, {variable}={place}, {found}. Set {variable} to the directory of the channel's files."
             )
 
 

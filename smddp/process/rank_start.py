@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
 
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.process_tree import Descendants, catches
+from smddp.process.process_tree import Descendants, catches, state
 
 _LOOK_SECONDS = 1.0
 _MOST_SECONDS = 60.0
@@ -24,25 +25,43 @@ class RankStart:
 
     def __init__(self, script: Path) -> None:
         self._is_told = script.is_file() and b"smddp" in script.read_bytes()
-        self._heartbeat = Heartbeat("the ranks are starting", most=_MOST_SECONDS)
+        self._heartbeat = Heartbeat("the ranks are starting", until=self._is_over, most=_MOST_SECONDS)
         self._until = time.monotonic() + _MOST_SECONDS
         self._next_look = 0.0
+        self._program: int | None = None
+        self._lock = threading.Lock()
+        # Guards the two sets: the heartbeat asks `_is_over` in its thread, right before each line.
+        self._seen: set[int] = set()
         self._begun: set[int] = set()
 
     def look(self, program: int | None = None) -> None:
-        """Stop the heartbeat once each rank catches SIGTERM, as it does during ``smddp.run``.
+        """Stop the heartbeat once each rank catches SIGTERM, as it does during ``smddp.run``, or one has ended.
 
         Without a launcher, `program` is the process of the only rank.
         """
         now = time.monotonic()
+        self._program = program
         if self._is_told and self._next_look <= now < self._until:
             self._next_look = now + _LOOK_SECONDS
-            processes = Descendants(os.getpid())
-            ranks = set(processes.ranks()) or (set() if program is None else processes.script(program))
-            self._begun |= {rank for rank in ranks if catches(rank, signal.SIGTERM)}
-            if ranks and ranks <= self._begun:
+            if self._is_over():
                 self._until = now
                 self._heartbeat.stop()
+
+    def _is_over(self) -> bool:
+        """Return whether all ranks have begun, or one has ended: its failure is in the log.
+
+        A rank that has begun and catches SIGTERM no more is about to end.
+        """
+        with self._lock:
+            processes = Descendants(os.getpid())
+            ranks = set(processes.ranks())
+            if not ranks and self._program is not None:
+                ranks = processes.script(self._program)
+            begun = {rank for rank in ranks if catches(rank, signal.SIGTERM)}
+            has_end = self._begun - begun or any(state(rank) in ("", "Z") for rank in self._seen)
+            self._seen |= ranks
+            self._begun |= begun
+            return bool(has_end) or (bool(ranks) and ranks <= begun)
 
     def __enter__(self) -> RankStart:
         if self._is_told:

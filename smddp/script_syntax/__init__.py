@@ -3,6 +3,7 @@
 Nothing of the user's is imported or run. A part that the syntax does not decide gives no fault.
 """
 
+from smddp.script_syntax.channel_reads import channel_read as channel_read
 from smddp.script_syntax.config_values import ConfigValues as ConfigValues
 from smddp.script_syntax.config_values import Fault as Fault
 from smddp.script_syntax.config_values import run_main as run_main

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import pytest
 
 from smddp.errors import DistributedError
 from smddp.launch.local import find_nodes, run_local
-from smddp.process.process_tree import started
+from smddp.process.process_tree import Descendants, started
 from tests.ports import free_port
 
 RUN = "import sys; from smddp.launch.local import run_local; sys.exit(run_local(sys.argv[1], sys.argv[2:], {}))"
@@ -61,6 +62,17 @@ def test_a_stop_reaches_every_rank_of_every_node(start, script):
     assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 75
+
+
+def test_an_interrupt_before_the_ranks_begin_says_that_nothing_was_saved(start, script):
+    process = start("-m", "smddp.cli", "run", "--nodes", "2", script("sys.exit(1)"))
+    while not Descendants(process.pid).parents:  # the launcher catches signals before it starts agents
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    log = process.communicate(timeout=60)[1]
+    assert process.returncode == 75, log
+    assert "stopping, with a checkpoint if training has begun; Ctrl-C again ends it" in log
+    assert log.count("stopped before the ranks began, exit code 75: this run saved nothing") == 1
 
 
 @pytest.mark.slow
@@ -120,6 +132,38 @@ def test_what_contradicts_itself_is_refused(options, message):
 def test_a_script_that_is_not_there_is_named(tmp_path):
     with pytest.raises(DistributedError, match=r"no script .*train\.py"):
         run_local(tmp_path / "train.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("trian.py", "There is no script trian.py. Did you mean train.py?"),
+        ("train", "There is no script train. Did you mean train.py?"),
+        ("evaluate_all.py", "There is no script evaluate_all.py (looked in "),
+        ("src/train.py", "There is no script src/train.py: there is no directory src."),
+    ],
+)
+def test_a_script_that_is_not_there_is_told_with_the_nearest(name, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    with pytest.raises(DistributedError, match=f"^{re.escape(said)}"):
+        run_local(name)
+
+
+@pytest.mark.usefixtures("fork_python")
+@pytest.mark.parametrize("words", [["--help"], ["--epochs", "3", "--help"], ["-h"]])
+def test_the_help_of_a_script_is_shown_once_and_makes_no_directory(start, script, tmp_path, words):
+    path = script("print('help', rank, os.environ['SM_MODEL_DIR']); sys.exit(3)")
+    process = run(start, path, "nodes=2, processes_per_node=2", *words)
+    assert process.communicate(timeout=60)[0] == f"help -1 {tmp_path / 'runs' / 'train' / 'model'}\n"
+    assert process.returncode == 3
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_an_option_of_one_letter_among_others_is_no_request_for_help(start, script):
+    out, error = run(start, script("print(rank)"), "processes_per_node=2", "-h", "3").communicate(timeout=60)
+    assert sorted(out.split()) == ["0", "1"], error
 
 
 def test_importing_it_does_not_load_torch(start):

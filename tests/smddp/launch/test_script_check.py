@@ -87,6 +87,38 @@ def test_a_jobs_hyperparameters_have_priority_over_the_command_line(tmp_path: Pa
     assert "unknown hyperparameter 'epoch'" in refusal(tmp_path, CONFIG, ["--epochs=2"], {"SM_HPS": '{"epoch": 2}'})
 
 
+CHANNEL = CONFIG.replace("epochs: int", "epochs: int = 1").replace(
+    "(config: Config): ...", "(config: Config, job: smddp.Job):\n    print(job.channels['training'])"
+)
+VARIABLE = "import os\nprint(os.environ['SM_CHANNEL_TRAINING'])\n"
+
+
+@pytest.mark.parametrize("script", [CHANNEL, VARIABLE, OPTIONS + VARIABLE])
+def test_a_channel_without_its_directory_is_told_with_its_variable(tmp_path: Path, script: str) -> None:
+    absent, file = tmp_path / "absent", tmp_path / "train.py"
+    told = refusal(tmp_path, script, environ={"SM_CHANNEL_TRAINING": str(absent)})
+    assert told.startswith("JobError: train.py, line ")
+    assert f"reads the channel 'training', and its directory, SM_CHANNEL_TRAINING={absent}, does not exist." in told
+    assert f"{file}, is a file." in refusal(tmp_path, script, environ={"SM_CHANNEL_TRAINING": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "environ"),
+    [
+        (CHANNEL, [], {"SM_CHANNEL_TRAINING": "."}),
+        (CHANNEL, [], {"SM_CHANNEL_TEST": "absent"}),  # the script does not read it
+        (CHANNEL, [], {"SM_CHANNEL_TRAINING": "absent", "SM_CURRENT_HOST": "algo-1"}),  # a job, maybe with a pipe
+        (CHANNEL, ["--help"], {"SM_CHANNEL_TRAINING": "absent"}),
+        (OPTIONS + VARIABLE, ["-q"], {"SM_CHANNEL_TRAINING": "absent"}),  # an option may replace it
+        (CONFIG.replace("epochs: int", "epochs: int = 1"), [], {"SM_CHANNEL_TRAINING": "absent"}),
+    ],
+)
+def test_a_channel_that_a_run_may_do_without_is_not_told(
+    tmp_path: Path, script: str, arguments: Sequence[str], environ: dict[str, str]
+) -> None:
+    assert refusal(tmp_path, script, arguments, environ) == ""
+
+
 def test_a_missing_module_is_told_with_its_package_and_a_module_of_the_script_is_none(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import cv2_absent, json\n")
     told = refusal(tmp_path, "import mine\n")

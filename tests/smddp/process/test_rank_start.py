@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,20 +19,24 @@ RANK = (
 )
 
 
-def test_the_start_is_told_until_each_rank_has_its_handler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(rank_start, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(rank_start, "Heartbeat", lambda what, most: Heartbeat(what, most=most, every=0.02))
-    launched = dict.fromkeys(("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK"), "0")
-    rank = subprocess.Popen(
+def start_rank(number: int = 0) -> "subprocess.Popen[str]":
+    launched = {"TORCHELASTIC_RUN_ID": "0", "TORCHELASTIC_RESTART_COUNT": "0", "RANK": str(number)}
+    return subprocess.Popen(
         [sys.executable, "-c", RANK],
         env=os.environ | launched,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def test_the_start_is_told_until_each_rank_has_its_handler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(rank_start, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.02))
+    rank = start_rank()
     assert rank.stdin is not None
     assert rank.stdout is not None
     script = tmp_path / "train.py"
@@ -54,3 +59,28 @@ def test_the_start_is_told_until_each_rank_has_its_handler(
         time.sleep(0.1)
         assert caplog.messages == told
         rank.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_no_line_follows_the_failure_of_a_rank(
+    has_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other rank still starts, and nothing looks between the failure and the next line."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.5))
+    script = tmp_path / "train.py"
+    script.write_text("import smddp")
+    with start_rank() as failing, start_rank(1) as starting:
+        assert failing.stdin is not None
+        assert failing.stdout is not None
+        assert starting.stdin is not None
+        if has_begun:
+            failing.stdin.write("\n")
+            failing.stdin.flush()
+            failing.stdout.readline()
+        with RankStart(script) as start:
+            start.look()
+            failing.kill()
+            time.sleep(1.2)  # two lines, if it went on
+        starting.kill()
+    assert caplog.messages == []
