@@ -14,6 +14,7 @@ import logging
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -32,6 +33,7 @@ _REPORT = "first_failure/report"
 _READERS = "first_failure/readers"
 _ENDED = "first_failure/ended"
 _LOG = "first_failure/log"
+_SAID = "first_failure/said"
 _POLL_SECONDS = 0.5
 _HEED_SECONDS = 10.0
 
@@ -84,6 +86,7 @@ class FirstFailure:
     def __init__(self, membership: Membership, unheeded: Callable[[str], None], *, steps: Callable[[], int]) -> None:
         self._steps = steps
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
+        self._node_rank = membership.cluster.node_rank
         self._unheeded = unheeded
         self._report: str | None = None
         # Order: `_report` is written before `_known` is set, so a thread that sees the event sees the report. Two
@@ -105,11 +108,25 @@ class FirstFailure:
         except RuntimeError:  # the store is gone with rank 0
             return True
 
-    def publish(self, report: str) -> None:
-        """Publish why the job must end, if no rank has yet. Any thread may call it."""
+    def claim_reason(self) -> bool:
+        """Return whether this is the host's first call, so that its caller logs the job's first failure.
+
+        Any thread may call it.
+        """
+        if self._store is None:
+            return True
+        own = uuid.uuid4().hex
+        try:
+            return bytes(self._store.compare_set(f"{_SAID}/{self._node_rank}", "", own)) == own.encode()
+        except RuntimeError:  # the store is gone with rank 0
+            return True
+
+    def publish(self, report: str) -> bool:
+        """Publish why the job must end, and return whether no other rank has before. Any thread may call it."""
         if self._store is not None:
             with suppress(RuntimeError):  # the store is gone with rank 0: the next collective fails
-                self._store.compare_set(_REPORT, "", report)
+                return bytes(self._store.compare_set(_REPORT, "", report)) == report.encode()
+        return True
 
     def settle(self, report: str, *, lost_contact: bool) -> str:
         """Return the report that the job ends with: the first one of all ranks, or this rank's if none was earlier.

@@ -159,7 +159,14 @@ def _train(
     watch: Watch | None,
 ) -> int:
     give_up = partial(_give_up, job, membership.cluster.rank)
-    first_failure = FirstFailure(membership, give_up, steps=_count_steps)
+
+    def publish_verdict(report: str) -> bool:
+        return first_failure.publish(report) and first_failure.claim_reason()
+
+    def end_unheeding(report: str) -> None:
+        give_up(report, is_logged=not first_failure.claim_reason())
+
+    first_failure = FirstFailure(membership, end_unheeding, steps=_count_steps)
     watchdog: AbstractContextManager[object] = nullcontext()
     if watch is not None:
         watchdog = Watchdog(
@@ -167,8 +174,8 @@ def _train(
             membership,
             steps=_count_steps,
             output_dir=job.output_dir,
-            publish=first_failure.publish,
-            end=give_up,
+            publish=publish_verdict,
+            end=partial(give_up, is_logged=True),
         )
     saves = ExitStack()
     process = os.getpid()
@@ -197,7 +204,11 @@ def _train(
             report = failure_report.describe(error, membership.cluster)
             lost_contact = is_communication_error(error)
             if not lost_contact:
-                log.tell(report) if first_failure.claim_log() else log.mention()
+                if first_failure.claim_log():
+                    first_failure.claim_reason()
+                    log.tell(report)
+                else:
+                    log.mention()
                 report = _with_reason_of_workers(report, job.output_dir, earlier)
                 _record(job.output_dir, report)  # at once: the rest may be cut short
                 saves.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
@@ -365,12 +376,16 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
     os._exit(code)
 
 
-def _give_up(job: Job, rank: int, report: str) -> None:
-    """End a rank that hangs after the job has failed; called in a thread, while the main thread hangs."""
+def _give_up(job: Job, rank: int, report: str, *, is_logged: bool) -> None:
+    """End a rank that hangs after the job has failed; called in a thread, while the main thread hangs.
+
+    With ``is_logged``, this host's log has the report already.
+    """
     waiting = SmddpError("the job has failed, and this rank did not end by itself").with_traceback(
         failure_report.main_thread_traceback()
     )
     here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
-    FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([report, "This rank was here:", *here]))
+    reason = "the job's first failure, above, ends this rank, too." if is_logged else report
+    FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([reason, "This rank was here:", *here]))
     _record(job.output_dir, report)
     os._exit(1)

@@ -6,7 +6,7 @@
    of its process. A store that does not answer means that rank 0, which serves it, does not.
 3. Of the ranks that answer and have not moved for `Watch.after` seconds, the lowest judges: so there is one verdict.
 4. With `on_hang="fail"` the verdict becomes the job's first failure, and each rank that hangs ends by itself: see
-   ``smddp.distributed.first_failure``.
+   ``smddp.distributed.first_failure``. A rank whose verdict is the second one logs nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class _Heard:
 
 
 class Watchdog:
-    """Watches one rank. On a verdict it calls `publish` with the reason, or `end` if the ranks can't be told."""
+    """Watches one rank. On a verdict it calls `publish` with the reason, or `end` if the ranks can't be told.
+
+    `publish` returns whether the reason is the job's first failure: otherwise another rank has logged its verdict.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Watchdog:
         *,
         steps: Callable[[], int],
         output_dir: Path,
-        publish: Callable[[str], None],
+        publish: Callable[[str], bool],
         end: Callable[[str], None],
     ) -> None:
         self._watch = watch
@@ -201,11 +204,14 @@ class Watchdog:
             logger.warning("slow: %s", verdict.text)
             return
         self._ends_job = self._watch.on_hang == "fail"
+        reason = f"Hang ({verdict.kind}): {verdict.text}"
+        is_shared = self._world_size > 1 and self._exchange.silence < self._watch.after
+        if self._ends_job and is_shared and not self._publish(reason):
+            return
         logger.error("hang: %s%s", verdict.text, " Ending the job." if self._ends_job else "")
         self._record(verdict, positions)
-        if self._ends_job:
-            is_shared = self._world_size > 1 and self._exchange.silence < self._watch.after
-            (self._publish if is_shared else self._end)(f"Hang ({verdict.kind}): {verdict.text}")
+        if self._ends_job and not is_shared:
+            self._end(reason)
 
     def _record(self, verdict: Verdict, positions: Sequence[Position]) -> None:
         report = {"verdict": asdict(verdict), "positions": [asdict(each) for each in positions]}

@@ -99,6 +99,7 @@ def test_the_rank_that_hangs_is_the_reason(tmp_path: Path, fault: str, culprit: 
     assert reason.startswith(f"Hang ({kind}): rank {culprit} on "), log
     assert line in reason
     assert f"rank {1 - culprit} waits for it in " in reason
+    assert log.count(reason.partition(": ")[2].splitlines()[0]) == 1, log
     report = json.loads((tmp_path / "run" / "output" / "hang.json").read_text())
     assert report["verdict"]["ranks"] == [culprit]
     assert {each["rank"] for each in report["positions"]} == {0, 1}
