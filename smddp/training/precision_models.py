@@ -36,7 +36,7 @@ class PrecisionModel(nn.Module):
         """Call the wrapped model."""
         outputs = self.compute(*args, **kwargs)
         if isinstance(outputs, Tensor) and outputs.dtype in _LOW:
-            return outputs.float()  # cross_entropy under autocast would make the same copy
+            return outputs.float()  # cross_entropy computes in float32 then; under autocast it is less exact on a GPU
         return outputs
 
     @abstractmethod

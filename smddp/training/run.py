@@ -44,7 +44,7 @@ from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs
 from smddp.training.failure_log import FailureLog
 from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline
-from smddp.watch import Watch, Watchdog
+from smddp.watch import Watch, Watchdog, nccl_recorder
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +127,8 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             earlier = failure_report.find(job.output_dir)
             late = partial(_end_late, job, cluster, earlier)
             watching.enter_context(StopDeadline(stop_signal, STOP_SECONDS + LEAST_SECONDS, late))
+            if options is not None:
+                nccl_recorder.switch_on(os.environ)
             membership = adopted or join(cluster)
         except Exception as error:
             # The message of a user's mistake is enough; a traceback through our code would bury it.

@@ -1,4 +1,6 @@
-"""Notes the last collective of the default process group, by PyTorch's hooks: what it is, and whether it has ended.
+"""Notes the last collective of the default process group: what it is, and whether it has ended.
+
+PyTorch's hooks tell it, or without hooks NCCL's recorder.
 
 A collective that differs from another rank's of the same number is held before it runs, so that the watchdog finds both
 ranks where they wait.
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from smddp.watch import nccl_recorder
 from smddp.watch.fingerprints import Fingerprints
 
 _HOOK = 0x5D
@@ -36,6 +39,8 @@ class CollectiveLog:
         self._issued: list[Any] = [0, None]
         self._numbers = itertools.count(1)
         self._group: Any = None
+        self._reads_recorder = False
+        self._recorded: nccl_recorder.Recorded | None = None
         self._fingerprints: Fingerprints | None = None
         # By the operation's number in PyTorch.
         self._is_collective: dict[int, bool] = {}
@@ -45,7 +50,13 @@ class CollectiveLog:
 
     @property
     def count(self) -> int:
-        """The number of collectives entered."""
+        """The number of collectives entered. Read it before `last` and `is_inside`: they tell of the same moment."""
+        if self._reads_recorder and (recorded := nccl_recorder.read()) is not None:
+            if recorded != self._recorded:
+                self._entered = [recorded.number, ""]
+            elif recorded.waits and not self._entered[1]:
+                self._entered[1] = nccl_recorder.describe(recorded.number)
+            self._recorded = recorded
         return int(self._entered[0])
 
     @property
@@ -61,6 +72,8 @@ class CollectiveLog:
 
         Without `in_call`, a collective that was entered and not issued has raised.
         """
+        if self._recorded is not None:
+            return self._recorded.waits
         issued = self._issued
         if issued[0] != self._entered[0]:
             return in_call
@@ -69,7 +82,7 @@ class CollectiveLog:
         return issued[1] is not None
 
     def begin(self, fingerprints: Fingerprints | None = None) -> bool:
-        """Note the default group's collectives from now on; return False if this PyTorch has no hooks.
+        """Note the default group's collectives from now on; return False if neither hooks nor a recorder tell them.
 
         With `fingerprints`, a collective that differs from another rank's waits until `release`.
         """
@@ -77,7 +90,8 @@ class CollectiveLog:
             return False
         group: Any = dist.group.WORLD
         if not hasattr(group, "register_pre_hook"):
-            return False
+            self._reads_recorder = nccl_recorder.is_on()
+            return self._reads_recorder
         group.register_pre_hook(_HOOK, self._enter)
         group.register_post_hook(_HOOK, self._issue)
         self._group, self._fingerprints = group, fingerprints
@@ -90,6 +104,7 @@ class CollectiveLog:
     def end(self) -> None:
         """Stop noting, and let go of the last collective's tensors."""
         self.release()
+        self._reads_recorder, self._recorded = False, None
         group, self._group = self._group, None
         if group is not None:
             group.unregister_pre_hook(_HOOK)

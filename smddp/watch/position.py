@@ -98,8 +98,11 @@ class Position:
 class Sampler:
     """Samples this process. Used by one thread."""
 
-    def __init__(self, cluster: Cluster, *, steps: Callable[[], int], collectives: CollectiveLog) -> None:
+    def __init__(
+        self, cluster: Cluster, *, steps: Callable[[], int], collectives: CollectiveLog, on_gpu: bool = False
+    ) -> None:
         self._cluster = cluster
+        self._on_gpu = on_gpu
         self._processes = _namespace()
         self._steps, self._collectives = steps, collectives
         self._beat = 0
@@ -122,6 +125,10 @@ class Sampler:
             stack = main_stack()
             self._look_for_activity(now, may_wait_for_network=phase_of(stack) in _NETWORK_PHASES)
         phase = end or phase_of(stack)
+        waits = self._collectives.is_inside(in_call=phase in WAITING_PHASES)
+        if waits and self._on_gpu:
+            # CUDA computes while it waits for a GPU: a rank in a collective looks busy, and only waits.
+            self._active = self._moved
         self._beat += 1
         return Position(
             rank=self._cluster.rank,
@@ -132,7 +139,7 @@ class Sampler:
             step=progress[0],
             collectives=progress[1],
             collective=self._collectives.last,
-            waits=self._collectives.is_inside(in_call=phase in WAITING_PHASES),
+            waits=waits,
             idle=now - self._moved,
             still=now - self._active,
             phase=phase,

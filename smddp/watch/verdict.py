@@ -110,8 +110,9 @@ def _silent(positions: Sequence[Position], silent: Sequence[Position], victims: 
 
 def _mismatch(waiting: Sequence[Position]) -> Verdict | None:
     """Return the verdict if ranks wait in different collectives as the same one of their order."""
-    for count in {each.collectives for each in waiting if each.collectives}:
-        there = [each for each in waiting if each.collectives == count]
+    known = [each for each in waiting if each.collectives and each.collective]
+    for count in {each.collectives for each in known}:
+        there = [each for each in known if each.collectives == count]
         names = Counter(each.collective for each in there)
         if len(names) > 1:
             usual, votes = names.most_common(1)[0]
@@ -133,7 +134,7 @@ def _network(waiting: Sequence[Position]) -> Verdict:
         kind="network",
         ranks=(),
         text=f"all ranks have entered {first.collective or 'a collective'} (number {first.collectives}), and it does "
-        f"not end after {first.still:.0f} s: do the hosts reach each other?",
+        f"not end after {first.still:.0f} s: do the hosts reach each other, and do the kernels of all GPUs end?",
         is_sure=True,
     )
 

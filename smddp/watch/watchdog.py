@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -80,10 +81,12 @@ class Watchdog:
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
         self._period = min(_PERIOD, watch.after / 5)
         self._log = CollectiveLog()
-        self._sampler = Sampler(membership.cluster, steps=steps, collectives=self._log)
+        on_gpu = membership.device.type == "cuda"
+        self._sampler = Sampler(membership.cluster, steps=steps, collectives=self._log, on_gpu=on_gpu)
         self._exchange = Exchange(membership, period=self._period, after=watch.after)
-        # The beat of each rank, and when it changed by this rank's clock: clocks of hosts are not compared.
-        self._beats: dict[int, tuple[int, float]] = {}
+        # The beat of each rank, when it changed by this rank's clock (clocks of hosts are not compared), and whether it
+        # changed at all: a position may be old when it is read first.
+        self._beats: dict[int, tuple[int, float, bool]] = {}
         self._reads_since = time.monotonic()
         # The CPU seconds of each silent rank of this host, and when they were read first, by its process ID.
         self._used: dict[int, tuple[float, float]] = {}
@@ -104,7 +107,7 @@ class Watchdog:
             here = {each.pid for each in self._exchange.positions if each.processes == own.processes}
             fingerprints.find_others(here - {own.pid})
         if not self._log.begin(fingerprints) and self._world_size > 1:
-            logger.info("this PyTorch has no hooks for collectives: a hang is judged by the ranks' lines alone")
+            logger.info("this PyTorch does not tell of its collectives: a hang is judged by the ranks' lines alone")
         self._thread.start()
         return self
 
@@ -167,14 +170,16 @@ class Watchdog:
             return _Heard([own], silent, is_early=not silent)
         answering, silent = [own], list[Position]()
         for each in others:
-            beat, when = self._beats.get(each.rank, (None, now))
-            when = now if beat != each.beat or each.phase in ("ended", "failed", "unwatched") else when
-            self._beats[each.rank] = each.beat, when
+            is_last = each.phase in ("ended", "failed", "unwatched")
+            beat, when, is_fresh = self._beats.get(each.rank, (each.beat, now, is_last))
+            if beat != each.beat or is_last:
+                when, is_fresh = now, True
+            self._beats[each.rank] = each.beat, when, is_fresh
             if now - when >= self._watch.after:
                 silent.append(each)
             else:
                 answering.append(each)
-                longest = max(longest, now - when)
+                longest = max(longest, now - when) if is_fresh else math.inf
         answering.sort(key=lambda each: each.rank)
         bound = _LATE_PERIODS * self._period
         return _Heard(answering, silent, is_early=longest > bound or now - self._reads_since < bound)

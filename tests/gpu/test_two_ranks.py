@@ -1,0 +1,76 @@
+"""Two ranks that talk over NCCL on one GPU, as the hosts of `smddp run --nodes 2` do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("two_ranks_job.py")
+AFTER = 3.0
+"""The watchdog's bound."""
+
+
+def run(tmp_path: Path, *, fault: str = "", watch: float = 0, **environ: str) -> tuple[int, str, float]:
+    """Return the exit code, what was printed, and the seconds."""
+    command = [sys.executable, "-m", "smddp.cli", "run", "--nodes", "2", "--run-dir", "run", SCRIPT]
+    started = time.monotonic()
+    with (tmp_path / "log").open("w+") as log:
+        code = subprocess.run(
+            [*command, "--fault", fault, "--watch", str(watch)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SMDDP_TIMEOUT": "60", **environ},
+            stdout=log,
+            stderr=log,
+            timeout=100,
+            cwd=tmp_path,
+        ).returncode
+        log.seek(0)
+        return code, log.read(), time.monotonic() - started
+
+
+def failure(tmp_path: Path) -> str:
+    return (tmp_path / "run" / "output" / "failure").read_text()
+
+
+def test_two_ranks_on_one_gpu_train_resume_and_agree(tmp_path: Path) -> None:
+    code, said, _ = run(tmp_path, SMDDP_MAX_STEPS="9")
+    assert code == 0, said
+    code, said, _ = run(tmp_path)
+    assert code == 0, said
+    assert "resumed at step 9" in said
+    results = [json.loads((tmp_path / "run" / f"result-{rank}").read_text()) for rank in range(2)]
+    assert results[0] == results[1]
+    assert results[0]["steps"] == 20
+    assert results[0]["backend"] == "cpu:gloo,cuda:nccl"
+    assert results[0]["sum"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("exception", "ValueError: injected .rank 1 of 2"), ("SIGKILL", "Rank 1 of 2 .*SIGKILL")]
+)
+def test_the_rank_that_fails_is_the_reason(tmp_path: Path, fault: str, reason: str) -> None:
+    code, said, seconds = run(tmp_path, fault=fault)
+    assert code not in (0, 75), said
+    assert re.match(reason, failure(tmp_path)), said
+    assert seconds < 90
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("sleep", r"Hang \(blocking call\): rank 1 on .*time.sleep"),
+        ("SIGSTOP", r"Hang \(stopped process\): rank 1 on "),
+        ("other collective", r"Hang \(mismatched collective\): .*rank 0 on .*rank 1 on "),
+        ("endless kernel", r"Hang \(network\): all ranks have entered .*kernels of all GPUs"),
+    ],
+)
+def test_a_hang_is_named(tmp_path: Path, fault: str, reason: str) -> None:
+    code, said, _ = run(tmp_path, fault=fault, watch=AFTER)
+    assert code not in (0, 75), said
+    assert re.match(reason, failure(tmp_path)), said

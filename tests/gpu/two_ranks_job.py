@@ -1,0 +1,79 @@
+"""Trains on two ranks that share a GPU, with a fault in rank 1 before its sixth step: `test_two_ranks` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import smddp
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", default="")
+parser.add_argument("--watch", type=float, default=0)
+options = parser.parse_args()
+
+
+def strike(trainer: smddp.Trainer, rank: int) -> None:
+    """Do what the option asks for."""
+    if rank != 1 or trainer.steps != 5:
+        return
+    if options.fault == "sleep":
+        time.sleep(100)
+    elif options.fault == "SIGSTOP":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif options.fault == "SIGKILL":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif options.fault == "exception":
+        raise ValueError("injected")
+    elif options.fault == "endless kernel":
+        torch.cuda._sleep(200_000_000_000)  # a kernel that runs for 100 s
+
+
+def main(job: smddp.Job) -> None:
+    """Train two epochs; tell the weights."""
+    smddp.seed_everything(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 10))
+    trainer = smddp.Trainer(
+        job,
+        model,
+        torch.optim.AdamW(model.parameters()),
+        precision="bf16",
+        checkpoints=smddp.CheckpointPolicy(every=4),
+        log_every=1,
+    )
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(640, 64, generator=generator), torch.randint(10, (640,), generator=generator))
+    loader = trainer.loader(data, 64)
+    rank = dist.get_rank()
+    for _ in trainer.epochs(2):
+        for inputs, labels in trainer.batches(loader):
+            strike(trainer, rank)
+            if options.fault == "other collective" and trainer.steps == 5:
+                if rank == 1:
+                    dist.barrier()
+                else:
+                    dist.all_reduce(torch.ones(5, device=trainer.device))
+            trainer.step(nn.functional.cross_entropy(trainer.model(inputs), labels))
+    digest = hashlib.sha256()
+    for weight in trainer.module.state_dict().values():
+        digest.update(weight.cpu().numpy().tobytes())
+    total = trainer.sum(torch.tensor(rank + 1.0, device=trainer.device)).item()
+    Path(os.environ["SMDDP_RUN_DIR"], f"result-{rank}").write_text(
+        json.dumps(
+            {"weights": digest.hexdigest(), "steps": trainer.steps, "backend": dist.get_backend_config(), "sum": total}
+        )
+    )
+
+
+if __name__ == "__main__":
+    smddp.run(main, watch=smddp.Watch(after=options.watch) if options.watch else False)

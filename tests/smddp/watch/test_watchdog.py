@@ -1,0 +1,82 @@
+"""What a rank may conclude from the positions that it reads, without other processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smddp.cluster import Cluster
+from smddp.watch import Watch, watchdog
+from smddp.watch.position import Position
+from smddp.watch.watchdog import Watchdog
+from tests.smddp.watch.test_verdict import at, waiting
+
+AFTER = 5.0
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=clock))
+    return clock
+
+
+@pytest.fixture
+def other() -> Any:
+    """The exchange with a second rank, whose positions the test sets."""
+    return SimpleNamespace(reads=True, positions=[], silence=0.0, own=None)
+
+
+@pytest.fixture
+def dog(clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
+    monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
+    cluster = dataclasses.replace(Cluster.detect({}), world_size=2, local_world_size=2)
+    membership: Any = SimpleNamespace(cluster=cluster, device=SimpleNamespace(type="cpu"))
+    return Watchdog(
+        Watch(after=AFTER), membership, steps=lambda: 0, output_dir=tmp_path, publish=lambda _: None, end=lambda _: None
+    )
+
+
+def hear(dog: Watchdog, other: Any, position: Position) -> Any:
+    other.positions = [position]
+    return dog._hear(waiting(0))
+
+
+def test_a_position_that_may_be_old_is_not_judged(dog: Watchdog, clock: Clock, other: Any) -> None:
+    # A rank shared its position within an early collective, trained some steps, and was stopped before the next one.
+    old = waiting(1, beat=2, collectives=3)
+    clock.now += 0.6  # the exchange reads it in its next round
+    first_reads = clock.now
+    while clock.now - first_reads < AFTER:
+        heard = hear(dog, other, old)
+        assert heard.is_early, f"judged after {clock.now - first_reads:.1f} s"
+        clock.now += 0.3
+    heard = hear(dog, other, old)
+    assert [each.rank for each in heard.silent] == [1]
+
+
+def test_a_position_that_changes_is_judged(dog: Watchdog, clock: Clock, other: Any) -> None:
+    for beat in range(12):
+        heard = hear(dog, other, at(1, beat=beat))
+        clock.now += 1.0
+    assert not heard.is_early
+    assert [each.rank for each in heard.answering] == [0, 1]
+
+
+def test_the_last_position_of_a_rank_that_has_ended_stays_true(dog: Watchdog, clock: Clock, other: Any) -> None:
+    for _ in range(12):
+        heard = hear(dog, other, at(1, beat=7, phase="ended"))
+        clock.now += 1.0
+    assert not heard.is_early
+    assert [each.rank for each in heard.answering] == [0, 1]
