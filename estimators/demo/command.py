@@ -32,12 +32,13 @@ def demo(
         raise typer.Exit(2)
 
     typer.echo("smddp demo: two hosts, spot, no AWS, no Docker\n")
+    doing = ["the demo starts"]
     try:
         # On a terminal, a live line shows how the job goes.
-        with nullcontext() if is_watched(sys.stdout) else Heartbeat("the demo runs", say=typer.echo):
+        with nullcontext() if is_watched(sys.stdout) else Heartbeat(lambda: doing[-1], say=typer.echo):
             from estimators.demo.run import tell  # it imports the SDK, which takes seconds
 
-            tell(output, epochs=epochs)
+            tell(output, epochs=epochs, tell_status=lambda status: doing.append(f"the job is {status}"))
     except KeyboardInterrupt as interrupt:
         typer.echo("smddp demo: interrupted, and its job ended; the next demo starts from the beginning", err=True)
         raise typer.Exit(130) from interrupt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from estimators import Estimator
 from estimators.console.jobs import JobSource
 from estimators.console.server import Console as Pages
 from estimators.errors import TrainingJobFailed
+from estimators.job_handle.events import StatusChange
 from estimators.local import LocalSageMaker
 from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
@@ -45,6 +46,7 @@ class DemoState:
     points: list[_Point] = field(default_factory=list)
     accuracy: float = 0.0
     attempt: int = 1
+    status: str = "Pending"
 
     def read(self, line: LogLine) -> bool:
         """Parse one line of the log; return True if it contains a new point of the curve."""
@@ -67,9 +69,10 @@ class DemoState:
         return first_new.seconds - last.seconds, max(0, last.step + 1 - second_attempt[0].step)
 
 
-def tell(output: Path, *, epochs: int) -> None:
+def tell(output: Path, *, epochs: int, tell_status: Callable[[str], object] = lambda _: None) -> None:
     """Run the demo; leave the model, the checkpoints and the loss curve in `output`.
 
+    `tell_status` receives each status of the job.
     Raise SystemExit if the accuracy stays below ``TARGET_ACCURACY``, or if the job fails: then its log is in `output`.
     """
     console = Console(highlight=False)
@@ -93,7 +96,7 @@ def tell(output: Path, *, epochs: int) -> None:
         job = estimator.fit({"training": prefix}, wait=False)
         _say(console, began, f"job {job.name} submitted: 2 × ml.g5.xlarge, spot, torchrun")
         try:
-            _follow(console, began, sagemaker, job, state, epochs=epochs, images=images)
+            _follow(console, began, sagemaker, job, state, epochs=epochs, images=images, tell_status=tell_status)
         except TrainingJobFailed as failure:
             log = output / f"{job.name}.log"
             log.write_text("".join(f"{host} {message}\n" for host, message in job.logs()))
@@ -153,8 +156,12 @@ def _follow(
     *,
     epochs: int,
     images: int,
+    tell_status: Callable[[str], object],
 ) -> None:
-    """Read the job's log to its end; interrupt the job once, in mid-epoch, after a third of the run."""
+    """Read the job's log to its end; interrupt the job once, in mid-epoch, after a third of the run.
+
+    Show the job's status from the interruption to the resume, when the log is silent.
+    """
     steps_an_epoch = round(images * 0.8) // BATCH_SIZE
     # Lines arrive half a second late: an interrupt sent early in an epoch becomes SIGTERM in the middle of it.
     interrupt_at = (epochs // 3) * steps_an_epoch + steps_an_epoch // 10
@@ -170,16 +177,24 @@ def _follow(
         disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task("starting two hosts", total=epochs * steps_an_epoch)
-        for line in job.lines():
-            if event := _EVENT.search(line.message):
-                _say(console, began, event[0])
-                state.attempt = 2 if event[0].startswith("resumed") else state.attempt
-            if not state.read(line):
+        for event in job.events():
+            if isinstance(event, StatusChange):
+                state.status = event.status
+                tell_status(event.status)
+                if interrupted and state.attempt == 1:
+                    _say(console, began, f"job {event.status}")
+                    progress.update(bar, description=f"interrupted, the job is {event.status}")
+            if not isinstance(event, LogLine):
+                continue
+            if found := _EVENT.search(event.message):
+                _say(console, began, found[0])
+                state.attempt = 2 if found[0].startswith("resumed") else state.attempt
+            if not state.read(event):
                 continue
             point = state.points[-1]
             going = interrupted and point.attempt == 1
             seen = f"attempt {point.attempt}, loss {point.loss:.4f}"
-            doing = "interrupted: a checkpoint, then new hosts" if going else seen
+            doing = f"interrupted, the job is {state.status}" if going else seen
             progress.update(bar, completed=point.step, description=doing)
             if not interrupted and point.step >= interrupt_at:
                 interrupted = True
