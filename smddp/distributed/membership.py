@@ -39,6 +39,7 @@ from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.script_multiprocessing import refuse_in_import
+from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -132,21 +133,15 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
         with Heartbeat("waiting for the other ranks") if cluster.is_main else nullcontext():
             _current = _open(cluster, backend, timedelta(seconds=seconds))
     if _current.cluster.is_main:
-        is_cuda = _current.device.type == "cuda"
+        is_cuda, world_size = _current.device.type == "cuda", _current.cluster.world_size
         logger.info(
             "training on %s of %s by %s%s",
-            _counted(
-                _current.cluster.world_size, "GPU" if is_cuda else "CPU process", "GPUs" if is_cuda else "CPU processes"
-            ),
-            _counted(_current.cluster.node_count, "host", "hosts"),
+            counted(world_size, "GPU") if is_cuda else counted(world_size, "CPU process", "CPU processes"),
+            counted(_current.cluster.node_count, "host"),
             _current.backend,
             "" if is_cuda else ": PyTorch sees no GPU",
         )
     return _current
-
-
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
 
 
 def leave(*, together: bool = False) -> None:

@@ -29,6 +29,7 @@ from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.exit_codes import as_shell
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart
+from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -256,9 +257,8 @@ def _environ(
     # One agent knows only its own ranks, but the ranks of all nodes here share the cores.
     environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
     logger.info(
-        "starting %d rank%s of %s; the run's directory is %s%s",
-        ranks_here,
-        "" if ranks_here == 1 else "s",
+        "starting %s of %s; the run's directory is %s%s",
+        counted(ranks_here, "rank"),
         script.name,
         shown_path(directory),
         f", its checkpoints are in {uri}" if uri else "",

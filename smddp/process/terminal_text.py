@@ -57,6 +57,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02} min" if whole < 3600 else f"{whole // 3600}:{whole // 60 % 60:02} h"
 
 
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Return ``1 step``, ``2 steps``; `several` is the plural of a noun that takes no ``s``."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
 def as_size(size: int) -> str:
     """Return a number of bytes for people: ``1.25 GB``."""
     value, unit = float(size), 0

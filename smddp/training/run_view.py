@@ -27,7 +27,7 @@ from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, Track
 from smddp.path_text import shown_path
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
-from smddp.process.terminal_text import duration, is_watched
+from smddp.process.terminal_text import counted, duration, is_watched
 from smddp.training.active_runs import OpenRun, Progress, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
 
@@ -175,11 +175,11 @@ class RunView:
 
     def _say_done(self) -> None:
         progress, model, saved = self._progress, self._ending.model, self._newest_checkpoint()
-        epochs = "" if self._epochs is None else f"{progress.epoch} epochs, "
+        epochs = "" if self._epochs is None else f"{counted(progress.epoch, 'epoch')}, "
         logger.info(
-            "done: %s%d steps in %s%s%s",
+            "done: %s%s in %s%s%s",
             epochs,
-            progress.steps,
+            counted(progress.steps, "step"),
             duration(progress.seconds),
             "" if saved is None else f"; saved step {saved}",
             "" if model is None else f"; model in {shown_path(model)}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -84,6 +85,8 @@ class TrainedModel:
         if model is not self.module and self._logs:
             _log_compile_time(model, optimizers[0])
         numbers = Precision(precision, self.device)
+        if precision == "auto" and self._logs:
+            _log_precision(numbers.name, self.device.type)
         check_comm_hook(ddp.comm_hook, numbers, on_nonfinite)
         self.scaler = numbers.scaler()
         if self.scaler is not None:
@@ -283,6 +286,12 @@ def _norms(module: nn.Module) -> list[Tensor]:
     coarse = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights if each.dtype in _COARSE]
     fine = [each for each in weights if each.dtype not in _COARSE]
     return [*coarse, *(torch._foreach_norm(fine) if fine else ())]  # noqa: SLF001
+
+
+@cache
+def _log_precision(name: str, device: str) -> None:
+    """Log what ``precision="auto"`` is, once: other models of the process are on the same device."""
+    logger.info('computing in %s: precision="auto" on a %s', name, "GPU" if device == "cuda" else device.upper())
 
 
 def _log_compile_time(compiled: nn.Module, optimizer: Optimizer) -> None:

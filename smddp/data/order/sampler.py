@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any
 
 from smddp.data.order.data_order import ALGORITHM, Partition, Permutation, Tail
+from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ class ElasticSampler:
         self._end, self._short = self._partition.end, self._partition.short
         if rank == 0 and size % global_batch:
             logger.info(
-                "an epoch is %d steps of %d samples; the last %d of its order are %s (%d samples in all)",
-                self.steps_per_epoch,
+                "an epoch is %s of %d samples; the last %d of its order are %s (%d samples in all)",
+                counted(self.steps_per_epoch, "step"),
                 global_batch,
                 size % global_batch,
                 _FATE[tail],

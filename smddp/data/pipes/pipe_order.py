@@ -13,6 +13,7 @@ from smddp.data.order.sampler import refuse_other_order, saved_epoch
 from smddp.data.pipes.dataset import PipeDataset
 from smddp.data.shards.prefetch import prefetch
 from smddp.errors import DataError
+from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,8 @@ class PipeOrder:
         self._cut = Partition(size=total, global_batch=global_batch, world_size=world_size, accumulate=accumulate)
         if rank == 0 and records is not None and self._cut.end < total:
             logger.info(
-                "an epoch is %d steps of %d records; the last %d are left out (%d records in all)",
-                self._cut.steps,
+                "an epoch is %s of %d records; the last %d are left out (%d records in all)",
+                counted(self._cut.steps, "step"),
                 global_batch,
                 total - self._cut.end,
                 total,

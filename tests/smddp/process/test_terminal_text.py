@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smddp.process.terminal_text import shown_line, shown_name, shown_text
+from smddp.process.terminal_text import counted, shown_line, shown_name, shown_text
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,8 @@ def test_a_message_keeps_its_lines_and_none_covers_another() -> None:
 
 def test_a_name_is_one_line_and_keeps_what_it_is() -> None:
     assert shown_name("lo\x1b[2Jss\n größe \u202e") == r"lo\x1b[2Jss\n größe \u202e"
+
+
+def test_one_thing_has_no_plural() -> None:
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+    assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]

@@ -108,6 +108,13 @@ def test_the_last_line_counts_the_steps_and_the_seconds_of_all_attempts(
     assert f"done: 2 epochs, 8 steps in 1:40 min; saved step 8; model in {job.model_dir}" in caplog.messages
 
 
+def test_the_last_line_of_one_epoch_has_no_plural(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with ExitStack() as ending, active_runs.until_script_ends(ending):
+        train(job, 1, Told())
+    assert "done: 1 epoch, 4 steps in " in caplog.text
+
+
 def test_a_loop_without_a_line_so_far_says_at_which_step_it_is(
     job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from smddp.distributed import DDPOptions, current_membership, join
 from smddp.errors import TrainingDivergedError
 from smddp.job import Job
+from smddp.training import trained_model
 from smddp.training.trained_model import TrainedModel
 
 OPTIONS: dict[str, Any] = {
@@ -54,6 +56,20 @@ def test_a_loss_goes_in_and_the_step_of_a_loop_by_hand_comes_out(job: Job) -> No
     assert done == [False, True, False, True]
     assert (ours.progress.steps, theirs.progress.steps) == (2, 0)
     assert ours.optimizer_step.learning_rate == 0.025
+
+
+@pytest.mark.parametrize(
+    ("precision", "said"), [("auto", ['computing in fp32: precision="auto" on a CPU']), ("fp32", [])]
+)
+def test_the_log_says_once_what_auto_is(
+    job: Job, precision: str, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    join(job.cluster)
+    trained_model._log_precision.cache_clear()
+    with caplog.at_level(logging.INFO, logger=trained_model.__name__):
+        trained(job, precision=precision)
+        trained(job, precision=precision)
+    assert caplog.messages == said
 
 
 def test_a_step_that_was_begun_is_forgotten_and_a_short_one_is_its_own_mean(job: Job) -> None:
