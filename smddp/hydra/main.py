@@ -38,7 +38,7 @@ def main(
     version_base: str | None = None,
     *,
     preflight_collectives: bool = False,
-    watch: bool | Watch = False,
+    watch: bool | Watch = True,
 ) -> Callable[[Callable[..., None]], Callable[[], NoReturn]]:
     """Compose the config by Hydra and run the function as a rank of its job, in place of ``@hydra.main``.
 

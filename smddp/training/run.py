@@ -56,7 +56,7 @@ _steps_taken = 0
 """Steps that the optimizers of this process took since ``run`` began."""
 
 
-def run(main: Callable[..., None], *, preflight_collectives: bool = False, watch: bool | Watch = False) -> NoReturn:
+def run(main: Callable[..., None], *, preflight_collectives: bool = False, watch: bool | Watch = True) -> NoReturn:
     """Run the training function as a rank of its job, and end the process.
 
     Args:
@@ -65,8 +65,8 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False, watch
             hyperparameters, or outside of a job from the command line.
         preflight_collectives: Whether to check the network between hosts and ranks first, in a second or two. A host
             that is cut off or garbles data ends the job, by name; a slow host is logged.
-        watch: Whether a watchdog looks for a rank that hangs, and ends the job with its name, line and kind; a
-            `smddp.Watch` sets after how many seconds, and whether the job ends.
+        watch: Whether a watchdog looks for a rank that hangs, logs its name, line and kind after 30 s, and ends the job
+            after 90 more; a `smddp.Watch` sets the seconds, and whether the job ends.
 
     Raises:
         SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again to continue),
@@ -89,7 +89,7 @@ def run_with_config(
     read_config: ConfigReader,
     *,
     preflight_collectives: bool = False,
-    watch: bool | Watch = False,
+    watch: bool | Watch = True,
 ) -> NoReturn:
     """Run the training function as `run` does, with a config from another reader.
 

@@ -17,19 +17,24 @@ class Watch:
         after: Seconds without a step or a collective after which a rank is judged. It counts as stuck if meanwhile it
             and its child processes used under 2 % of a core, and read and wrote under 1 MiB; otherwise it is busy,
             which is only logged.
+        patience: Seconds from the verdict to the end of the job, in which the rank may move again. A mismatched
+            collective and a dead process end it at once.
         on_hang: ``"fail"`` ends the job with the verdict as its reason. ``"report"`` only logs it, and writes the file.
 
     Raises:
-        ValueError: `after` is under 1 s, or `on_hang` is none of the two.
+        ValueError: `after` is under 1 s, `patience` is negative, or `on_hang` is none of the two.
     """
 
     after: float = 30.0
+    patience: float = 90.0
     on_hang: OnHang = "fail"
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.after, int | float) and not isinstance(self.after, bool)
-        if not (is_number and 1 <= self.after < math.inf):
-            raise ValueError(f"after={self.after!r}. Give seconds, 1 or more.")
+        for name, least in (("after", 1), ("patience", 0)):
+            seconds = getattr(self, name)
+            is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if not (is_number and least <= seconds < math.inf):
+                raise ValueError(f"{name}={seconds!r}. Give seconds, {least} or more.")
         if self.on_hang not in get_args(OnHang):
             raise ValueError(f"on_hang={self.on_hang!r}. Give 'fail' or 'report'.")
 

@@ -5,8 +5,9 @@
 2. A position whose beat stays the same means that the rank does not answer; a rank on the same host looks up the state
    of its process. A store that does not answer means that rank 0, which serves it, does not.
 3. Of the ranks that answer and have not moved for `Watch.after` seconds, the lowest judges: so there is one verdict.
-4. With `on_hang="fail"` the verdict becomes the job's first failure, and each rank that hangs ends by itself: see
-   ``smddp.distributed.first_failure``. A rank whose verdict is the second one logs nothing.
+4. With `on_hang="fail"` a verdict that holds for `Watch.patience` seconds becomes the job's first failure, and each
+   rank that hangs ends by itself: see ``smddp.distributed.first_failure``. A rank that is the second to end the job
+   logs nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _LATE_PERIODS = 3.5
 """A rank whose position is older than so many periods is late."""
 _GAP_SECONDS = 5.0
 """If this thread did not run for so long, the whole job may have been suspended: the ranks' clocks start anew."""
+_FINAL = frozenset({"mismatched collective", "dead process"})
+"""Kinds of hangs that nothing can end well."""
 _OBSERVED_SECONDS, _BUSY_SHARE = 2.0, 0.1
 """A silent rank is busy if its process uses more of a core than this share, seen for these seconds. The threads that
 wait for Python's lock wake up 200 times a second each, so that a blocked rank uses a little."""
@@ -91,6 +94,8 @@ class Watchdog:
         # The CPU seconds of each silent rank of this host, and when they were read first, by its process ID.
         self._used: dict[int, tuple[float, float]] = {}
         self._logged: set[tuple[str, tuple[int, ...], bool]] = set()
+        self._hangs_since: float | None = None
+        """Since when each verdict was sure; None if the last one was not."""
         self._ends_job = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -147,6 +152,7 @@ class Watchdog:
         own = self._exchange.own = replace(own, neighbours={each.rank: self._state(each) for each in here})
         if own.idle < after:
             self._logged.clear()
+            self._hangs_since = None
             return
         answering = [own if each.rank == own.rank else each for each in heard.answering]
         if heard.is_early or any("unknown" in each.neighbours.values() for each in answering):
@@ -154,7 +160,10 @@ class Watchdog:
         judges = [each for each in answering if each.idle >= after and each.phase != "ended"]
         if not judges or judges[0].rank != self._rank:
             return
-        if (verdict := judge(answering, heard.silent, after)) is not None:
+        verdict = judge(answering, heard.silent, after)
+        if verdict is None or not verdict.is_sure:
+            self._hangs_since = None
+        if verdict is not None:
             self._report(verdict, [*answering, *heard.silent])
 
     def _hear(self, own: Position) -> _Heard:
@@ -201,21 +210,37 @@ class Watchdog:
         return "busy" if seconds - before > _BUSY_SHARE * (now - since) else "blocked"
 
     def _report(self, verdict: Verdict, positions: Sequence[Position]) -> None:
-        key = verdict.kind, tuple(verdict.ranks), verdict.is_sure
-        if key in self._logged or self._ends_job:
+        if self._ends_job:
             return
+        key = verdict.kind, tuple(verdict.ranks), verdict.is_sure
+        is_new = key not in self._logged
         self._logged.add(key)
         if not verdict.is_sure:
-            logger.warning("slow: %s", verdict.text)
+            if is_new:
+                logger.warning("slow: %s", verdict.text)
             return
-        self._ends_job = self._watch.on_hang == "fail"
+        now = time.monotonic()
+        self._hangs_since = now if self._hangs_since is None else self._hangs_since
+        left = 0.0 if verdict.kind in _FINAL else self._hangs_since + self._watch.patience - now
+        if self._watch.on_hang == "fail" and left <= 0:
+            self._end_job(verdict, positions)
+        elif is_new:
+            logger.error(
+                "hang: %s%s",
+                verdict.text,
+                f" The job ends in {left:.0f} s, unless it continues." if self._watch.on_hang == "fail" else "",
+            )
+            self._record(verdict, positions)
+
+    def _end_job(self, verdict: Verdict, positions: Sequence[Position]) -> None:
+        self._ends_job = True
         reason = f"Hang ({verdict.kind}): {verdict.text}"
         is_shared = self._world_size > 1 and self._exchange.silence < self._watch.after
-        if self._ends_job and is_shared and not self._publish(reason):
+        if is_shared and not self._publish(reason):
             return
-        logger.error("hang: %s%s", verdict.text, " Ending the job." if self._ends_job else "")
+        logger.error("hang: %s Ending the job.", verdict.text)
         self._record(verdict, positions)
-        if self._ends_job and not is_shared:
+        if not is_shared:
             self._end(reason)
 
     def _record(self, verdict: Verdict, positions: Sequence[Position]) -> None:

@@ -76,4 +76,4 @@ def main(job: smddp.Job) -> None:
 
 
 if __name__ == "__main__":
-    smddp.run(main, watch=smddp.Watch(after=options.watch) if options.watch else False)
+    smddp.run(main, watch=smddp.Watch(after=options.watch, patience=0) if options.watch else False)

@@ -193,4 +193,4 @@ def main(job: smddp.Job) -> None:
 
 
 if __name__ == "__main__":
-    smddp.run(main, watch=smddp.Watch(after=PLAN.after))
+    smddp.run(main, watch=smddp.Watch(after=PLAN.after, patience=0))

@@ -43,6 +43,8 @@ def main(job):
 def fault():
     if FAULT == "sleep":
         time.sleep(600)  # the call
+    if FAULT == "pause":
+        time.sleep(10)
     if FAULT == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if FAULT == "other":
@@ -57,7 +59,8 @@ def fault():
 FAULT, CULPRIT = os.environ["FAULT"], int(os.environ["CULPRIT"])
 first_failure._HEED_SECONDS = 0.5
 position._NETWORK_PHASES = frozenset()  # other tests use this host's network
-smddp.run(main, watch=smddp.Watch(after=4, on_hang=os.environ.get("ON_HANG", "fail")))
+patience = float(os.environ.get("PATIENCE", "0"))
+smddp.run(main, watch=smddp.Watch(after=4, patience=patience, on_hang=os.environ.get("ON_HANG", "fail")))
 """
 
 
@@ -118,3 +121,10 @@ def test_a_rank_that_computes_for_long_ends_nothing(tmp_path: Path) -> None:
     code, reason, log = run(tmp_path, "busy", 1)
     assert (code, reason) == (0, ""), log
     assert "slow: rank 1 on localhost has been busy" in log
+
+
+def test_a_rank_that_continues_in_time_ends_nothing(tmp_path: Path) -> None:
+    code, reason, log = run(tmp_path, "pause", 1, PATIENCE="120")
+    assert (code, reason) == (0, ""), log
+    assert "hang: rank 1 on localhost has not moved for " in log
+    assert "The job ends in 120 s, unless it continues." in log

@@ -15,6 +15,12 @@ def test_seconds_are_at_least_one(after: Any) -> None:
         Watch(after=after)
 
 
+@pytest.mark.parametrize("patience", [-1, True, None, float("inf")])
+def test_patience_is_seconds(patience: Any) -> None:
+    with pytest.raises(ValueError, match="Give seconds, 0 or more"):
+        Watch(patience=patience)
+
+
 def test_what_happens_on_a_hang_is_one_of_two() -> None:
     with pytest.raises(ValueError, match="Give 'fail' or 'report'"):
         Watch(on_hang="restart")  # type: ignore[arg-type]
