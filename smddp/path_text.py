@@ -26,6 +26,13 @@ def shown_path(path: str | Path) -> str:
 def with_shown_paths(text: str) -> str:
     """Return a message whose absolute paths are shortened as `shown_path` does.
 
-    The working directory itself is not: a dot would not tell where it is.
+    The working directory itself is not: a dot would not tell where it is. In quotes ``~`` is not used: the text may be
+    a command, in which a shell would not expand it.
     """
-    return _PATH.sub(lambda found: found[0] if shown_path(found[0]) == "." else shown_path(found[0]), text)
+
+    def shown(found: re.Match[str]) -> str:
+        path = shown_path(found[0])
+        is_quoted = text[: found.start()].endswith(("'", '"'))
+        return found[0] if path == "." or (is_quoted and path.startswith("~")) else path
+
+    return _PATH.sub(shown, text)

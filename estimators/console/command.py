@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from smddp.path_text import with_shown_paths
+
 if TYPE_CHECKING:
     from estimators.console.jobs import JobSource
 
@@ -99,5 +101,5 @@ def _aws(region: str | None, profile: str | None, write: bool) -> JobSource:
 
 
 def _fail(reason: str) -> NoReturn:
-    typer.echo(f"smddp console: {reason}", err=True)
+    typer.echo(f"smddp console: {with_shown_paths(reason)}", err=True)
     raise typer.Exit(2)

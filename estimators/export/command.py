@@ -7,6 +7,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from smddp.path_text import with_shown_paths
+
 
 def sbatch(
     submit: Annotated[Path, typer.Argument(help="The script that calls Estimator.fit().")],
@@ -111,5 +113,5 @@ def _tell_of_requirements(file: Path | None) -> None:
 
 
 def _fail(command: str, reason: str) -> NoReturn:
-    typer.echo(f"smddp {command}: {reason}", err=True)
+    typer.echo(f"smddp {command}: {with_shown_paths(reason)}", err=True)
     raise typer.Exit(2)

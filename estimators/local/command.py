@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from smddp.path_text import with_shown_paths
 from smddp.process.program import wait_for
 
 if TYPE_CHECKING:
@@ -277,5 +278,5 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _fail(reason: str) -> NoReturn:
-    typer.echo(f"smddp local: {reason}", err=True)
+    typer.echo(f"smddp local: {with_shown_paths(reason)}", err=True)
     raise typer.Exit(1)

@@ -13,6 +13,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from smddp.path_text import with_shown_paths
+
 
 def migrate(
     submit: Annotated[Path, typer.Argument(help="The script that describes the job with the SageMaker SDK, V2 or V3.")],
@@ -63,7 +65,7 @@ def migrate(
 
 
 def _fail(reason: str) -> NoReturn:
-    typer.echo(f"smddp migrate: {reason}", err=True)
+    typer.echo(f"smddp migrate: {with_shown_paths(reason)}", err=True)
     raise typer.Exit(2)
 
 

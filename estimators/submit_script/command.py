@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smddp.path_text import with_shown_paths
 from smddp.process.terminal_text import shown_text
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def plan(
     try:
         planned = planned_jobs(submit, arguments, prices=prices, max_cost=max_cost)
     except EstimatorError as error:
-        typer.echo(f"smddp plan: {error}", err=True)
+        typer.echo(f"smddp plan: {with_shown_paths(str(error))}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as interrupt:
         typer.echo("smddp plan: interrupted, and nothing was sent", err=True)
@@ -68,7 +69,7 @@ def rehearse(
     try:
         rehearsal = rehearsed_job(submit, arguments, steps=steps, seconds=seconds, isolated=isolated)
     except (EstimatorError, TrainingJobFailed) as error:
-        typer.echo(f"smddp rehearse: {shown_text(str(error))}", err=True)
+        typer.echo(f"smddp rehearse: {shown_text(with_shown_paths(str(error)))}", err=True)
         raise typer.Exit(1 if isinstance(error, TrainingJobFailed) else 2) from error
     typer.echo(shown_text(str(rehearsal)))
 

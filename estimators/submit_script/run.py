@@ -31,6 +31,7 @@ from botocore import handlers
 from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.estimator import NOTHING_SENT, Estimator
 from estimators.plan import Plan, Prices
+from smddp.job.near_names import no_script
 
 if TYPE_CHECKING:
     from estimators.rehearsal import Rehearsal
@@ -251,7 +252,7 @@ def _some(found: list[_Found], script: Path, reason: str = "") -> list[_Found]:
 def _run(script: Path, arguments: Sequence[str], on_job: Callable[[_Run, SentJob], Any]) -> _Run:
     """Run a script whose jobs are collected instead of sent."""
     if not script.is_file():
-        raise EstimatorError(f"There is no submit script {script} (looked in {Path.cwd()}).")
+        raise EstimatorError(no_script(script, "submit script"))
     words, path, threads = sys.argv, sys.path[:], threading.enumerate()
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.resolve().parent)]
     run = _Run(on_job=on_job)

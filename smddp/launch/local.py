@@ -21,7 +21,7 @@ from smddp.cluster.gpus import count_gpus, count_visible, host_gpus
 from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
-from smddp.job.near_names import near_name
+from smddp.job.near_names import no_script
 from smddp.launch.ports import check_port, free_port
 from smddp.launch.script_check import asks_for_help, check_script
 from smddp.path_text import shown_path
@@ -66,7 +66,7 @@ def run_local(
     """
     script = Path(script)
     if not script.is_file():
-        raise DistributedError(_no_script(script))
+        raise DistributedError(no_script(script))
     check_script(script, arguments, os.environ)
     if asks_for_help(arguments):
         return _show_help(script, arguments, run_dir)
@@ -217,18 +217,6 @@ def _with_run_variables(
     if added:
         logger.debug("Set for scripts written for SageMaker, to the run's directory: %s.", added.replace(",", ", "))
     return of_node
-
-
-def _no_script(script: Path) -> str:
-    """Return the error for a missing script, with the nearest file of its directory."""
-    directory = script.parent
-    if not directory.is_dir():
-        return f"There is no script {script}: there is no directory {directory}."
-    scripts = sorted(each.name for each in directory.glob("*.py"))
-    near = near_name(script.name, scripts) or near_name(f"{script.name}.py", scripts)
-    if near is None:
-        return f"There is no script {script} (looked in {directory.absolute()})."
-    return f"There is no script {script}. Did you mean {directory / near}?"
 
 
 def _show_help(script: Path, arguments: Sequence[str], run_dir: str | Path | None) -> int:

@@ -44,6 +44,7 @@ def test_a_removed_working_directory_and_the_root_shorten_nothing(
         ("'/home/me/project/a.npz' and /home/me/b: absent", "'a.npz' and ~/b: absent"),
         ("(looked in /home/me/project).", "(looked in /home/me/project)."),
         ("SM_CHANNEL_A=/home/me/a, /opt/ml/model", "SM_CHANNEL_A=~/a, /opt/ml/model"),
+        ("cat '/home/me/a b'", "cat '/home/me/a b'"),
         ("s3://home/me/project/a, file:///home/me/a, x/home/me/a, 1/2", None),
     ],
 )

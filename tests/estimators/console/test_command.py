@@ -108,7 +108,7 @@ def test_a_job_is_interrupted_followed_and_stopped(platform: LocalSageMaker, cli
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--local", "--directory", "nothing"), r"smddp console: no platform runs on .*/nothing: start one with"),
+        (("--local", "--directory", "nothing"), r"smddp console: no platform runs on nothing: start one with"),
         (("--local", "--region", "eu-west-1"), "--region and --profile are for AWS"),
         (("--directory", "x"), "add --local"),
         (("--profile", "nobody"), r"AWS can't be asked: .*nobody.* Correct"),

@@ -217,7 +217,11 @@ def test_what_can_not_run_there_is_refused_with_the_remedy(sbatch, options, give
 @pytest.mark.usefixtures("may_send_again")
 def test_a_script_that_sends_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "submit.py").write_text("print('nothing')")
-    for script, message in (("submit.py", "must call fit() of an estimators.Estimator"), ("no.py", "no submit script")):
+    for script, message in (
+        ("submit.py", "must call fit() of an estimators.Estimator"),
+        ("no.py", "There is no submit script "),
+        ("sumbit.py", f"Did you mean {tmp_path / 'submit.py'}?"),
+    ):
         ended = CliRunner().invoke(app, ["sbatch", str(tmp_path / script)])
         assert ended.exit_code == 2
         assert message in ended.stderr

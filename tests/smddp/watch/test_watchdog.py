@@ -44,7 +44,7 @@ def dog(clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cluster = dataclasses.replace(Cluster.detect({}), world_size=2, local_world_size=2)
     membership: Any = SimpleNamespace(cluster=cluster, device=SimpleNamespace(type="cpu"))
     return Watchdog(
-        Watch(after=AFTER), membership, steps=lambda: 0, output_dir=tmp_path, publish=lambda _: None, end=lambda _: None
+        Watch(after=AFTER), membership, steps=lambda: 0, output_dir=tmp_path, publish=lambda _: True, end=lambda _: None
     )
 
 
