@@ -12,6 +12,7 @@ import secrets
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -119,9 +120,11 @@ class Estimator:
                 ``metric_definitions=[]`` turns them off.
 
         Raises:
-            EstimatorError: A parameter is unknown, or no request can hold its value.
+            EstimatorError: A parameter is unknown, no request can hold its value, or `sagemaker_session` is no session
+                of the SageMaker SDK.
         """
         _check_names(others)
+        _check_session(sagemaker_session)
         stated: dict[str, Any] = {
             "entry_point": _path("entry_point", entry_point),
             "source_dir": _path("source_dir", source_dir),
@@ -366,6 +369,15 @@ def _check_names(names: Mapping[str, Any]) -> None:
         raise EstimatorError(" ".join(f"{name!r} is no parameter. {nearest(name, known)}" for name in unknown))
 
 
+def _check_session(session: object) -> None:
+    """Raise EstimatorError for anything but a session of the SDK, which has its configuration."""
+    if session is None or hasattr(session, "sagemaker_config"):
+        return
+    kind = type(session)
+    remedy = "Give its .session" if hasattr(kind, "session") else "Give a sagemaker.Session"
+    raise EstimatorError(f"sagemaker_session is a {kind.__name__}, and no session of the SageMaker SDK. {remedy}.")
+
+
 def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
     """Return the values that the SDK encodes as JSON; a dict's values stay as they are, as with ``PyTorch``."""
     if hyperparameters is None:
@@ -375,6 +387,11 @@ def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
     from smddp.errors import HyperparameterError
     from smddp.job.hyperparameters import encode
 
+    if not is_dataclass(hyperparameters) or isinstance(hyperparameters, type):
+        raise EstimatorError(
+            f"hyperparameters is {hyperparameters!r:.100}, of type {type(hyperparameters).__name__}. Give a dict, or "
+            "an instance of the script's dataclass."
+        )
     try:
         return encode(hyperparameters)
     except HyperparameterError as fault:

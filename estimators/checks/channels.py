@@ -72,6 +72,13 @@ def local_path(uri: object) -> Path | None:
     return Path(uri.removeprefix("file://")).resolve()
 
 
+def check_inputs(inputs: Any) -> Iterator[Problem]:
+    """Yield a list of URIs: the SDK takes only lists of record sets."""
+    if isinstance(inputs, (list, tuple)) and any(isinstance(each, (str, PurePath, Mapping)) for each in inputs):
+        remedy = "Give one URI, or a dict from the names of channels to URIs, such as {'training': 's3://bucket/data'}."
+        yield error("inputs", f"is {inputs!r:.100}, of type {type(inputs).__name__}", remedy)
+
+
 def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]:
     """Yield channels whose data is in the wrong place. The SDK checks channels given as objects of its own classes."""
     for name, place in channels.items():

@@ -13,7 +13,7 @@ from estimators import distribution, source_code
 from estimators.checks import aws_limits, channels, local_jobs, parameters
 from estimators.checks.script import imports
 from estimators.checks.script.facts import ScriptFacts
-from estimators.errors import Problem, error
+from estimators.errors import Problem, error, nearest
 from estimators.local_mode.request import build_local
 from estimators.plan import cost, global_batch
 from estimators.plan.cost import Cost
@@ -214,9 +214,13 @@ def _problems(
         yield from parameters.check_data_parallel_library(arguments, supported)
     py_version = arguments.get("py_version")
     if job.refusal and job.chosen and are_types_valid:
-        yield _refused(given, job.chosen, job.refusal)
+        region = sessions.unknown_region(session)
+        yield _refused_region(region, job.refusal) if region else _refused(given, job.chosen, job.refusal)
     if sessions.region(session) is None and not local_mode:
-        remedy = "Set AWS_DEFAULT_REGION, or give a sagemaker_session."
+        remedy = (
+            "Set AWS_DEFAULT_REGION; or to train on a local platform, give its session: "
+            "sagemaker_session=platform.session."
+        )
         yield error("sagemaker_session", "no AWS region is configured", remedy)
     isolated = arguments.get("enable_network_isolation") is True and not by_sdk
     gets_wheels = not local_mode and py_version is not None
@@ -226,10 +230,12 @@ def _problems(
         py_version=py_version,
         isolated=isolated and not gets_wheels,
         launcher=None if launcher == distribution.ALONE else launcher,
+        runs_here=sessions.runs_in_this_python(session) is True,
     )
     yield from parameters.check_metrics(arguments)
     if local_mode:
         yield from local_problems(job.backend, arguments, data, session)
+    yield from channels.check_inputs(call.inputs)
     yield from channels.check(data, local_mode=local_mode)
     yield from channels.check_code_location(arguments)
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)
@@ -311,6 +317,13 @@ def _refused_variable(job: CompletedJob, instance_type: Any) -> Iterator[Problem
         )
 
 
+def _refused_region(region: str, refusal: str) -> Problem:
+    from estimators.sdk import sessions
+
+    remedy = f"{nearest(region, sessions.known_regions())} Correct AWS_DEFAULT_REGION, or the region of the session."
+    return error("sagemaker_session", f"the SDK refuses its region: {refusal}", remedy)
+
+
 def _refused(given: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:
     """Return the SDK's refusal as a problem, with the versions that it would accept."""
     from estimators.sdk import training_images
@@ -325,6 +338,8 @@ def _refused(given: Mapping[str, Any], chosen: Framework, refusal: str) -> Probl
         for name in distribution.GENERAL
         if not training_images.choose_versions(replace(chosen, distribution=distribution.NAMES[name]))[1]
     ]
+    if chosen.distribution and not training_images.choose_versions(replace(chosen, distribution=None))[1]:
+        accepted.append("no distribution (smddp.run joins the hosts, one rank on each)")
     return error(
         "distribution" if chosen.distribution else "instance_type",
         f"the SDK refuses it: {refusal}",

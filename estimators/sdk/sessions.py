@@ -111,6 +111,19 @@ def region(session: Session | None) -> str | None:
     return name
 
 
+def known_regions() -> frozenset[str]:
+    """Return the regions in which the installed botocore knows SageMaker."""
+    known = boto3.Session()
+    partitions = known.get_available_partitions()
+    return frozenset(name for each in partitions for name in known.get_available_regions("sagemaker", each))
+
+
+def unknown_region(session: Session | None) -> str | None:
+    """Return the region of a job if the installed botocore does not know it, else None."""
+    name = region(session)
+    return None if name in known_regions() else name
+
+
 def named_bucket(session: Session | None) -> str | None:
     """Return the default bucket that a session or the user's SDK configuration names, or None for the SDK's own."""
     found = None if session is None else vars(session).get("_default_bucket") or vars(session).get(_OVERRIDE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,12 +24,18 @@ _SHOWN = 10
 
 
 def check(
-    source: SourceCode, *, py_version: str | None, isolated: bool, launcher: str | None = None
+    source: SourceCode,
+    *,
+    py_version: str | None,
+    isolated: bool,
+    launcher: str | None = None,
+    runs_here: bool = False,
 ) -> Iterator[Problem]:
     """Yield what would fail in the container, or during the upload.
 
     `py_version` is the container's Python as in ``py312``, or None if unknown. `isolated` means no network and no
-    wheels. `launcher` starts the script's ranks; None means that the script starts alone.
+    wheels. `launcher` starts the script's ranks; None means that the script starts alone. With `runs_here`, this Python
+    runs the job in place of the container's.
     """
     if isinstance(source.git, Mapping) and not source.git.get("commit"):
         yield warning(
@@ -42,8 +49,8 @@ def check(
     if source.source_dir is not None and not Path(source.source_dir).is_dir():
         yield error("source_dir", f"there is no directory {source.source_dir}", "Give an existing one, or s3://….")
         return
-    yield from _check_script(source, py_version)
-    yield from _check_modules_beside(source)
+    yield from _check_script(source, py_version, runs_here=runs_here)
+    yield from _check_modules_beside(source, runs_here=runs_here)
     if launcher is not None and (line := spawn_call_in(source.modules.script.nodes)) is not None:
         yield warning(
             "distribution",
@@ -99,19 +106,29 @@ def _names_at_top(source: SourceCode) -> set[str]:
     return names
 
 
-def _check_modules_beside(source: SourceCode) -> Iterator[Problem]:
-    """Yield the modules next to a script that it imports, if the script is uploaded alone."""
+def _check_modules_beside(source: SourceCode, *, runs_here: bool) -> Iterator[Problem]:
+    """Yield the modules next to a script that it imports, if the script is uploaded alone.
+
+    It is an error if this Python runs the job and has none of that name; an image may have one.
+    """
     if source.source_dir is not None or not source.script.is_file():
         return
     bundled = {Path(source.name_in_bundle(path)).stem for path in source.dependencies}
     imported = imports_at_top(source) - bundled - {PACKAGE}
     here = source.script.parent
     if beside := sorted(name for name in imported if (here / f"{name}.py").is_file() or _is_module(here / name)):
-        yield warning(
+        lie = "lies" if len(beside) == 1 else "lie"
+        yield (error if runs_here and not _are_installed(beside) else warning)(
             "entry_point",
-            f"{source.script} is uploaded alone, and imports {', '.join(beside)}, which lie beside it",
+            f"{source.script} is uploaded alone, and imports {', '.join(beside)}, which {lie} beside it",
             f"Give source_dir={str(here)!r} and entry_point={source.script.name!r}, or name them in dependencies.",
         )
+
+
+def _are_installed(modules: Sequence[str]) -> bool:
+    """Return whether a new process of this Python finds top-level modules, wherever this process found its own."""
+    program = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
+    return subprocess.run([sys.executable, "-c", program, *modules], cwd="/", check=False).returncode == 0
 
 
 def _is_module(directory: Path) -> bool:
@@ -172,7 +189,7 @@ def _with_rest(shown: str, paths: Sequence[str]) -> str:
     return f"{shown} and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else shown
 
 
-def _check_script(source: SourceCode, py_version: str | None) -> Iterator[Problem]:
+def _check_script(source: SourceCode, py_version: str | None, *, runs_here: bool) -> Iterator[Problem]:
     script = source.script
     if _is_above(source):
         yield error(
@@ -187,11 +204,12 @@ def _check_script(source: SourceCode, py_version: str | None) -> Iterator[Proble
     elif fault := source.modules.script.syntax_fault:
         line = getattr(fault, "lineno", None)
         place = f"{script}, line {line}" if line else str(script)
-        is_newer = py_version is None or _version(py_version) > sys.version_info[:2]
+        is_newer = not runs_here and (py_version is None or _version(py_version) > sys.version_info[:2])
+        this = f"This Python {sys.version_info[0]}.{sys.version_info[1]}{', which runs the job,' if runs_here else ''}"
         yield (warning if is_newer else error)(
             "entry_point",
             f"{place}: {getattr(fault, 'msg', fault)}",
-            f"This Python {sys.version_info[0]}.{sys.version_info[1]} can't compile it.",
+            f"{this} can't compile it.",
         )
 
 

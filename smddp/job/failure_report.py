@@ -217,7 +217,11 @@ def _meaning(error: str, code_dir: Path) -> str | None:
     """Return the usual remedy of an error; None if unknown."""
     if package := missing_package(error, code_dir):
         in_job = is_on_sagemaker(without_run_variables(os.environ))
-        return f"Add {package} to requirements.txt in source_dir." if in_job else f"Install it: pip install {package}"
+        if in_job:
+            return (
+                f"Add {package} to requirements.txt in source_dir; a module of your own belongs in source_dir itself."
+            )
+        return f"Install it: pip install {package}"
     return hint(error)
 
 

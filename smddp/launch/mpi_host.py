@@ -111,7 +111,8 @@ def refuse_loopback(host: str) -> None:
     if address.startswith("127."):
         raise DistributedError(
             f"{host} is {address}: hosts that are processes of one machine have no ssh of their own, which mpi needs "
-            "between hosts. Use containers as hosts, one instance, or the distribution torch_distributed."
+            "between hosts. Use one instance, containers as hosts, or no distribution: smddp.run joins the hosts, one "
+            "rank on each."
         )
 
 

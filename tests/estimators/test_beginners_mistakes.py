@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
+from estimators.local import LocalSageMaker
 from tests.estimators.data_on_s3 import BUCKET
 
 SECONDS = 10.0
@@ -97,7 +99,7 @@ MISTAKES: dict[str, Mistake] = {
     "a source_dir that is not there": given("there is no directory", source_dir="no/such/place"),
     "a syntax error": wrong("def main(config: Config, job: smddp.Job) -> None:", "def main(config, job)", "line 15"),
     "a script without the modules beside it": Mistake(
-        said="is uploaded alone, and imports models, which lie beside it",
+        said="is uploaded alone, and imports models, which lies beside it",
         script="import models\n" + SCRIPT,
         files={"models.py": ""},
         parameters={"source_dir": None},
@@ -139,8 +141,16 @@ MISTAKES: dict[str, Mistake] = {
     "a misspelt parameter": given("Did you mean 'instance_count'", instance_cuont=2),
     "an instance type without ml.": given("Did you mean 'ml.m5.xlarge'", instance_type="m5.xlarge"),
     "an instance type that there is not": given("Did you mean 'ml.g5.xlarge'", instance_type="ml.g5.xlarge2"),
+    "a platform in place of its session": given(
+        "LocalSageMaker, and no session of the SageMaker SDK. Give its .session", sagemaker_session=LocalSageMaker()
+    ),
+    "a session of boto3": given("is a Session, and no session of the SageMaker SDK", sagemaker_session=boto3.Session()),
+    "hyperparameters in a list": given("of type list. Give a dict", hyperparameters=["epochs", 1]),
+    "a list of URIs": Mistake(said="Give one URI, or a dict", inputs=["s3://bucket/data"]),
     "a misspelt distribution": given("Did you mean 'torchrun'", distribution="torchrn"),
-    "torchrun on hosts without a GPU": given("Use distribution='mpi' or another", distribution="torchrun"),
+    "torchrun on hosts without a GPU": given(
+        "Use distribution='mpi' or no distribution (smddp", distribution="torchrun"
+    ),
     "a version of PyTorch that there is not": given("framework_version", framework_version="9.9", py_version="py312"),
     "no role": given("role: missing", role=None),
     "spot without max_wait": given("must say how long it may take", **SPOT),

@@ -319,6 +319,14 @@ def test_a_missing_region_is_said(build: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     (problem,) = build(sagemaker_session=None).plan().errors
     assert (problem.parameter, problem.found) == ("sagemaker_session", "no AWS region is configured")
+    assert "sagemaker_session=platform.session" in problem.remedy
+
+
+def test_a_misspelt_region_is_told_as_such(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-est-1")
+    (problem,) = build(sagemaker_session=None).plan().errors
+    assert problem.parameter == "sagemaker_session"
+    assert "us-est-1" in problem.found and "'us-east-1'" in problem.remedy
 
 
 @dataclass

@@ -245,6 +245,25 @@ def test_modules_beside_a_script_that_is_uploaded_alone_are_warned_of(code: Path
     assert not problems(local("main.py", code))
 
 
+def test_modules_beside_a_script_are_an_error_if_this_python_runs_it_and_lacks_them(code: Path) -> None:
+    (code / "main.py").write_text("import data")
+    (code / "data.py").touch()
+    (code / "pytest.py").touch()
+    (problem,) = problems(local(str(code / "main.py")), runs_here=True)
+    assert problem.startswith("error: entry_point: ") and "imports data, which lies beside it" in problem
+    (code / "main.py").write_text("import pytest")  # installed, too: the job finds that one
+    (problem,) = problems(local(str(code / "main.py")), runs_here=True)
+    assert problem.startswith("warning: entry_point: ")
+
+
+def test_a_syntax_error_is_an_error_if_this_python_runs_the_script(code: Path) -> None:
+    (code / "train.py").write_text("def main(:\n")
+    (problem,) = problems(local("train.py", code))
+    assert problem.startswith("warning: ")
+    (problem,) = problems(local("train.py", code), runs_here=True)
+    assert problem.startswith("error: ") and "which runs the job, can't compile it" in problem
+
+
 def test_requirements_without_a_network_are_warned_of(code: Path) -> None:
     (problem,) = problems(local("train.py", code), isolated=True)
     assert problem.startswith("warning: enable_network_isolation")

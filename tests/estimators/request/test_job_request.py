@@ -47,7 +47,8 @@ REFUSED: dict[str, tuple[Callable[[], Call], str]] = {
     ),
     "a path": (lambda: ({}, Path("data")), r"inputs\['training'\]: data is a path.*upload_data"),
     "a number": (lambda: ({}, {"training": 3}), "the SDK refuses the job: .*Cannot format input 3"),
-    "a list": (lambda: ({}, ["s3://jobs/data"]), "List compatible only"),
+    "a list": (lambda: ({}, ["s3://jobs/data"]), "inputs: is .*of type list. Give one URI, or a dict"),
+    "a list of numbers": (lambda: ({}, [3]), "List compatible only"),
     "no channel in a dict": (lambda: ({}, {}), "A job without channels takes none"),
     "a rule that is none": (lambda: ({"rules": ["LossNotDecreasing"]}, None), "Rules list"),
 }

@@ -433,7 +433,10 @@ def test_a_report_that_begins_with_another_is_renewed_and_kept(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("environ", "remedy"),
     [
-        ({"SM_CURRENT_HOST": "algo-1"}, "Add {} to requirements.txt in source_dir."),
+        (
+            {"SM_CURRENT_HOST": "algo-1"},
+            "Add {} to requirements.txt in source_dir; a module of your own belongs in source_dir itself.",
+        ),
         ({"SM_CURRENT_HOST": "algo-1", OF_RUN_DIRECTORY: "SM_CURRENT_HOST"}, "Install it: pip install {}"),
     ],
 )
