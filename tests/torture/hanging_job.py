@@ -51,6 +51,8 @@ class Plan:
     pause_every: int = 0
     """Samples of a rank from one pause of its slow loader to the next, on average; 0: none."""
     workers: int = 0
+    compiles: bool = False
+    """Whether the first layer is compiled, within the first step."""
 
 
 PLAN = Plan(**json.loads(os.environ["HANGING_JOB"]))
@@ -174,7 +176,8 @@ def evaluate(model: nn.Module, steps: int) -> None:
 def main(job: smddp.Job) -> None:
     """Train, evaluate and save."""
     known: list[smddp.Trainer] = []
-    model = nn.Sequential(nn.Linear(8, 16), Layer(known), nn.Linear(16, 3))
+    first: Any = nn.Linear(8, 16)
+    model = nn.Sequential(torch.compile(first) if PLAN.compiles else first, Layer(known), nn.Linear(16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     policy = smddp.CheckpointPolicy(every=5 if PLAN.fault else 500)
     trainer = smddp.Trainer(job, model, optimizer, checkpoints=policy, state={"part": Part(known)})

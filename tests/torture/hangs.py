@@ -223,14 +223,14 @@ def inject(directory: Path, *, faults: int, seed: int, together: int) -> list[Re
 
 
 def disturb_nothing(directory: Path, *, steps: int, together: int = 2) -> Outcome:
-    """Run jobs without a fault, so many steps in all: evaluation, checkpoints, a loader that is slow at times."""
+    """Run jobs without a fault, so many steps in all: evaluation, checkpoints, compilation, a loader slow at times."""
     kinds = [(world_size, workers) for world_size in (2, 4) for workers in (0, 1)]
     share = -(-steps // len(kinds))
 
     def live(kind: tuple[int, int]) -> tuple[int, str]:
         world_size, workers = kind
         own = directory / f"{world_size}-{workers}"
-        plan = {"after": AFTER, "steps": share, "workers": workers, "pause_every": 10_000}
+        plan = {"after": AFTER, "steps": share, "workers": workers, "pause_every": 10_000, "compiles": not workers}
         code = wait(start(program, own, world_size, plan), own, _UNDISTURBED_SECONDS)
         done = int(text) if (text := (own / "steps-0").read_text() if (own / "steps-0").exists() else "") else 0
         log = (own / "log").read_text()
