@@ -6,6 +6,7 @@ not ended, not in the last one that it asked for.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import MutableMapping
@@ -78,9 +79,8 @@ def describe(number: int) -> str:
 
 
 def _dump(*, collectives: bool) -> dict[str, Any]:
-    from torch._C import _distributed_c10d
-
-    dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)  # absent without CUDA, and before PyTorch 2.5
+    # PyTorch has no public name for it. It is absent without CUDA, and before PyTorch 2.5.
+    dump = getattr(importlib.import_module("torch._C._distributed_c10d"), "_dump_nccl_trace_json", None)
     if dump is None:
         return {}
     # The second argument: only those that have not ended.

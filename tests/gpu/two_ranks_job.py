@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import smddp
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--fault", default="")
 parser.add_argument("--watch", type=float, default=0)
 options = parser.parse_args()
