@@ -18,9 +18,9 @@ _NEEDED = ("sagemaker", "moto", "torchvision", "sklearn", "matplotlib", *console
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Where the model, the checkpoints and the loss curve go.")] = Path(
-        "runs/demo"
-    ),
+    output: Annotated[
+        Path, typer.Option(file_okay=False, help="Where the model, the checkpoints and the loss curve go.")
+    ] = Path("runs/demo"),
     epochs: Annotated[int, typer.Option(min=4, help="Epochs to train; the interruption comes in mid-epoch.")] = 8,
 ) -> None:
     """Train digits on two hosts, survive a spot interruption in mid-epoch, get a model."""

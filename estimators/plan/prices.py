@@ -46,7 +46,11 @@ def price_table(given: Prices, instance_types: Collection[str], session: Session
         raise EstimatorError(f"prices is {str(path)!r}, no file of prices. Give a .json or .csv file, or 'aws'.")
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as fault:  # ValueError: not UTF-8, or a path with a NUL
+    except OSError as fault:
+        raise EstimatorError(
+            f"prices is {str(path)!r}: {fault.strerror}. Give the path of a file of prices."
+        ) from fault
+    except ValueError as fault:  # not UTF-8, or a path with a NUL
         raise EstimatorError(f"The prices can't be read from {path}: {fault}. Give a file of UTF-8 text.") from fault
     return PriceTable(prices=_prices(readers[path.suffix](text, path), str(path)), source=str(path), missing={})
 

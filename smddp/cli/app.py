@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from smddp._version import __version__
 from smddp.cli import checkpoints, doctor
 from smddp.cli.installation import outdated
-from smddp.errors import SmddpError
+from smddp.errors import HyperparameterError, SmddpError
 from smddp.process.terminal_text import shown_text
 
 if TYPE_CHECKING:
@@ -260,8 +260,8 @@ def run(
             "before the script",
             err=True,
         )
-    raise typer.Exit(
-        run_local(
+    try:
+        code = run_local(
             script,
             context.args,
             nodes=nodes,
@@ -274,4 +274,9 @@ def run(
             run_dir=run_dir,
             checkpoint_s3_uri=checkpoint_s3_uri,
         )
-    )
+    except HyperparameterError as error:
+        refused = str(error).replace("_", "-")
+        if not any(each.partition("=")[0].lstrip("-") in refused for each in misplaced):
+            raise
+        code = 2  # the line above is the remedy
+    raise typer.Exit(code)

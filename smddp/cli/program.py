@@ -1,10 +1,26 @@
-"""The program ``smddp``: the command line, where Ctrl-C and a user's mistake are one line each, without a traceback."""
+"""The program ``smddp``: the command line.
+
+Ctrl-C, a user's mistake and a full disk are one line each, without a traceback.
+"""
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from smddp.errors import SmddpError
+
+_OF_DISK = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EROFS,
+}
+"""What the file system refuses to any program: no traceback helps."""
 
 
 def main() -> None:
@@ -12,13 +28,19 @@ def main() -> None:
     try:
         # Here, because Ctrl-C may come during the imports, too.
         from smddp.cli.app import app
-        from smddp.path_text import with_shown_paths
+        from smddp.path_text import shown_path, with_shown_paths
         from smddp.process.terminal_text import shown_text
 
         try:
             app()
         except SmddpError as error:
             sys.stderr.write(f"smddp: {shown_text(with_shown_paths(str(error)))}\n")
+            sys.exit(2)
+        except OSError as error:
+            if error.errno not in _OF_DISK:
+                raise
+            place = f"{shown_path(error.filename)}: " if isinstance(error.filename, str) else ""
+            sys.stderr.write(f"smddp: {shown_text(place)}{error.strerror}. Free some space, or give another place.\n")
             sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("smddp: interrupted\n")

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ tests of a job."""
 
 _stop_question: Callable[[], bool] | None = None
 
+_MOVED = "Outside of SageMaker, --run-dir or SMDDP_RUN_DIR sets it: give a directory that can be written."
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _S3_URI = re.compile(r"s3://[^/\s]+(/\S*)?")
 
@@ -97,7 +98,7 @@ class Job:
             cluster: This process's cluster; None detects it from ``environ``.
 
         Raises:
-            JobError: A configuration file or a variable does not follow the contract.
+            JobError: A configuration file or a variable does not follow the contract, or the run directory is a file.
             HyperparameterError: The hyperparameters in the code bundle are missing or changed.
             ClusterError: The cluster's variables contradict each other.
 
@@ -111,7 +112,7 @@ class Job:
         script = Path(sys.argv[0])
         on_sagemaker = is_on_sagemaker(environ)
         if not on_sagemaker:
-            base = Path(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script)).absolute()
+            base = run_directory(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script))
             level = logging.DEBUG if environ.get("SMDDP_RUN_DIR") else logging.INFO  # else somebody chose it
             logger.log(level, "the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it)", shown_path(base))
         input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
@@ -191,14 +192,29 @@ class Job:
         directories = [self.model_dir, self.output_dir, self.output_data_dir]
         if self.checkpoint_location == str(self.checkpoint_dir):
             directories.append(self.checkpoint_dir)
-        try:
-            for directory in directories:
-                directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise JobError(
-                f"The job's directories can't be made: {error}. Outside of SageMaker, "
-                "--run-dir or SMDDP_RUN_DIR moves them."
-            ) from error
+        make_directories(directories)
+
+
+def run_directory(path: str | Path) -> Path:
+    """Return the absolute path of a run directory, which need not exist; raise JobError if it can't be a directory."""
+    directory = Path(path).absolute()
+    try:
+        existing = next(each for each in (directory, *directory.parents) if each.exists())
+    except OSError as error:
+        raise JobError(f"The run's directory is {directory}: {error.strerror}. {_MOVED}") from error
+    if not existing.is_dir():
+        raise JobError(f"The run's directory is {directory}, and {existing} is a file. {_MOVED}")
+    return directory
+
+
+def make_directories(directories: Iterable[Path]) -> None:
+    """Make a job's missing directories; raise JobError if one can't be made."""
+    directory = None
+    try:
+        for directory in directories:
+            directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"The job's directory {directory} can't be made: {error.strerror}. {_MOVED}") from error
 
 
 def answer_stop_question(question: Callable[[], bool] | None) -> None:
@@ -210,8 +226,13 @@ def answer_stop_question(question: Callable[[], bool] | None) -> None:
 def direct_checkpoint_uri(environ: Mapping[str, str]) -> str | None:
     """Return SMDDP_CHECKPOINT_S3_URI, None if unset; raise JobError if it is not an S3 URI."""
     uri = environ.get(CHECKPOINT_URI_VARIABLE) or None
-    if uri is not None and not _S3_URI.fullmatch(uri):
-        raise JobError(f"{CHECKPOINT_URI_VARIABLE}={uri} is no place in S3: expected s3://bucket/prefix.")
+    return None if uri is None else checked_checkpoint_uri(uri, CHECKPOINT_URI_VARIABLE)
+
+
+def checked_checkpoint_uri(uri: str, source: str) -> str:
+    """Return a URI that ``source`` gives; raise JobError if it is not an S3 URI."""
+    if not _S3_URI.fullmatch(uri):
+        raise JobError(f"{source}={uri} is no place in S3: expected s3://bucket/prefix.")
     return uri
 
 

@@ -21,6 +21,7 @@ from smddp.cluster.gpus import count_gpus, count_visible, host_gpus
 from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_timeout
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
+from smddp.job.job import checked_checkpoint_uri, make_directories, run_directory
 from smddp.job.near_names import no_script
 from smddp.launch.ports import check_port, free_port
 from smddp.launch.script_check import asks_for_help, check_script
@@ -61,8 +62,8 @@ def run_local(
 
     The exit code is 0, 75 if the run was stopped and can resume, or the code of the first failing rank. Raise
     DistributedError if the arguments contradict each other, or the script is missing or can't run here,
-    HyperparameterError if the script refuses its arguments, JobError if ``checkpoint_s3_uri`` is not an S3 URI or a
-    channel has no directory.
+    HyperparameterError if the script refuses its arguments, JobError if ``checkpoint_s3_uri`` is not an S3 URI, a
+    channel has no directory, or ``run_dir`` can't be written.
     """
     script = Path(script)
     if not script.is_file():
@@ -212,8 +213,8 @@ def _with_run_variables(
         gpus = count_visible(count_gpus(own), own)
         of_node[node] = with_run_variables(own, directory, hosts=hosts, host=hosts[node], gpus=gpus)
     added = next((each.get(OF_RUN_DIRECTORY, "") for each in of_node.values()), "")
-    for name in {"SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"} & set(added.split(",")):
-        Path(next(iter(of_node.values()))[name]).mkdir(parents=True, exist_ok=True)
+    own_names = {"SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"} & set(added.split(","))
+    make_directories(Path(next(iter(of_node.values()))[name]) for name in sorted(own_names))
     if added:
         logger.debug("Set for scripts written for SageMaker, to the run's directory: %s.", added.replace(",", ", "))
     return of_node
@@ -229,7 +230,7 @@ def _show_help(script: Path, arguments: Sequence[str], run_dir: str | Path | Non
 
 
 def _run_directory(script: Path, run_dir: str | Path | None, environ: Mapping[str, str]) -> Path:
-    return Path(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / script.stem).absolute()
+    return run_directory(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / script.stem)
 
 
 def _environ(
@@ -237,7 +238,7 @@ def _environ(
 ) -> dict[str, str]:
     environ = dict(os.environ)
     if checkpoint_s3_uri is not None:
-        environ[CHECKPOINT_URI_VARIABLE] = checkpoint_s3_uri
+        environ[CHECKPOINT_URI_VARIABLE] = checked_checkpoint_uri(checkpoint_s3_uri, "--checkpoint-s3-uri")
     uri = direct_checkpoint_uri(environ)
     directory = _run_directory(script, run_dir, environ)
     environ["SMDDP_RUN_DIR"] = str(directory)

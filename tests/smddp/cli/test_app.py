@@ -77,11 +77,12 @@ def test_env_shows_where_in_s3_the_checkpoints_go(tmp_path: Path) -> None:
         (["env"], {"RANK": "3", "WORLD_SIZE": "4"}, "LOCAL_RANK"),
         (["run", "no-such-script.py"], {}, "no-such-script.py"),
         (["run", "--processes-per-node", "0", "train.py"], {}, "0 processes per node"),
+        (["run", "--run-dir", "train.py", "train.py"], {}, "train.py is a file"),
         (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "Node rank 5 is not one of 0 to 1"),
         (
             ["run", "--checkpoint-s3-uri", "bucket", "train.py"],
             {},
-            "SMDDP_CHECKPOINT_S3_URI=bucket is no place in S3",
+            "--checkpoint-s3-uri=bucket is no place in S3",
         ),
     ],
 )
@@ -94,6 +95,24 @@ def test_bad_input_is_one_line_and_code_2(
     assert shown.stderr.startswith("smddp: ")
     assert told in shown.stderr
     assert shown.stderr.count("\n") == 1
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    shown = smddp("run", "--run-dir", "/proc/none", "train.py", cwd=tmp_path)
+    (_, told) = shown.stderr.splitlines()
+    assert shown.returncode == 2
+    assert told.startswith("smddp: The job's directory /proc/none/model can't be made: No such file or directory. ")
+
+
+def test_an_option_of_run_after_the_script_that_refuses_it_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "from dataclasses import dataclass\nimport smddp\n\n@dataclass\nclass Config:\n    lr: float = 0.1\n\n"
+        'def main(config: Config): ...\n\nif __name__ == "__main__":\n    smddp.run(main)\n'
+    )
+    shown = smddp("run", "train.py", "--run-dir=runs/1", cwd=tmp_path)
+    told = "smddp: --run-dir=runs/1 goes to train.py: options of smddp run come before the script\n"
+    assert (shown.returncode, shown.stderr) == (2, told)
 
 
 def test_a_misspelt_option_before_the_script_is_named_with_the_nearest(tmp_path: Path) -> None:

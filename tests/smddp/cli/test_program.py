@@ -57,6 +57,20 @@ main()
     assert (code, said.splitlines()) == (130, ["asleep", f"{who}: interrupted"])
 
 
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    program = """
+import errno, os, smddp.cli.app
+def full():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.tar.gz")
+smddp.cli.app.app = full
+from smddp.cli import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    told = "smddp: model.tar.gz: No space left on device. Free some space, or give another place.\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
 def test_run_imports_no_other_package(tmp_path: Path) -> None:
     """Its first line would wait for the import of the packages whose commands are not asked for."""
     program = """

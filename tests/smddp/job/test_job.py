@@ -140,10 +140,17 @@ def test_the_run_directory_can_be_moved_and_made(tmp_path: Path) -> None:
     assert made == {"model", "output", "output/data", "checkpoints"}
 
 
+@pytest.mark.parametrize("below", ["", "run-7"])
+def test_a_file_in_the_place_of_the_run_directory_is_named(below: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    with pytest.raises(JobError, match=r"train\.py is a file\. .*SMDDP_RUN_DIR sets it: give a directory"):
+        Job.detect({"SAGEMAKER_BASE_DIR": "/none", "SMDDP_RUN_DIR": str(tmp_path / "train.py" / below)})
+
+
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "model").touch()
     job = Job.detect({"SAGEMAKER_BASE_DIR": "/none", "SMDDP_RUN_DIR": str(tmp_path)})
-    with pytest.raises(JobError, match=r"can't be made: .*/model.*SMDDP_RUN_DIR"):
+    with pytest.raises(JobError, match=r"/model.* can't be made: .*SMDDP_RUN_DIR"):
         job.make_directories()
 
 
