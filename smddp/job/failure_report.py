@@ -62,14 +62,14 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
     cause = told
     while (next_cause := _cause(cause)) is not None:
         cause = next_cause
-    if cause is not told:
+    if cause is not told and not (str(cause) and str(cause) in str(told)):  # else the message quotes its cause
         lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
     lines += [_shorten(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
     if meaning := _LOST_WORKER if _is_lost_worker(error) else _meaning(lines[0], Path()):
         lines.append(meaning)
     frames = [_frame_line(frame) for frame in _telling(told)]
     if cause is not told:
-        frames += [_frame_line(frame) for frame in _telling(cause)[-1:]]
+        frames += [_frame_line(frame) for frame in _telling(cause)[-1:] if not frame.filename.startswith(_PACKAGE)]
     head = "\n".join(lines)
     return "\n".join([head, *_fit(frames, LIMIT - len(head) - 1)])
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, OnChange, change, copied, same
+from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, TAKE_REMEDY, OnChange, change, copied, same
 from smddp.job.saved_model import plain_name
 
 logger = logging.getLogger(__name__)
@@ -176,8 +176,8 @@ class NamedOptimizer:
                 for script, each in zip(own, self.changes, strict=True)
             ]
         if told and self._logs:
-            holds = "this script's" if self._on_change == "take" else "the checkpoint's"
-            logger.warning("the optimizer resumes with %s options: %s", holds, "; ".join(told))
+            holds, remedy = ("this script's", "") if self._on_change == "take" else ("the checkpoint's", TAKE_REMEDY)
+            logger.warning("the optimizer resumes with %s options: %s%s", holds, "; ".join(told), remedy)
 
     def _keep_dtypes(self, state: Mapping[str, Any]) -> None:
         """Restore the saved dtypes of the optimizer's state, which PyTorch casts to the parameter's dtype.

@@ -31,7 +31,7 @@ from smddp.checkpoint.parts.schedule_options import (
     told,
     with_states,
 )
-from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, OnChange, copied, same
+from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, TAKE_REMEDY, OnChange, copied, same
 
 logger = logging.getLogger(__name__)
 
@@ -225,8 +225,8 @@ class Schedule:
         takes = self._together.on_change == "take"
         texts = found.told + found.functions if takes else found.told
         if texts:
-            holds = "this script's" if takes else "the checkpoint's"
-            logger.warning("the schedule resumes with %s options: %s", holds, "; ".join(texts))
+            holds, remedy = ("this script's", "") if takes else ("the checkpoint's", TAKE_REMEDY)
+            logger.warning("the schedule resumes with %s options: %s%s", holds, "; ".join(texts), remedy)
         if found.functions and not takes:
             logger.warning(
                 "the schedule resumes with this script's functions, as a checkpoint has none: %s",

@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 
 OnChange = Literal["keep", "take", "refuse"]
+TAKE_REMEDY = '; checkpoints=CheckpointPolicy(on_change="take") takes this script\'s'
+"""The end of a message about options that differ and are kept."""
 """What resuming does if optimizer or schedule options, such as the learning rate, differ from the checkpoint's script:
 keep the saved options, take this script's, or refuse."""
 

@@ -29,6 +29,7 @@ from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import in_names_of, plain_name, plain_state
 from smddp.path_text import shown_path
+from smddp.process.terminal_text import as_size
 from smddp.secret_text import masked
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def _read(store: Store, parts: set[str], hyperparameters: Mapping[str, Any]) -> 
         return None
     manifest, seconds = loaded.manifest, time.monotonic() - started
     path = shown_path(store.path(manifest.step))
-    logger.info("read %s: %.1f MB, every byte verified, in %.2f s", path, manifest.size / 1e6, seconds)
+    logger.info("read %s: %s, every byte verified, in %.2f s", path, as_size(manifest.size), seconds)
     if changed := _differing(manifest.hyperparameters, hyperparameters):
         told = ", ".join(f"{name}={new} (was {old})" for name, old, new in changed)
         logger.info("hyperparameters changed since this checkpoint: %s", told)
@@ -116,6 +117,11 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str
         for name in names
         if told[0].get(name) != told[1].get(name)
     ]
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's message, which is a sentence if a part refuses the state; else with its type."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 class Restoration:
@@ -193,18 +199,15 @@ class Restoration:
         try:
             part.load_state_dict(state)
         except Exception as error:
-            raise CheckpointError(
-                f"{self._what} does not fit this run's {name}: {type(error).__name__}: {error}"
-            ) from error
+            raise CheckpointError(f"{self._what} does not fit this run's {name}: {_reason(error)}") from error
 
     def _check_part(self, name: str, check: Callable[[Any], None], state: Any) -> None:
         try:
             check(state)
         except (ValueError, KeyError, TypeError) as error:
-            reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise CheckpointError(
-                f"{self._what} does not fit this run's {name}: {reason}. Nothing was loaded; resume with what it was "
-                "saved of, or start anew in another directory"
+                f"{self._what} does not fit this run's {name}: {_reason(error)}. Nothing was loaded; resume with what "
+                "it was saved of, or start anew in another directory"
             ) from error
 
     def _check_module(self, name: str, module: torch.nn.Module, saved: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
 from smddp.checkpoint.save.commit import RankSaver, SaveFailedError
 from smddp.errors import CheckpointError
 from smddp.path_text import shown_path
+from smddp.process.terminal_text import as_size
 
 logger = logging.getLogger(__name__)
 
@@ -289,9 +290,9 @@ class BackgroundSaves:
         if self.is_main:
             logger.log(
                 logging.INFO if self._is_worth_saying(report.durable_seconds) else logging.DEBUG,
-                "saved %s: %.1f MB in %.2f s (stall %.3f s)",
+                "saved %s: %s in %.2f s (stall %.3f s)",
                 shown_path(rank_saver.path(report.step)),
-                report.size / 1e6,
+                as_size(report.size),
                 report.durable_seconds,
                 report.stall_seconds + report.waited_seconds,
             )

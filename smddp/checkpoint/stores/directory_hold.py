@@ -13,6 +13,7 @@ Notes on the lock:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -23,6 +24,9 @@ from pathlib import Path
 from smddp.checkpoint.stores import owner_record as owners
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.owner_record import LARGEST_OWNER, OWNER_NAME, LocationTakenError, Owner
+from smddp.path_text import shown_path
+
+logger = logging.getLogger(__name__)
 
 _PAUSE = 0.1  # seconds between two tries; `PATIENCE_SECONDS` bounds all of them
 
@@ -73,9 +77,14 @@ class DirectoryHold:
 
     def _take(self, *, patience: float) -> None:
         deadline = time.monotonic() + patience
+        told = False
         while (key := self._try()) is None:
             if time.monotonic() >= deadline:
                 raise LocationTakenError(str(self._path.parent), self._found)
+            if not told:
+                told = True
+                where = shown_path(self._path.parent)
+                logger.info("another run saves its checkpoints in %s; waiting %.0f s for its end", where, patience)
             time.sleep(_PAUSE)
         self._key = key
         self._finalizer = weakref.finalize(self, _release, key, os.getpid())

@@ -36,9 +36,8 @@ class LocationTakenError(CheckpointError):
         """Name the store and its owner; None if the owner is unknown."""
         who = "another run" if owner is None else f"the run {owner}"
         super().__init__(
-            f"{who} saves its checkpoints in {location}, and two runs in one location would remove each other's; stop "
-            "that one, or give this one a location of its own (to read beside a run, take load_weights, export or "
-            "find_best)"
+            f"{who} saves its checkpoints in {location}: wait until it ends, or give this run another run directory or "
+            "checkpoint_s3_uri"
         )
 
 

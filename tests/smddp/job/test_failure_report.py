@@ -147,6 +147,19 @@ def test_the_first_cause_is_told() -> None:
     assert "load_labels: raise ValueError" in report.splitlines()[-1]
 
 
+def test_a_cause_that_the_message_quotes_is_not_told_again() -> None:
+    def outer() -> None:
+        try:
+            train()
+        except ValueError as error:
+            raise RuntimeError(f"the data are refused: {error}") from error
+
+    report = describe(raised(outer), rank(0))
+
+    assert "caused by" not in report
+    assert "load_labels: raise ValueError" in report.splitlines()[-1]
+
+
 def test_a_cause_that_was_suppressed_is_not_told() -> None:
     def outer() -> None:
         try:

@@ -71,6 +71,7 @@ def test_another_learning_rate_is_told_with_what_holds(
     optimizer = torch.optim.SGD(again.parameters(), lr=0.001)
     resumed(job, optimizer, again, on_change=on_change)
     assert optimizer.param_groups[0]["lr"] == holds
+    assert ('(on_change="take") takes this script\'s' in caplog.text) == (on_change == "keep")
     assert (
         f"the optimizer resumes with {told}: lr was 0.1 in the checkpoint's script and is 0.001 in this one"
         in caplog.text
@@ -157,7 +158,7 @@ def test_a_changed_group_is_told_by_a_parameter_of_it(job: Job, caplog: pytest.L
     optimizer = groups(again, (("second",), 0.3, 0.0), (("first",), 0.1, 0.5))
     resumed(job, optimizer, again)
     told = "lr of the group of second.weight was 0.2 in the checkpoint's script and is 0.3 in this one"
-    assert f"resumes with the checkpoint's options: {told}\n" in caplog.text
+    assert f"resumes with the checkpoint's options: {told}; checkpoints=Checkpoint" in caplog.text
     assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
 
 

@@ -70,11 +70,13 @@ def is_refused(root: Path) -> bool:
     return {0: False, 7: True}[os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])]
 
 
-def test_a_second_process_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_told_who_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with child(lambda: take(tmp_path)) as process, pytest.raises(LocationTakenError) as error:
         take(tmp_path, OTHER)
     assert f"the run {RUN} (process {process} on {socket.gethostname()}, since 20" in str(error.value)
     assert f"saves its checkpoints in {tmp_path}" in str(error.value)
+    assert caplog.messages == [f"another run saves its checkpoints in {tmp_path}; waiting 0 s for its end"]
 
 
 def test_after_a_kill_the_next_has_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
