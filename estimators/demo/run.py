@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from estimators.job_handle.events import StatusChange
 from estimators.local import LocalSageMaker
 from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
-from smddp.process.terminal_text import shown_text
+from smddp.process.terminal_text import is_watched, shown_text
 
 BATCH_SIZE = 16  # small enough that an epoch takes a second, and the interruption comes in the middle of one
 TARGET_ACCURACY = 0.97
@@ -174,7 +175,7 @@ def _follow(
         TextColumn("steps"),
         TimeElapsedColumn(),
         console=console,
-        disable=not console.is_terminal,
+        disable=not is_watched(sys.stdout),
     ) as progress:
         bar = progress.add_task("starting two hosts", total=epochs * steps_an_epoch)
         for event in job.events():

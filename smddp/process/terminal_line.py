@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TextIO
 
+from smddp.process.terminal_text import is_watched
+
 logger = logging.getLogger(__name__)
 
 _REFRESH_SECONDS = 0.25
@@ -188,7 +190,7 @@ def _replace_streams(substitute: Callable[[TextIO], Any]) -> list[Callable[[], N
 
 
 def _is_terminal(stream: Any) -> bool:
-    return stream is not None and not isinstance(stream, _Substitute) and stream.isatty()
+    return stream is not None and not isinstance(stream, _Substitute) and is_watched(stream)
 
 
 def _leave_to_parent() -> None:

@@ -103,6 +103,20 @@ def test_printed_and_logged_lines_come_whole_above_the_live_line(
     assert b"\x1b[?25l" not in output  # the cursor is never hidden
 
 
+def test_a_terminal_without_control_sequences_gets_none(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys\nfrom smddp.process.terminal_line import make_room_for_other_process\n"
+        "make_room_for_other_process()\nprint('a line')\n"
+    )
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")], stdout=theirs, env={**os.environ, "TERM": "dumb"}, check=True
+    )
+    assert os.read(ours, 100) == b"a line\r\n"
+    os.close(ours)
+    os.close(theirs)
+
+
 @pytest.mark.parametrize(
     ("at_each_step", "code", "last"),
     [
