@@ -10,6 +10,7 @@ import logging
 import traceback
 from pathlib import Path
 
+from smddp.errors import SmddpError
 from smddp.path_text import shown_path
 
 logger = logging.getLogger(__name__)
@@ -27,14 +28,20 @@ class FailureLog:
             self._path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
             self._is_kept = True
         except OSError as problem:
-            logger.error("the traceback can't be written to %s: %s", self._path, problem)
+            if not self._is_message_enough:
+                logger.error("the traceback can't be written to %s: %s", self._path, problem)
+
+    @property
+    def _is_message_enough(self) -> bool:
+        """Whether the report needs no traceback: smddp raised the error, so the innermost frames are its own."""
+        return isinstance(self._error, SmddpError)
 
     def tell(self, report: str) -> None:
         """Log a report of this rank's failure, and the place of the whole traceback."""
         if self._is_kept:
             logger.critical("failed: %s\nThe whole traceback is in %s", report, shown_path(self._path))
         else:
-            logger.critical("failed: %s", report, exc_info=self._error)
+            logger.critical("failed: %s", report, exc_info=None if self._is_message_enough else self._error)
 
     def mention(self) -> None:
         """Log in one line that this rank failed, too."""

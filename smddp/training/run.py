@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -325,7 +325,13 @@ def _record(output_dir: Path | None, report: str, *, keep_longer: bool = False) 
         if not (keep_longer and failure_report.renew(output_dir, report)):
             failure_report.record(output_dir, report)
     except OSError as error:
-        logger.error("the failure could not be written to %s: %s", output_dir, error)
+        _tell_unwritten(output_dir, str(error))
+
+
+@cache
+def _tell_unwritten(output_dir: Path, problem: str) -> None:
+    """Log that the failure could not be written, once: the first report and the settled one have the same problem."""
+    logger.error("the failure could not be written to %s: %s", output_dir, problem)
 
 
 def _end_soon(membership: Membership) -> None:

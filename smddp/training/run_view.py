@@ -175,7 +175,7 @@ class RunView:
 
     def _say_done(self) -> None:
         progress, model, saved = self._progress, self._ending.model, self._newest_checkpoint()
-        epochs = "" if self._epochs is None else f"{counted(progress.epoch, 'epoch')}, "
+        epochs = "" if self._epochs is None or not progress.epoch else f"{counted(progress.epoch, 'epoch')}, "
         logger.info(
             "done: %s%s in %s%s%s",
             epochs,

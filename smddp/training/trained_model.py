@@ -23,7 +23,7 @@ from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
 from smddp.training.active_runs import Progress
-from smddp.training.argument_checks import check_options_agree, optimizer_options
+from smddp.training.argument_checks import check_options_agree, describe, optimizer_options
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.model_checks import (
     check_added_parameters,
@@ -171,8 +171,11 @@ class TrainedModel:
 
         ``share`` is the loss's weight by the order of the data: 0 for a rank that repeats a sample only to take part.
         ``items`` is the number of items in the loss's mean, or None. ``collect`` says that ``mean_loss`` will be called
-        after this step. Raises ValueError if the ranks would not average the gradients.
+        after this step. Raises ValueError if the ranks would not average the gradients, TypeError if the loss is a
+        number.
         """
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"trainer.step() got {describe(loss)}: give the loss as a tensor, without .item()")
         if self.timer is not None:
             self.timer.mark("forward")
         replica, step = self._replica, self.optimizer_step

@@ -303,6 +303,7 @@ class Trainer(TrainingLoop):
         Raises:
             ValueError: The loss does not come from ``trainer.model`` (with several ranks), batches and steps do not
                 pair up (with ``accumulate``), or a weight is out of range.
+            TypeError: The loss is not a tensor.
             TrainingDivergedError: The weights are not finite, at a save or at a metric line whose loss is not finite;
                 or the gradients of any step are not finite, and ``on_nonfinite`` is ``"stop"`` or ``"raise"``.
             Stopped, CheckpointError: As in ``epochs``.

@@ -101,17 +101,16 @@ class TrainingLoop:
                 continues in that epoch.
 
         Raises:
-            ValueError: ``max_steps`` is not positive.
+            ValueError: ``count`` or ``max_steps`` is not a whole number of 1 or more.
             Stopped: The job was told to stop, and a checkpoint is durable.
             CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
         """
         progress = self._progress
+        check_counts(epochs=count, max_steps=1 if max_steps is None else max_steps)
         self._begin()
         self._counts_steps = False
         self._start_epoch()
         self._save_or_stop_if_due(Pause.START)
-        if max_steps is not None:
-            check_counts(max_steps=max_steps)
         most = self._at_most(math.inf if max_steps is None else max_steps)
         self._limit(most)
         if not progress.finished and self.is_main:

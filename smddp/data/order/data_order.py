@@ -199,7 +199,9 @@ class Partition:
             raise ValueError(f"size is {self.size}: a dataset to train on has 1 to 2**63 samples")
         if self.accumulate < 1:
             raise ValueError(f"accumulate is {self.accumulate}: an optimizer step has at least one micro-batch")
-        if self.global_batch < 1 or self.global_batch % self.shares:
+        if self.global_batch < 1:
+            raise ValueError(f"global_batch (batch_size) is {self.global_batch}: a step has at least one sample")
+        if self.global_batch % self.shares:
             nearest = _nearest_multiples(self.global_batch, self.shares)
             raise ValueError(
                 f"global_batch (batch_size) is {self.global_batch}: it must be divisible by world_size * accumulate = "

@@ -47,6 +47,11 @@ def test_a_number_of_another_kind_is_refused(job: smddp.Job, options: dict[str, 
         make(job, **options)
 
 
+def test_a_loss_that_is_a_number_is_refused(job: smddp.Job) -> None:
+    with pytest.raises(TypeError, match=r"trainer.step\(\) got 0\.5: give the loss as a tensor, without \.item\(\)"):
+        make(job).step(0.5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

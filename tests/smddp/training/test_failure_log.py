@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from smddp.errors import CheckpointError
 from smddp.training.failure_log import FailureLog
 
 
@@ -26,6 +27,13 @@ def test_the_log_has_the_report_and_a_file_the_whole_traceback(
     ]
     assert not any(record.exc_info for record in caplog.records)
     assert 'in failed\n    raise ValueError("label 41' in file.read_text()
+
+
+def test_an_error_of_smddp_itself_needs_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "data").touch()
+    FailureLog(CheckpointError("no space"), tmp_path / "data", rank=0).tell("CheckpointError: no space")
+    (told,) = caplog.records
+    assert (told.getMessage(), told.exc_info) == ("failed: CheckpointError: no space", None)
 
 
 def test_a_traceback_without_a_file_is_logged_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

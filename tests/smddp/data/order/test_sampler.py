@@ -209,6 +209,7 @@ def test_a_global_batch_that_does_not_divide_names_the_nearest_that_do(global_ba
     ("arguments", "message"),
     [
         ({"size": 0, "global_batch": 1}, "size is 0"),
+        ({"size": 8, "global_batch": 0}, r"\(batch_size\) is 0: a step has at least one sample"),
         ({"size": 10, "global_batch": 12}, "only 10 samples"),
         ({"size": 10, "global_batch": 2, "rank": 2, "world_size": 2}, "ranks go from 0 to world_size - 1"),
         ({"size": 10, "global_batch": 2, "rank": -1}, "ranks go from 0 to world_size - 1"),
