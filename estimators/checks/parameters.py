@@ -32,6 +32,9 @@ _WITHOUT_WHICH_DROPPED: Mapping[str, str] = {
 }
 """Parameters that the SDK silently ignores without another one."""
 
+_ROLE_NAME = re.compile(r"[\w+=,.@-]{1,64}", re.ASCII)
+"""IAM's rule for the name of a role."""
+
 _WRONG_IN_JAVA_TOO = ("missing )", "unbalanced parenthesis", "unterminated character set", "nothing to repeat")
 """Beginnings of `re` messages about patterns that are invalid in Java, too: AWS uses Java's regexes."""
 
@@ -43,9 +46,7 @@ def is_local_mode(arguments: Arguments) -> bool:
 
 def check_limits(arguments: Arguments) -> Iterator[Problem]:
     """Yield violations of the API's limits by parameters that go into the request unchanged."""
-    elsewhere = {"hyperparameters", "instance_type"}
-    if "/" not in str(arguments.get("role")):
-        elsewhere.add("role")  # a name: the SDK asks IAM for its ARN
+    elsewhere = {"hyperparameters", "instance_type", "role"}
     if is_local_mode(arguments):
         elsewhere.add("output_path")
     if not str(arguments.get("checkpoint_s3_uri")).startswith("s3://"):
@@ -175,10 +176,18 @@ def check_time(arguments: Arguments) -> Iterator[Problem]:
 
 
 def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Problem]:
-    """Yield a missing role; a local job needs none."""
+    """Yield a missing role, or one that is neither an ARN nor a name; a local job needs none.
+
+    Of a name, the SDK asks IAM for the ARN.
+    """
     if is_local_mode(arguments):
         return
-    if not arguments.get("role") and not configured_role:
+    role = arguments.get("role")
+    is_name = isinstance(role, str) and _ROLE_NAME.fullmatch(role)
+    if role and not is_name and any(aws_limits.check("role", role)):
+        remedy = "Give the ARN, such as arn:aws:iam::123456789012:role/SageMaker, or the role's name."
+        yield error("role", f"{role!r:.200} is no ARN of an IAM role", remedy)
+    if not role and not configured_role:
         yield error(
             "role",
             "missing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,7 +73,7 @@ class SageMakerService:
         """Log that the job continues, and how to wait again, if the block ends before the job."""
         try:
             yield
-        except KeyboardInterrupt as interrupt:
+        except (KeyboardInterrupt, CancelledError) as interrupt:  # an interrupt cancels an awaiting cell of a notebook
             if not getattr(self._boto_session, "ends_with_block", False):
                 self._tell_leaving("")
             without_traceback(interrupt)
@@ -84,14 +85,19 @@ class SageMakerService:
 
     def _tell_leaving(self, why: str) -> None:
         if getattr(self._boto_session, "ends_with_program", False):
-            logger.warning("%s continues until its local platform ends%s", self._name, why)
-            return
+            until, attached, by_command = "until its local platform ends", f"{self._name!r}, platform.session", ""
+        else:
+            until, attached = "without you", repr(self._name)
+            by_command = f", or: aws sagemaker stop-training-job --training-job-name {self._name}"
         logger.warning(
-            "%s continues without you%s. To stop it: TrainingJob.attach(%r).stop(), or: aws sagemaker "
-            "stop-training-job --training-job-name %s. To wait again: TrainingJob.attach(%r).wait()",
+            "%s continues %s%s. To stop it: TrainingJob.attach(%s).stop()%s. To wait again: "
+            "TrainingJob.attach(%s).wait()",
             self._name,
+            until,
             why,
-            *(self._name,) * 3,
+            attached,
+            by_command,
+            attached,
         )
 
     def advice(self, status: str) -> str:  # noqa: ARG002 - as for a local job

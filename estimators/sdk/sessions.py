@@ -70,7 +70,7 @@ def credentials_explained() -> Iterator[None]:
         raise EstimatorError(
             f"The job was not sent, AWS can't be asked: {str(fault).rstrip('.')}. Sign in (aws configure, or "
             "aws sso login), or train on this machine: give the session of LocalSageMaker()."
-        ) from fault
+        ) from None  # the message has all that the fault says; its frames are those of botocore
 
 
 def role_arn(name: str, session: Session) -> str:

@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 
 
-def without_traceback(interrupt: KeyboardInterrupt) -> None:
+def without_traceback(interrupt: BaseException) -> None:
     """Let Python show no traceback if this interruption ends the program. Other exceptions go to the present hook."""
     show = sys.excepthook
 

@@ -10,6 +10,7 @@ import argparse
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,7 +69,15 @@ class OptionParser:
             yield str(fault)
             return
         if unknown and not self.takes_unknown:
-            yield f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown)}"
+            told = self._flags(arguments, unknown) or self._nearest(unknown)
+            yield f"unrecognized arguments: {' '.join(unknown)}{told}"
+
+    def _flags(self, arguments: Sequence[str], unknown: Sequence[str]) -> str:
+        """Return which flags are followed by an unknown value, such as the True in ``--amp True``."""
+        flags = {name for action in self.parser._actions if action.nargs == 0 for name in action.option_strings}  # noqa: SLF001
+        followed = [flag for flag, value in pairwise(arguments) if flag in flags and value in unknown]
+        is_flag = "is a flag, which takes" if len(followed) == 1 else "are flags, which take"
+        return f" ({', '.join(followed)} {is_flag} no value)" if followed else ""
 
     def _nearest(self, unknown: Sequence[str]) -> str:
         near = next((name for option in unknown if (name := near_name(option, self.names))), None)

@@ -132,7 +132,9 @@ MISTAKES: dict[str, Mistake] = {
     "a value that JSON can't hold": hyperparameters("'data' can't be sent", data={1, 2}),
     "a misspelt option of argparse": hyperparameters("did you mean '--epochs'?", ARGPARSE, epochss=1, epochs=1),
     "an option of argparse that is missing": hyperparameters("required: --epochs", ARGPARSE),
-    "a value for a flag of argparse": hyperparameters("unrecognized arguments: True", ARGPARSE, epochs=1, amp=True),
+    "a value for a flag of argparse": hyperparameters(
+        "(--amp is a flag, which takes no value)", ARGPARSE, epochs=1, amp=True
+    ),
     "a batch that the ranks can't share": Mistake(
         said="The nearest are 62 and 64.",
         parameters={**GPU, "instance_count": 2, "hyperparameters": {"batch_size": 63}},
@@ -152,6 +154,9 @@ MISTAKES: dict[str, Mistake] = {
         "Use distribution='mpi' or no distribution (smddp", distribution="torchrun"
     ),
     "a version of PyTorch that there is not": given("framework_version", framework_version="9.9", py_version="py312"),
+    "a bucket in place of a role": given(
+        "role: 'arn:aws:s3:::bucket' is no ARN of an IAM role. Give the ARN, such as", role="arn:aws:s3:::bucket"
+    ),
     "no role": given("role: missing", role=None),
     "spot without max_wait": given("must say how long it may take", **SPOT),
     "max_wait less than max_run": given("Give at least 600.", **SPOT, max_wait=60),

@@ -341,8 +341,9 @@ def test_missing_credentials_are_said(build: Any, sagemaker_session: Any, monkey
         raise NoCredentialsError
 
     monkeypatch.setattr(sagemaker_session.sagemaker_client, "create_training_job", fail)
-    with pytest.raises(EstimatorError, match=r"Unable to locate credentials\. Sign in .* LocalSageMaker\(\)"):
+    with pytest.raises(EstimatorError, match=r"Unable to locate credentials\. Sign in .* LocalSageMaker\(\)") as told:
         build().fit()
+    assert told.value.__suppress_context__  # else Python shows botocore's frames first
 
 
 def test_a_dataclass_is_sent_as_the_script_reads_it(build: Any, requests: list[dict[str, Any]]) -> None:

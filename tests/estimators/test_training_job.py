@@ -193,6 +193,22 @@ def test_an_interruption_from_the_keyboard_leaves_the_job_running(
     assert f"TrainingJob.attach('{NAME}').wait()" in caplog.text
 
 
+def test_a_cancelled_wait_tells_how_to_wait_again_on_a_local_platform(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    platform.descriptions = [described("Training")]
+    monkeypatch.setattr(platform, "ends_with_program", True, raising=False)
+
+    async def interrupted() -> None:
+        await asyncio.wait_for(TrainingJob(NAME, platform).wait_async(), timeout=0.1)
+
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(interrupted())
+    assert f"{NAME} continues until its local platform ends" in caplog.text
+    for method in ("stop", "wait"):
+        assert f"TrainingJob.attach('{NAME}', platform.session).{method}()" in caplog.text
+
+
 def test_stop_is_sent_to_a_running_job_only(platform: Platform) -> None:
     platform.descriptions = [described("Training"), COMPLETED]
     job = TrainingJob(NAME, platform)

@@ -30,7 +30,9 @@ def check(
         return
     given = {name: json.loads(text) for name, text in texts.items() if _is_users(name)}
     for refused in parser.faults(user_arguments(given)):
-        remedy = f"The script has {', '.join(parser.names)}; each hyperparameter reaches it as such an option."
+        remedy = (
+            f"The script has {', '.join(parser.names)}; each hyperparameter reaches it as such an option with a value."
+        )
         yield (warning if own_image else error)("hyperparameters", f"argparse refuses them: {refused}", remedy)
 
 

@@ -195,7 +195,7 @@ if __name__ == "__main__":
         ({"epochs": 1, "lr": "fast"}, "argument --lr: invalid float value: 'fast'"),
         ({"epochs": 1, "kind": "adamw"}, "argument --kind: invalid choice: 'adamw'"),
         ({"lr": 1}, "the following arguments are required: --epochs"),
-        ({"epochs": 1, "amp": True}, "unrecognized arguments: True"),
+        ({"epochs": 1, "amp": True}, "unrecognized arguments: True (--amp is a flag, which takes no value)"),
         ({"epochs": 1, "sizes": [1, 2]}, "argument --sizes: invalid int value: '[1, 2]'"),
     ],
 )
