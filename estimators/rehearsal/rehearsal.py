@@ -17,6 +17,8 @@ from estimators.rehearsal.sample import bring, objects
 from estimators.source_code import PACKAGE, SourceCode, imports_package
 from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
 from smddp.job.printed_error import LOG_TIME
+from smddp.process import notebook_html
+from smddp.secret_text import masked_text
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -81,16 +83,34 @@ class Rehearsal:
     """A sentence on the sample of each channel on S3."""
 
     def __str__(self) -> str:
-        checkpoints = "no checkpoints, for the job has no checkpoint_s3_uri: once stopped, it begins anew"
-        if self.resumed_at is not None:
-            checkpoints = f"resumed from the checkpoint of step {self.resumed_at} ({_size(self.checkpoint_bytes)})"
-        metrics = ", ".join(f"{name} {value:g}" for name, value in sorted(self.metrics.items()))
         return (
             f"rehearsed on {self.topology}, with {self.runtime}: "
-            f"{self.steps} steps in {self.seconds:.0f} s; {checkpoints}; "
+            f"{self.steps} steps in {self.seconds:.0f} s; {self._checkpoints}; "
             f"model.tar.gz {_size(self.model_bytes)}; largest process {_size(self.memory_bytes)}; "
-            f"{'; '.join([metrics or 'no metrics', *self.samples])}"
+            f"{'; '.join([self._metrics, *self.samples])}"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("rehearsed on", f"{self.topology}, with {self.runtime}"),
+            ("steps", f"{self.steps} in {self.seconds:.0f} s"),
+            ("checkpoints", self._checkpoints),
+            ("model.tar.gz", _size(self.model_bytes)),
+            ("largest process", _size(self.memory_bytes)),
+            ("metrics", self._metrics),
+            *(("data", sample) for sample in self.samples),
+        ]
+        return notebook_html.table((name, masked_text(value)) for name, value in rows)
+
+    @property
+    def _checkpoints(self) -> str:
+        if self.resumed_at is None:
+            return "no checkpoints, for the job has no checkpoint_s3_uri: once stopped, it begins anew"
+        return f"resumed from the checkpoint of step {self.resumed_at} ({_size(self.checkpoint_bytes)})"
+
+    @property
+    def _metrics(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in sorted(self.metrics.items())) or "no metrics"
 
 
 def rehearse(

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gc
 import inspect
@@ -32,6 +33,7 @@ from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.estimator import NOTHING_SENT, Estimator
 from estimators.plan import Plan, Prices
 from smddp.job.near_names import no_script
+from smddp.script_syntax import PACKAGE, Modules, executed, imported_by
 
 if TYPE_CHECKING:
     from estimators.rehearsal import Rehearsal
@@ -249,10 +251,26 @@ def _some(found: list[_Found], script: Path, reason: str = "") -> list[_Found]:
     return found
 
 
+def _only_trains(script: Path) -> bool:
+    """Return whether every run of a script calls ``smddp.run``, and none of its modules imports an Estimator."""
+    modules = Modules(path=script, directories=[script.parent], named={})
+    try:
+        calls = {module.full_name(node.func) for module, node in executed(modules) if isinstance(node, ast.Call)}
+    except RecursionError:  # a chain of hundreds of calls or types: the script is left unjudged
+        return False
+    imported = {name for module in modules.reached for node in module.nodes for name in imported_by(node)}
+    return f"{PACKAGE}.run" in calls and not any(name.partition(".")[0] == "estimators" for name in imported)
+
+
 def _run(script: Path, arguments: Sequence[str], on_job: Callable[[_Run, SentJob], Any]) -> _Run:
     """Run a script whose jobs are collected instead of sent."""
     if not script.is_file():
         raise EstimatorError(no_script(script, "submit script"))
+    if _only_trains(script):
+        raise EstimatorError(
+            f"{script} is a training script: it calls {PACKAGE}.run, and imports no Estimator. It was not run. Give "
+            "the script that calls fit() of an estimators.Estimator."
+        )
     words, path, threads = sys.argv, sys.path[:], threading.enumerate()
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.resolve().parent)]
     run = _Run(on_job=on_job)

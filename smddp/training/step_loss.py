@@ -72,7 +72,7 @@ class StepLoss:
             raise TrainingDivergedError(
                 f"at step {step} the model's {', '.join(broken[:_SHOWN])}{more} "
                 f"{'has' if len(broken) == 1 else 'have'} values that are not finite: no further step can mend that. "
-                "Nothing of it was saved; the checkpoints there are were saved before. Lower the learning rate, set "
+                "Nothing of it was saved; the existing checkpoints are of earlier steps. Lower the learning rate, set "
                 "clip_norm, or look for NaN in the data"
             )
 

@@ -113,6 +113,17 @@ Estimator("train.py", **options).fit("data", False)
     assert second["iam"] is None
 
 
+def test_a_training_script_is_refused_before_it_trains(tmp_path: Path) -> None:
+    script = "import smddp\n\ndef main(job: smddp.Job) -> None: ...\n\n"
+    (tmp_path / "sine.py").write_text(
+        f"{script}open('trained', 'w')\nif __name__ == '__main__':\n    smddp.run(main)\n"
+    )
+    refused = CliRunner().invoke(app, ["plan", "sine.py"])
+    assert refused.exit_code == 2
+    assert "sine.py is a training script: it calls smddp.run" in refused.stderr
+    assert not (tmp_path / "trained").exists()
+
+
 @pytest.mark.slow
 def test_the_policies_are_printed(plan: Any) -> None:
     shown = plan("estimator.fit(); estimator.fit('data')", "--iam").stdout
