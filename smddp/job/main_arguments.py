@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any, get_type_hints
 
@@ -34,6 +34,11 @@ def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReade
         arguments[name], recorded = read
         job = dataclasses.replace(job, hyperparameters=recorded)
     return arguments | dict.fromkeys(wants_job, job), job
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Return whether a script only shows its options; ``-h`` beside other arguments may be an option of its own."""
+    return "--help" in arguments or list(arguments) == ["-h"]
 
 
 def refused_parameter(main: str, name: str, hint: str) -> str:

@@ -22,9 +22,10 @@ from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
 from smddp.job.job import checked_checkpoint_uri, make_directories, run_directory
+from smddp.job.main_arguments import asks_for_help
 from smddp.job.near_names import no_script
 from smddp.launch.ports import check_port, free_port
-from smddp.launch.script_check import asks_for_help, check_script
+from smddp.launch.script_check import check_script
 from smddp.path_text import shown_path
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.exit_codes import as_shell

@@ -32,11 +32,6 @@ from smddp.script_syntax import (
 _HELP = frozenset({"-h", "--help"})
 
 
-def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Return whether a script only shows its options; ``-h`` beside other arguments may be an option of its own."""
-    return "--help" in arguments or list(arguments) == ["-h"]
-
-
 def check_script(script: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise an error if every run of the script would refuse its command line or fail.
 

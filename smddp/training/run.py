@@ -35,7 +35,7 @@ from smddp.distributed import (
 from smddp.errors import CheckpointError, SmddpError, UnguardedScriptError
 from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
-from smddp.job.main_arguments import ConfigReader, main_arguments, read_dataclass
+from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.log_format import start_log
@@ -296,7 +296,7 @@ def _exit_code(error: BaseException) -> int:
 
 def _set_up_logging(cluster: Cluster) -> None:
     """Log to stderr, unless the script has set up logging: all lines on rank 0, and warnings on the others."""
-    level = int(os.environ.get("SM_LOG_LEVEL") or logging.INFO)
+    level = int(os.environ.get("SM_LOG_LEVEL") or (logging.WARNING if asks_for_help(sys.argv[1:]) else logging.INFO))
     sender = f"rank {cluster.rank}" if cluster.world_size > 1 else ""
     if cluster.node_count > 1:
         sender += f" on {cluster.host}"

@@ -115,6 +115,17 @@ def test_an_option_of_run_after_the_script_that_refuses_it_is_one_line(tmp_path:
     assert (shown.returncode, shown.stderr) == (2, told)
 
 
+def test_the_help_of_a_script_has_no_log_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import argparse\nimport smddp\n\ndef main():\n    argparse.ArgumentParser().parse_args()\n\n"
+        'if __name__ == "__main__":\n    smddp.run(main)\n'
+    )
+    command = [sys.executable, "train.py", "--help"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("usage: ")
+
+
 def test_a_misspelt_option_before_the_script_is_named_with_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     shown = smddp("run", "--proceses-per-node", "2", "train.py", cwd=tmp_path)

@@ -113,6 +113,8 @@ def test_the_last_line_of_one_epoch_has_no_plural(job: Job, caplog: pytest.LogCa
     with ExitStack() as ending, active_runs.until_script_ends(ending):
         train(job, 1, Told())
     assert "done: 1 epoch, 4 steps in " in caplog.text
+    (saved,) = [message for message in caplog.messages if message.startswith("saved ")]
+    assert " kB in " in saved
 
 
 def test_a_loop_without_a_line_so_far_says_at_which_step_it_is(

@@ -75,7 +75,7 @@ def test_a_second_process_is_refused_and_told_who_has_it(tmp_path: Path, caplog:
     with child(lambda: take(tmp_path)) as process, pytest.raises(LocationTakenError) as error:
         take(tmp_path, OTHER)
     assert f"the run {RUN} (process {process} on {socket.gethostname()}, since 20" in str(error.value)
-    assert f"saves its checkpoints in {tmp_path}" in str(error.value)
+    assert f"saves its checkpoints in {tmp_path}: wait until it ends, or give this run another run" in str(error.value)
     assert caplog.messages == [f"another run saves its checkpoints in {tmp_path}; waiting 0 s for its end"]
 
 
