@@ -79,8 +79,8 @@ def _check_form(source: SourceCode, launcher: str | None) -> Iterator[Problem]:
     archive = str(source.source_dir or "")
     if archive.lower().startswith("s3://") and archive.lower().endswith(_OTHER_ARCHIVES):
         yield error("source_dir", f"{archive} is no .tar.gz, and containers unpack no other archive", "Pack it as one.")
-    if not isinstance(source.entry_point, str) or _is_above(source):
-        return
+    if not isinstance(source.entry_point, str) or _is_above(source) or (source.is_local and source.script.is_dir()):
+        return  # `_check_script` reports it
     if fault := fault_of_name(source.program):
         plain = os.path.normpath(source.program)
         remedy = f"Give {plain!r}." if fault_of_name(plain) is None else "Rename it."
@@ -200,7 +200,10 @@ def _check_script(source: SourceCode, py_version: str | None, *, runs_here: bool
     elif not script.is_file():
         there = sorted(path.name for path in script.parent.glob("*.py")) if script.parent.is_dir() else []
         remedy = nearest(script.name, there) if there else "Give the path of the training script."
-        yield error("entry_point", f"there is no file {script}", remedy)
+        if script.is_dir():
+            yield error("entry_point", f"{source.entry_point!r} is a directory", "Give the training script in it.")
+        else:
+            yield error("entry_point", f"there is no file {script}", remedy)
     elif fault := source.modules.script.syntax_fault:
         line = getattr(fault, "lineno", None)
         place = f"{script}, line {line}" if line else str(script)

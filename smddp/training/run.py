@@ -32,7 +32,7 @@ from smddp.distributed import (
     join,
     leave,
 )
-from smddp.errors import CheckpointError, SmddpError, UnguardedScriptError
+from smddp.errors import CheckpointError, JobError, SmddpError, UnguardedScriptError
 from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
 from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass
@@ -48,6 +48,8 @@ from smddp.watch import Watch, Watchdog, nccl_recorder
 
 logger = logging.getLogger(__name__)
 
+_KERNEL = "ipykernel_launcher.py"
+"""The program of a notebook's kernel, whose command line is the kernel's."""
 _INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
 _PREPARING_SECONDS = 300.0  # of a script that never steps an optimizer, no more is told
@@ -69,8 +71,9 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False, watch
             after 90 more; a `smddp.Watch` sets the seconds, and whether the job ends.
 
     Raises:
-        SystemExit: Always. The code is 0 after success, 75 after a stop with a checkpoint (run it again to continue),
-            the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
+        JobError: This is a notebook.
+        SystemExit: Otherwise. The code is 0 after success, 75 after a stop with a checkpoint (run it again to
+            continue), the script's own if it called ``sys.exit``, 130 after Ctrl-C, and 1 after any other failure.
 
     Examples:
         The end of a training script:
@@ -96,6 +99,11 @@ def run_with_config(
     An error of ``read_config`` is reported as the reason why the job could not begin.
     """
     global _steps_taken
+    if Path(sys.argv[0]).name == _KERNEL:
+        raise JobError(
+            "smddp.run is for scripts: it reads the command line, and ends the process. In a notebook, make the job "
+            'with smddp.Job.detect({"SMDDP_RUN_DIR": directory}), and call smddp.leave() at the end.'
+        )
     _steps_taken = 0
     with stop_signal, register_optimizer_step_post_hook(_note_training):
         stop_signal.on_unheeded = _end_unheeded

@@ -256,6 +256,10 @@ def test_modules_beside_a_script_are_an_error_if_this_python_runs_it_and_lacks_t
     assert problem.startswith("warning: entry_point: ")
 
 
+def test_a_directory_in_place_of_a_script_is_one_error(code: Path) -> None:
+    assert problems(local(".", code)) == ["error: entry_point: '.' is a directory. Give the training script in it."]
+
+
 def test_a_syntax_error_is_an_error_if_this_python_runs_the_script(code: Path) -> None:
     (code / "train.py").write_text("def main(:\n")
     (problem,) = problems(local("train.py", code))

@@ -16,7 +16,7 @@ import pytest
 
 from smddp import Job
 from smddp.distributed import current_membership, leave
-from smddp.errors import CheckpointError
+from smddp.errors import CheckpointError, JobError
 from smddp.job import failure_report
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.preemption import Stopped, stop_signal
@@ -70,6 +70,12 @@ def test_the_job_knows_all_hyperparameters_defaults_included(monkeypatch: pytest
 
     assert code_of(main) == 0
     assert given == [{"epochs": 7, "lr": 0.1}]
+
+
+def test_a_notebook_is_told_to_make_the_job_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/site-packages/ipykernel_launcher.py", "-f", "kernel.json"])
+    with pytest.raises(JobError, match=r"smddp\.run is for scripts: .* smddp\.Job\.detect"):
+        run(lambda: None)
 
 
 def test_main_may_want_less() -> None:
