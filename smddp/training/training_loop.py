@@ -101,12 +101,12 @@ class TrainingLoop:
                 continues in that epoch.
 
         Raises:
-            ValueError: ``count`` or ``max_steps`` is not a whole number of 1 or more.
+            ValueError: ``count`` is not a whole number of 0 or more, or ``max_steps`` not one of 1 or more.
             Stopped: The job was told to stop, and a checkpoint is durable.
             CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
         """
         progress = self._progress
-        check_counts(epochs=count, max_steps=1 if max_steps is None else max_steps)
+        check_counts(epochs=count if count != 0 else 1, max_steps=1 if max_steps is None else max_steps)
         self._begin()
         self._counts_steps = False
         self._start_epoch()
@@ -114,7 +114,9 @@ class TrainingLoop:
         most = self._at_most(math.inf if max_steps is None else max_steps)
         self._limit(most)
         if not progress.finished and self.is_main:
-            if progress.epoch >= count:
+            if count == 0:
+                logger.warning("epochs=0: nothing is trained")
+            elif progress.epoch >= count:
                 logger.warning(
                     "all %d epochs are in the checkpoint: %s ask for more epochs to continue", count, _NOTHING_LEFT
                 )

@@ -79,6 +79,12 @@ def test_a_rerun_that_asks_for_no_more_steps_has_nothing_to_train(job: Job, capl
     assert "all 5 steps are in the checkpoint: nothing is left to train" in caplog.text
 
 
+def test_no_epochs_train_nothing_and_say_so(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    assert Run(job).train(0).seen == []
+    assert "epochs=0: nothing is trained" in caplog.text
+    assert "are in the checkpoint" not in caplog.text
+
+
 def test_within_one_process_it_goes_on_too(job: Job) -> None:
     run = Run(job).train(1, max_steps=2)
     assert len(run.seen) == 2
@@ -88,8 +94,8 @@ def test_within_one_process_it_goes_on_too(job: Job) -> None:
 def test_a_number_of_steps_that_is_none_is_refused(job: Job) -> None:
     with pytest.raises(ValueError, match="max_steps=0: give a whole number of 1 or more"):
         Run(job).train(1, max_steps=0)
-    with pytest.raises(ValueError, match="epochs=0: give a whole number of 1 or more"):
-        Run(job).train(0)
+    with pytest.raises(ValueError, match="epochs=-1: give a whole number of 1 or more"):
+        Run(job).train(-1)
 
 
 @pytest.mark.parametrize("count", [None, "a", 2.5, 0])
