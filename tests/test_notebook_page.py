@@ -29,8 +29,10 @@ def shown() -> list[str]:
 
 
 def executed(directory: Path) -> list[list[Any]]:
-    """The outputs of each cell."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells()])
+    """The outputs of each cell, and of one that fails."""
+    failing = nbformat.v4.new_code_cell("undefined", metadata={"tags": ["raises-exception"]})
+    made = [*(nbformat.v4.new_code_cell(cell) for cell in cells()), failing]
+    notebook = nbformat.v4.new_notebook(cells=made)
     manager = KernelManager(
         transport="ipc", ip=str(directory / "kernel"), connection_file=str(directory / "kernel.json")
     )
@@ -50,7 +52,7 @@ def test_the_first_cell_run_again_resumes_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_each_cell_shows_what_the_page_says(tmp_path: Path) -> None:
-    trained, _, fitted, *last_lines = executed(tmp_path)
+    trained, _, fitted, *last_lines, failed = executed(tmp_path)
     printed = "".join(output.text for output in trained if output.output_type == "stream")
     (said,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert _NUMBER.sub("#", printed) == _NUMBER.sub("#", said)
@@ -58,6 +60,7 @@ def test_each_cell_shows_what_the_page_says(tmp_path: Path) -> None:
     assert not [output.text for output in fitted if output.get("name") == "stderr"]
     lines = [output.data["text/plain"] for output in fitted if output.output_type == "display_data"]
     assert [line.split()[0] for line in lines] == ["Completed"], "one line, which is kept up to date"
+    assert [output.output_type for output in failed] == ["error"], "IPython's own traceback, not the SDK's box"
     assert "image/png" in fitted[-1].data
 
     assert shown(), "the page has no table of what is shown"

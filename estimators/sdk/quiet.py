@@ -5,6 +5,7 @@ The user's settings stay: only an unset variable and an unset logging level are 
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
 import sys
@@ -16,6 +17,9 @@ SUPPRESS_VARIABLE = "SAGEMAKER_SUPPRESS_V2_WARNING"
 
 _CONFIG_LOGGER = "sagemaker.config"
 """On import this logger prints the paths of missing configuration files."""
+
+_SHOW = ("_showtraceback", "showtraceback", "showsyntaxerror")
+"""What shows tracebacks in IPython: methods of its shell, which an attribute of the same name hides."""
 
 
 @contextmanager
@@ -40,15 +44,23 @@ def quiet_configuration_logger() -> None:
 
 @contextmanager
 def program_kept() -> Iterator[None]:
-    """Restore the root logger and sys.excepthook after a block: the SDK replaces both on import."""
+    """Restore the root logger and the display of tracebacks after a block: the SDK replaces both on import."""
     root = logging.getLogger()
     level, handlers, excepthook = root.level, list(root.handlers), sys.excepthook
+    # Of IPython, in which the SDK has rich draw a box around each traceback.
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    shown = {} if shell is None else {name: vars(shell).get(name) for name in _SHOW}
     try:
         yield
     finally:
         root.setLevel(level)
         root.handlers[:] = handlers
         sys.excepthook = excepthook
+        for name, own in shown.items():
+            if own is None:
+                vars(shell).pop(name, None)
+            else:
+                vars(shell)[name] = own
 
 
 @contextmanager
