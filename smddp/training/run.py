@@ -67,8 +67,8 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False, watch
             hyperparameters, or outside of a job from the command line.
         preflight_collectives: Whether to check the network between hosts and ranks first, in a second or two. A host
             that is cut off or garbles data ends the job, by name; a slow host is logged.
-        watch: Whether a watchdog looks for a rank that hangs, logs its name, line and kind after 30 s, and ends the job
-            after 90 more; a `smddp.Watch` sets the seconds, and whether the job ends.
+        watch: Whether a watchdog looks for a rank that hangs. It logs the rank, its line and the kind of the fault after
+            30 s, and ends the job after five minutes; a `smddp.Watch` sets the times, and whether the job ends.
 
     Raises:
         JobError: This is a notebook.

@@ -26,7 +26,7 @@ class Watch:
     """
 
     after: float = 30.0
-    patience: float = 90.0
+    patience: float = 270.0
     on_hang: OnHang = "fail"
 
     def __post_init__(self) -> None:
