@@ -67,7 +67,7 @@ def run(main: Callable[..., None], *, preflight_collectives: bool = False, watch
             hyperparameters, or outside of a job from the command line.
         preflight_collectives: Whether to check the network between hosts and ranks first, in a second or two. A host
             that is cut off or garbles data ends the job, by name; a slow host is logged.
-        watch: Whether a watchdog looks for a rank that hangs. It logs the rank, its line and the kind of the fault after
+        watch: Whether a watchdog looks for a rank that hangs. It logs the rank, its line and the kind of fault after
             30 s, and ends the job after five minutes; a `smddp.Watch` sets the times, and whether the job ends.
 
     Raises:
