@@ -6,8 +6,9 @@ that is busy for a while is busy for all. Of all turns the median counts.
 
     python benchmarks/trainer_overhead.py [--steps 3000] [--repeats 5] [--processor-time]
 
-smddp is measured twice: with everything off that can be, and with metric lines, a CSV file beside the JSON lines, and
-checkpoints by the clock, which is also how a stop is heard. The others have everything off.
+smddp is measured three times: with everything off that can be; with metric lines, a CSV file beside the JSON lines, and
+checkpoints by the clock, which is also how a stop is heard; and with all this and the watchdog. The others have
+everything off.
 
 Targets: off, at most 10 µs a step over the loop by hand; on, at most 30 µs, and below Fabric.
 """
@@ -15,6 +16,7 @@ Targets: off, at most 10 µs a step over the loop by hand; on, at most 30 µs, a
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import platform
@@ -24,15 +26,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import smddp
 import smddp.metrics
 from smddp.job import Job
+from smddp.watch import Watchdog
 
 clock = time.perf_counter
 BATCH_SIZE = 32
@@ -99,6 +104,25 @@ def with_smddp_off(steps: int) -> float:
 
 def with_smddp_on(steps: int) -> float:
     return with_smddp(steps, log_every=50, trackers=[smddp.metrics.CsvFile()], checkpoints=smddp.CheckpointPolicy())
+
+
+def with_smddp_watched(steps: int) -> float:
+    taken = itertools.count()
+    newest = [0]
+    with tempfile.TemporaryDirectory() as directory:
+        watchdog = Watchdog(
+            smddp.Watch(),
+            smddp.join(),
+            steps=lambda: newest[0],
+            output_dir=Path(directory),
+            publish=lambda _: True,
+            end=lambda _: None,
+        )
+        hook = register_optimizer_step_post_hook(lambda *_: newest.__setitem__(0, next(taken)))
+        with watchdog:
+            seconds = with_smddp_on(steps)
+        hook.remove()
+    return seconds
 
 
 def with_fabric(steps: int) -> float:
@@ -175,6 +199,7 @@ CONTESTANTS: dict[str, tuple[str, Callable[[int], float]]] = {
     "by hand": ("torch", by_hand),
     "smddp, off": ("smddp", with_smddp_off),
     "smddp, on": ("smddp", with_smddp_on),
+    "smddp, watch": ("smddp", with_smddp_watched),
     "Fabric": ("lightning", with_fabric),
     "Accelerate": ("accelerate", with_accelerate),
     "Lightning": ("lightning", with_lightning),
@@ -222,6 +247,10 @@ def main() -> None:
     print(f"\noff: {over['smddp, off']:+.1f} µs, target at most +10")
     print(f"on: {over['smddp, on']:+.1f} µs, target at most +30", end="")
     print(f" and below Fabric's {over['Fabric']:+.1f}" if "Fabric" in over else "")
+    watched = statistics.median(
+        own - base for own, base in zip(seconds["smddp, watch"], seconds["smddp, on"], strict=True)
+    )
+    print(f"watched: {watched / options.steps * 1e6:+.1f} µs over on, target at most 1 % of a step of 5 ms: +50")
 
 
 if __name__ == "__main__":
