@@ -76,7 +76,8 @@ class SageMakerService:
         except (KeyboardInterrupt, CancelledError) as interrupt:  # an interrupt cancels an awaiting cell of a notebook
             if not getattr(self._boto_session, "ends_with_block", False):
                 self._tell_leaving("")
-            without_traceback(interrupt)
+            if isinstance(interrupt, KeyboardInterrupt):
+                without_traceback(interrupt)
             raise
         except Exception as error:
             if api_retries.is_about_asking(error):

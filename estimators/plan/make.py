@@ -230,7 +230,8 @@ def _problems(
         py_version=py_version,
         isolated=isolated and not gets_wheels,
         launcher=None if launcher == distribution.ALONE else launcher,
-        runs_here=sessions.runs_in_this_python(session) is True,
+        runs_here=sessions.runs_in_this_python(session) is True
+        and "PYTHONPATH" not in (arguments.get("environment") or {}),
     )
     yield from parameters.check_metrics(arguments)
     if local_mode:

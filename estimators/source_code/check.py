@@ -15,6 +15,7 @@ from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, n
 from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, spawn_call_in
+from smddp.script_syntax import PythonModule, brings_modules
 
 _OTHER_ARCHIVES = tuple(
     suffix for name, suffixes, _ in shutil.get_unpack_formats() if name != "gztar" for suffix in suffixes
@@ -109,7 +110,8 @@ def _names_at_top(source: SourceCode) -> set[str]:
 def _check_modules_beside(source: SourceCode, *, runs_here: bool) -> Iterator[Problem]:
     """Yield the modules next to a script that it imports, if the script is uploaded alone.
 
-    It is an error if this Python runs the job and has none of that name; an image may have one.
+    It is an error if this Python runs the job and has none of that name; an image may have one, and a script may add
+    directories to ``sys.path``.
     """
     if source.source_dir is not None or not source.script.is_file():
         return
@@ -118,7 +120,8 @@ def _check_modules_beside(source: SourceCode, *, runs_here: bool) -> Iterator[Pr
     here = source.script.parent
     if beside := sorted(name for name in imported if (here / f"{name}.py").is_file() or _is_module(here / name)):
         lie = "lies" if len(beside) == 1 else "lie"
-        yield (error if runs_here and not _are_installed(beside) else warning)(
+        is_sure = runs_here and not brings_modules(PythonModule.read(source.script)) and not _are_installed(beside)
+        yield (error if is_sure else warning)(
             "entry_point",
             f"{source.script} is uploaded alone, and imports {', '.join(beside)}, which {lie} beside it",
             f"Give source_dir={str(here)!r} and entry_point={source.script.name!r}, or name them in dependencies.",

@@ -275,7 +275,7 @@ def run(
             checkpoint_s3_uri=checkpoint_s3_uri,
         )
     except HyperparameterError as error:
-        refused = str(error).replace("_", "-")
+        refused = str(error).partition(". ")[0].replace("_", "-")
         if not any(each.partition("=")[0].lstrip("-") in refused for each in misplaced):
             raise
         code = 2  # the line above is the remedy

@@ -37,10 +37,12 @@ def main() -> None:
             sys.stderr.write(f"smddp: {shown_text(with_shown_paths(str(error)))}\n")
             sys.exit(2)
         except OSError as error:
-            if error.errno not in _OF_DISK:
+            place, is_full = error.filename, error.errno in (errno.EDQUOT, errno.ENOSPC)
+            if error.errno not in _OF_DISK or not (is_full or isinstance(place, str)):
                 raise
-            place = f"{shown_path(error.filename)}: " if isinstance(error.filename, str) else ""
-            sys.stderr.write(f"smddp: {shown_text(place)}{error.strerror}. Free some space, or give another place.\n")
+            where = f"{shown_path(place)}: " if isinstance(place, str) else ""
+            remedy = "Free some space, or give another place." if is_full else "Give another place."
+            sys.stderr.write(f"smddp: {shown_text(where)}{error.strerror}. {remedy}\n")
             sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write("smddp: interrupted\n")

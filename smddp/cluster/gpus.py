@@ -1,4 +1,4 @@
-"""This host's GPUs: counted without importing torch, and shared out where one machine runs several hosts."""
+"""Counts this host's GPUs without torch, and divides a machine's GPUs among the hosts that it runs."""
 
 from __future__ import annotations
 

@@ -101,23 +101,20 @@ class FirstFailure:
 
     def claim_log(self) -> bool:
         """Return whether this rank is the first to fail by itself, so that its report belongs in the log."""
-        if self._store is None:
-            return True
-        try:
-            return bytes(self._store.compare_set(_LOG, "", str(self._rank))) == str(self._rank).encode()
-        except RuntimeError:  # the store is gone with rank 0
-            return True
+        return self._claim(_LOG, by=str(self._rank))
 
     def claim_reason(self) -> bool:
         """Return whether this is the host's first call, so that its caller logs the job's first failure.
 
         Any thread may call it.
         """
+        return self._claim(f"{_SAID}/{self._node_rank}", by=uuid.uuid4().hex)
+
+    def _claim(self, key: str, *, by: str) -> bool:
         if self._store is None:
             return True
-        own = uuid.uuid4().hex
         try:
-            return bytes(self._store.compare_set(f"{_SAID}/{self._node_rank}", "", own)) == own.encode()
+            return bytes(self._store.compare_set(key, "", by)) == by.encode()
         except RuntimeError:  # the store is gone with rank 0
             return True
 

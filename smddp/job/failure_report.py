@@ -35,6 +35,8 @@ _END_BYTES = 4 * LIMIT  # the maximum bytes of LIMIT characters in UTF-8
 _MESSAGE_LIMIT = 600
 _CAUSE_LIMIT = 160
 _MOST_HELD = 2
+_QUOTED = 10
+"""A cause of so many characters is left out if the error's message has it."""
 _CODE_LIMIT = 120
 _PRINTED_LIMIT = 420  # the platform adds its own words to a reason, and cuts the reason's middle to make room
 _LEAST_CONTEXT = 80
@@ -62,14 +64,14 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
     cause = told
     while (next_cause := _cause(cause)) is not None:
         cause = next_cause
-    if cause is not told and not (str(cause) and str(cause) in str(told)):  # else the message quotes its cause
+    if cause is not told and not (len(str(cause)) >= _QUOTED and str(cause) in str(told)):
         lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
     lines += [_shorten(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
     if meaning := _LOST_WORKER if _is_lost_worker(error) else _meaning(lines[0], Path()):
         lines.append(meaning)
     frames = [_frame_line(frame) for frame in _telling(told)]
     if cause is not told:
-        frames += [_frame_line(frame) for frame in _telling(cause)[-1:] if not frame.filename.startswith(_PACKAGE)]
+        frames += [_frame_line(frame) for frame in _telling(cause)[-1:] if not frame.filename.startswith(PACKAGE_PATH)]
     head = "\n".join(lines)
     return "\n".join([head, *_fit(frames, LIMIT - len(head) - 1)])
 
@@ -269,7 +271,7 @@ def _telling(error: traceback.TracebackException) -> list[traceback.FrameSummary
     """Return the user's own frames and the innermost frame, unless the innermost is a check of this package."""
     own = [frame for frame in error.stack[:-1] if not _is_installed(frame.filename)]
     is_refusal = error.exc_type is not None and issubclass(error.exc_type, SmddpError)
-    checks = _PACKAGE if own or is_refusal else None
+    checks = PACKAGE_PATH if own or is_refusal else None
     return own + [frame for frame in error.stack[-1:] if checks is None or not frame.filename.startswith(checks)]
 
 
@@ -277,14 +279,15 @@ def _is_installed(filename: str) -> bool:
     return filename.startswith(_INSTALLED)
 
 
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+PACKAGE_PATH = str(Path(__file__).parents[1]) + os.sep
+"""The directory of smddp itself."""
 
 
 def _installed_prefixes() -> tuple[str, ...]:
     """Return the path prefixes of Python's own and installed code, this package and ``<frozen importlib>`` included."""
     paths = sysconfig.get_paths()
     homes = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
-    return (*(home + os.sep for home in sorted(homes)), _PACKAGE, "<")
+    return (*(home + os.sep for home in sorted(homes)), PACKAGE_PATH, "<")
 
 
 _INSTALLED = _installed_prefixes()

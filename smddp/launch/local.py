@@ -57,14 +57,15 @@ def run_local(
     SIGTERM, or Ctrl-C once, stops every rank with a checkpoint; if one node fails, the others are ended. ``--help`` and
     ``-h`` alone run the script once, without ranks. Call it from the main thread.
 
-    Without ``nodes``, each task of srun or OpenPAI is a node; outside of them there is one node. Without ``node_rank``,
-    all nodes run here. ``run_dir`` keeps the model, output and checkpoints (default: ``SMDDP_RUN_DIR``, or
-    ``runs/<script's name>``), and running again there resumes. ``timeout`` is in seconds.
+    Without ``processes_per_node``, a node has a rank for each GPU, or one. Without ``nodes``, each task of srun or
+    OpenPAI is a node; outside of them there is one node. Without ``node_rank``, all nodes run here. ``run_dir`` keeps
+    the model, output and checkpoints (default: ``SMDDP_RUN_DIR``, or ``runs/<script's name>``), and running again there
+    resumes. ``timeout`` is in seconds.
 
     The exit code is 0, 75 if the run was stopped and can resume, or the code of the first failing rank. Raise
     DistributedError if the arguments contradict each other, or the script is missing or can't run here,
-    HyperparameterError if the script refuses its arguments, JobError if ``checkpoint_s3_uri`` is not an S3 URI, a
-    channel has no directory, or ``run_dir`` can't be written.
+    HyperparameterError if the script refuses its arguments, JobError if ``checkpoint_s3_uri`` is not an S3 URI,
+    or ``run_dir`` can't be written.
     """
     script = Path(script)
     if not script.is_file():
@@ -82,12 +83,11 @@ def run_local(
     gpus = count_gpus(os.environ)
     shares = dict(zip(found.here, host_gpus(len(found.here), gpus, os.environ), strict=True))
     if processes_per_node is None:
-        visible = {**os.environ, **shares[found.here[0]]}
-        processes_per_node = max(count_visible(count_gpus(visible), visible), 1)
+        processes_per_node = max(count_visible(gpus, {**os.environ, **shares[found.here[0]]}), 1)
     environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(found.here) * processes_per_node)
     if timeout is not None:
         environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
-    of_node = _with_run_variables(environ, shares, found.count)
+    of_node = _with_run_variables(environ, shares, found.count, gpus=gpus)
     agents = ChildProcesses()
 
     asked = set[int]()
@@ -201,18 +201,18 @@ def _placed(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def _with_run_variables(
-    environ: Mapping[str, str], shares: Mapping[int, Mapping[str, str]], count: int
+    environ: Mapping[str, str], shares: Mapping[int, Mapping[str, str]], count: int, *, gpus: int
 ) -> dict[int, dict[str, str]]:
     """Return each local node's variables, with the SM_* of the run's directory, and make those directories.
 
-    ``shares`` has the variables of each local node's share of the GPUs.
+    ``shares`` has the variables of each local node's share of this machine's GPUs.
     """
     directory, hosts = Path(environ["SMDDP_RUN_DIR"]), [f"algo-{node + 1}" for node in range(count)]
     of_node = {}
     for node, share in shares.items():
         own = {**environ, **share}
-        gpus = count_visible(count_gpus(own), own)
-        of_node[node] = with_run_variables(own, directory, hosts=hosts, host=hosts[node], gpus=gpus)
+        visible = count_visible(gpus, own)
+        of_node[node] = with_run_variables(own, directory, hosts=hosts, host=hosts[node], gpus=visible)
     added = next((each.get(OF_RUN_DIRECTORY, "") for each in of_node.values()), "")
     own_names = {"SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"} & set(added.split(","))
     make_directories(Path(next(iter(of_node.values()))[name]) for name in sorted(own_names))

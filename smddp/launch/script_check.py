@@ -1,17 +1,18 @@
 """Checks a script, its command line and its channels before ranks start.
 
 Each rank would refuse the same, after it has loaded torch. Only what every run of the script would refuse is an error
-here. The ranks judge the rest.
+here. The ranks judge the rest. A channel without its directory is a warning, for a script may make the directory.
 """
 
 from __future__ import annotations
 
 import ast
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from smddp.cluster import without_run_variables
-from smddp.errors import DistributedError, HyperparameterError, JobError, SmddpError
+from smddp.errors import DistributedError, HyperparameterError, SmddpError
 from smddp.job.channels import VARIABLE_PREFIX
 from smddp.job.distribution_names import distributions_of
 from smddp.job.hyperparameters import load
@@ -31,13 +32,14 @@ from smddp.script_syntax import (
 
 _HELP = frozenset({"-h", "--help"})
 
+logger = logging.getLogger(__name__)
+
 
 def check_script(script: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise an error if every run of the script would refuse its command line or fail.
 
-    It is a HyperparameterError for an argument, a JobError for a channel without its directory, and a DistributedError
-    for the script itself.
-    ``environ`` has the variables of the ranks.
+    It is a HyperparameterError for an argument, and a DistributedError for the script itself. ``environ`` has the
+    variables of the ranks.
     """
     modules = Modules(path=script, directories=[script.parent], named={})
     try:
@@ -62,7 +64,7 @@ def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, st
         if parser is not None:
             for refused in parser.faults(arguments):
                 yield HyperparameterError(f"{name}: {refused}. The script has {', '.join(parser.names)}.")
-        yield from _missing_channels(nodes, environ, by_variables=not (parser and arguments))
+        _tell_missing_channels(nodes, environ, by_variables=not (parser and arguments))
 
 
 def _missing_modules(modules: Modules, nodes: Sequence[Executed]) -> Iterator[DistributedError]:
@@ -78,10 +80,8 @@ def _missing_modules(modules: Modules, nodes: Sequence[Executed]) -> Iterator[Di
             )
 
 
-def _missing_channels(
-    nodes: Sequence[Executed], environ: Mapping[str, str], *, by_variables: bool
-) -> Iterator[JobError]:
-    """Yield the channels that every run of the script reads, and whose SM_CHANNEL_* variable names no directory.
+def _tell_missing_channels(nodes: Sequence[Executed], environ: Mapping[str, str], *, by_variables: bool) -> None:
+    """Log the channels that every run of the script reads, and whose SM_CHANNEL_* variable names no existing path.
 
     Without ``by_variables``, ignore those that are read from ``os.environ``: an argument may replace the variable.
     """
@@ -94,11 +94,16 @@ def _missing_channels(
             continue
         variable = f"{VARIABLE_PREFIX}{read.name.upper()}"
         place = own.get(variable)
-        if place and not Path(place).is_dir():
-            found = "is a file" if Path(place).exists() else "does not exist"
-            yield JobError(
-                f"{module.path.name}, line {getattr(node, 'lineno', 1)}, reads the channel {read.name!r}, and its "
-                f"directory, {variable}={place}, {found}. Set {variable} to the directory of the channel's files."
+        if place and "://" not in place and not Path(place).exists():
+            logger.warning(
+                "%s, line %d, reads the channel %r, and its directory, %s=%s, does not exist. Set %s to the directory "
+                "of the channel's files",
+                module.path.name,
+                getattr(node, "lineno", 1),
+                read.name,
+                variable,
+                place,
+                variable,
             )
 
 

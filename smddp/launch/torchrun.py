@@ -90,7 +90,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
             before = RESUMABLE if signum == signal.SIGTERM else 128 + signum
             if exit_code(ranks.exits) in (0, RESUMABLE):  # after a failure other nodes must see this node as lost
                 leaving.close()
-            if node.rank == 0 and not ranks.exits:
+            if node.rank == 0 and not ranks.has_started:
                 logger.info("stopped before the ranks began, exit code %d: this run saved nothing", before)
             ranks.end_leftovers()
             os._exit(exit_code(ranks.exits) if ranks.exits else before)

@@ -74,6 +74,8 @@ class ChildProcesses:
         self._ended = threading.Condition(self._lock)  # notified once for each exit
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._started = 0
+        self.has_started = False
+        """Whether any process was ever started, also before a restart."""
         self._began: dict[int, float] = {}
         self._exits: list[ProcessExit] = []
         self._deadline: float | None = None
@@ -105,6 +107,7 @@ class ChildProcesses:
                 command, env=dict(environ), start_new_session=new_session, stdout=pipe, stderr=pipe
             )
             index, self._started = self._started, self._started + 1
+            self.has_started = True
             self._began[process.pid] = time.monotonic()  # first: a signal's handler may tell all running ones now
             self._running[index] = process
             if self._stop_signal is not None:

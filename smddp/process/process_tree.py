@@ -172,9 +172,12 @@ def usage(root: int) -> tuple[float, int] | None:
 
 
 def _bytes(io: bytes) -> int:
-    """Return the bytes read and written by system calls, from a file ``io`` of /proc."""
+    """Return the bytes read and written, from a file ``io`` of /proc.
+
+    Both those of system calls and those of the disk: a file that is mapped into memory is read without a call.
+    """
     counts = dict(line.split(b":") for line in io.splitlines())
-    return sum(int(counts.get(name, 0)) for name in (b"rchar", b"wchar"))
+    return sum(int(counts.get(name, 0)) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
 
 
 def _age(process: int) -> float:

@@ -116,7 +116,7 @@ def _dataclasses(hints: list[Any]) -> list[type]:
 
 def run_call() -> NoReturn:
     """Make the call that the job's request describes, and end the process, as `smddp.run` does."""
-    run(_call)
+    run(_call, watch=False)  # a function need not train: it may wait for something
 
 
 def _call(job: Job) -> None:

@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from smddp.errors import SmddpError
+from smddp.job import failure_report
 from smddp.path_text import shown_path
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,10 @@ class FailureLog:
 
     @property
     def _is_message_enough(self) -> bool:
-        """Whether the report needs no traceback: smddp raised the error, so the innermost frames are its own."""
-        return isinstance(self._error, SmddpError)
+        """Whether the report needs no traceback: smddp itself raised the error, and no other error caused it."""
+        frames = traceback.extract_tb(self._error.__traceback__)
+        is_own = not frames or frames[-1].filename.startswith(failure_report.PACKAGE_PATH)
+        return isinstance(self._error, SmddpError) and self._error.__cause__ is None and is_own
 
     def tell(self, report: str) -> None:
         """Log a report of this rank's failure, and the place of the whole traceback."""

@@ -48,8 +48,8 @@ from smddp.watch import Watch, Watchdog, nccl_recorder
 
 logger = logging.getLogger(__name__)
 
-_KERNEL = "ipykernel_launcher.py"
-"""The program of a notebook's kernel, whose command line is the kernel's."""
+_KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+"""The programs of notebooks' kernels, whose command line is the kernel's."""
 _INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
 _PREPARING_SECONDS = 300.0  # of a script that never steps an optimizer, no more is told
@@ -99,7 +99,7 @@ def run_with_config(
     An error of ``read_config`` is reported as the reason why the job could not begin.
     """
     global _steps_taken
-    if Path(sys.argv[0]).name == _KERNEL:
+    if Path(sys.argv[0]).name in _KERNELS:
         raise JobError(
             "smddp.run is for scripts: it reads the command line, and ends the process. In a notebook, make the job "
             'with smddp.Job.detect({"SMDDP_RUN_DIR": directory}), and call smddp.leave() at the end.'
@@ -135,8 +135,8 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             earlier = failure_report.find(job.output_dir)
             late = partial(_end_late, job, cluster, earlier)
             watching.enter_context(StopDeadline(stop_signal, STOP_SECONDS + LEAST_SECONDS, late))
-            if options is not None:
-                nccl_recorder.switch_on(os.environ)
+            if options is not None and (added := nccl_recorder.switch_on(os.environ)) and cluster.is_main:
+                logger.info("set for the watchdog: %s", ", ".join(f"{name}={value}" for name, value in added.items()))
             membership = adopted or join(cluster)
         except Exception as error:
             # The message of a user's mistake is enough; a traceback through our code would bury it.
@@ -401,7 +401,7 @@ def _give_up(job: Job, rank: int, report: str, *, is_logged: bool) -> None:
         failure_report.main_thread_traceback()
     )
     here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
-    reason = "the job's first failure, above, ends this rank, too." if is_logged else report
+    reason = "the job's first failure, above, ends this rank." if is_logged else report
     FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([reason, "This rank was here:", *here]))
     _record(job.output_dir, report)
     os._exit(1)

@@ -101,12 +101,13 @@ class TrainingLoop:
                 continues in that epoch.
 
         Raises:
-            ValueError: ``count`` is not a whole number of 0 or more, or ``max_steps`` not one of 1 or more.
+            ValueError: ``max_steps`` is not positive.
             Stopped: The job was told to stop, and a checkpoint is durable.
             CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
         """
         progress = self._progress
-        check_counts(epochs=count if count != 0 else 1, max_steps=1 if max_steps is None else max_steps)
+        if max_steps is not None:
+            check_counts(max_steps=max_steps)
         self._begin()
         self._counts_steps = False
         self._start_epoch()

@@ -36,21 +36,27 @@ class Recorded(NamedTuple):
     """Whether it has not ended."""
 
 
-def switch_on(environ: MutableMapping[str, str]) -> None:
-    """Have NCCL record collectives, unless the user has said how many; call it before the process group is made.
+def switch_on(environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Have NCCL record collectives, and return the variables set; call it before the process group is made.
 
-    At a timeout PyTorch would leave a file of them in /tmp: not for a recorder that the user did not ask for.
+    It sets none for a PyTorch that has hooks or no CUDA, or if the user has said how many to record. At a timeout
+    PyTorch would leave a file of them in /tmp: not for a recorder that the user did not ask for.
     """
+    added: dict[str, str] = {}
     has_hooks = hasattr(dist, "ProcessGroup") and hasattr(dist.ProcessGroup, "register_pre_hook")
-    if not has_hooks and not any(name in environ for name in _SIZE_VARIABLES):
+    if torch.version.cuda and not has_hooks and not any(name in environ for name in _SIZE_VARIABLES):
         is_new = TorchVersion(torch.__version__) >= "2.8"
-        environ[_SIZE_VARIABLES[0 if is_new else 1]] = _RECORDED
-        environ.setdefault(_DUMP_VARIABLE, "0")
+        added[_SIZE_VARIABLES[0 if is_new else 1]] = _RECORDED
+        if _DUMP_VARIABLE not in environ:
+            added[_DUMP_VARIABLE] = "0"
+        environ.update(added)
+    return added
 
 
 def is_on() -> bool:
     """Return whether NCCL records the collectives of this process."""
-    is_asked = any(int(os.environ.get(name) or 0) > 0 for name in _SIZE_VARIABLES)
+    sizes = [os.environ.get(name, "") for name in _SIZE_VARIABLES]
+    is_asked = any(size.isdecimal() and int(size) > 0 for size in sizes)
     return is_asked and any(
         group.get("desc") == _GROUP for group in _dump(collectives=False).get("pg_config", {}).values()
     )

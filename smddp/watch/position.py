@@ -34,6 +34,8 @@ _PHASES = (
     ("/smddp/checkpoint/", "checkpoint"),
     ("/torch/distributed/", "collective"),
     ("/torch/nn/", "forward"),
+    ("/socket.py", "network"),
+    ("/ssl.py", "network"),
     ("<frozen importlib", "import"),
 )
 """The phase of a step, by the file of the innermost frame that is in this table."""
@@ -41,10 +43,14 @@ WAITING_PHASES = frozenset({"collective", "backward"})
 """Phases that may wait for other ranks."""
 _COMMUNICATING = ("/torch/", "/smddp/watch/")
 """The files of the frames inside which a collective waits."""
-_NETWORK_PHASES = frozenset({"data", "checkpoint", "import"})
+_NETWORK_PHASES = frozenset({"data", "checkpoint", "import", "network"})
 """Phases that may wait for the network alone: what this host receives and sends counts as activity, whoever does it."""
-_DEBUGGERS = tuple(str(Path(os.__file__).with_name(name)) for name in ("bdb.py", "code.py"))
-"""Python's debugger, which others build on, and its console."""
+_DEBUGGERS = (
+    *(str(Path(os.__file__).with_name(name)) for name in ("bdb.py", "code.py")),
+    "/pydevd.py",
+    "/IPython/terminal/",
+)
+"""Python's debugger, which others build on, and its console; the debugger of VS Code and PyCharm; IPython's console."""
 _MOST_FRAMES = 12
 
 
@@ -71,7 +77,7 @@ class Position:
     still: float
     """The part of `idle` since the rank, or a child process, last computed, read or wrote."""
     phase: str
-    """data, forward, backward, optimizer, checkpoint, compile, import, collective, debugger or script.
+    """data, forward, backward, optimizer, checkpoint, compile, import, network, collective, debugger or script.
 
     At the end: ended (the script has ended well), failed, or unwatched (the watchdog has ended)."""
     frames: Sequence[str] = ()

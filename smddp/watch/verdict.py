@@ -55,6 +55,11 @@ class Verdict:
     is_sure: bool
     """Whether the culprit is stuck. A busy one may still go on."""
 
+    @property
+    def sentence(self) -> str:
+        """The text with its full stop, for another sentence to follow."""
+        return self.text if self.text.endswith((".", "?")) else f"{self.text}."
+
 
 def judge(positions: Sequence[Position], silent: Sequence[Position], after: float) -> Verdict | None:
     """Return the verdict on the ranks of a job, or None if they do not hang.

@@ -40,7 +40,7 @@ class Watch:
 
     @classmethod
     def of(cls, watch: bool | Watch) -> Watch | None:
-        """Return the options for ``smddp.run(watch=…)``; None if nobody watches. Raise ValueError for another type."""
+        """Return the options for ``smddp.run(watch=…)``; None for no watchdog. Raise ValueError for another type."""
         if isinstance(watch, bool):
             return cls() if watch else None
         if not isinstance(watch, cls):

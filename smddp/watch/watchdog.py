@@ -112,7 +112,7 @@ class Watchdog:
             here = {each.pid for each in self._exchange.positions if each.processes == own.processes}
             fingerprints.find_others(here - {own.pid})
         if not self._log.begin(fingerprints) and self._world_size > 1:
-            logger.info("this PyTorch does not tell of its collectives: a hang is judged by the ranks' lines alone")
+            logger.info("this PyTorch reports no collectives: a hang is judged by the ranks' lines alone")
         self._thread.start()
         return self
 
@@ -159,6 +159,7 @@ class Watchdog:
             return
         judges = [each for each in answering if each.idle >= after and each.phase != "ended"]
         if not judges or judges[0].rank != self._rank:
+            self._hangs_since = None
             return
         verdict = judge(answering, heard.silent, after)
         if verdict is None or not verdict.is_sure:
@@ -225,11 +226,8 @@ class Watchdog:
         if self._watch.on_hang == "fail" and left <= 0:
             self._end_job(verdict, positions)
         elif is_new:
-            logger.error(
-                "hang: %s%s",
-                verdict.text,
-                f" The job ends in {left:.0f} s, unless it continues." if self._watch.on_hang == "fail" else "",
-            )
+            ends = f"The job ends in {left:.0f} s, unless it continues." if self._watch.on_hang == "fail" else ""
+            logger.error("hang: %s %s", verdict.sentence, ends)
             self._record(verdict, positions)
 
     def _end_job(self, verdict: Verdict, positions: Sequence[Position]) -> None:
@@ -238,7 +236,7 @@ class Watchdog:
         is_shared = self._world_size > 1 and self._exchange.silence < self._watch.after
         if is_shared and not self._publish(reason):
             return
-        logger.error("hang: %s Ending the job.", verdict.text)
+        logger.error("hang: %s Ending the job.", verdict.sentence)
         self._record(verdict, positions)
         if not is_shared:
             self._end(reason)

@@ -15,13 +15,14 @@ from typing import Any, Literal
 import torch
 
 OnChange = Literal["keep", "take", "refuse"]
-TAKE_REMEDY = '; checkpoints=CheckpointPolicy(on_change="take") takes this script\'s'
-"""The end of a message about options that differ and are kept."""
 """What resuming does if optimizer or schedule options, such as the learning rate, differ from the checkpoint's script:
 keep the saved options, take this script's, or refuse."""
 
 SCRIPT_OPTIONS = "script_options"
 """The key of the initial options in a saved state."""
+
+TAKE_REMEDY = '; checkpoints=CheckpointPolicy(on_change="take") takes this script\'s'
+"""The end of a message about options that differ and are kept."""
 
 _SHOWN = 60
 _CLOSE = 1e-9

@@ -84,7 +84,9 @@ class DirectoryHold:
             if not told:
                 told = True
                 where = shown_path(self._path.parent)
-                logger.info("another run saves its checkpoints in %s; waiting %.0f s for its end", where, patience)
+                logger.info(
+                    "another run saves its checkpoints in %s; waiting up to %.0f s for it to end", where, patience
+                )
             time.sleep(_PAUSE)
         self._key = key
         self._finalizer = weakref.finalize(self, _release, key, os.getpid())

@@ -94,12 +94,23 @@ VARIABLE = "import os\nprint(os.environ['SM_CHANNEL_TRAINING'])\n"
 
 
 @pytest.mark.parametrize("script", [CHANNEL, VARIABLE, OPTIONS + VARIABLE])
-def test_a_channel_without_its_directory_is_told_with_its_variable(tmp_path: Path, script: str) -> None:
-    absent, file = tmp_path / "absent", tmp_path / "train.py"
-    told = refusal(tmp_path, script, environ={"SM_CHANNEL_TRAINING": str(absent)})
-    assert told.startswith("JobError: train.py, line ")
+def test_a_channel_without_its_directory_is_told_with_its_variable(
+    tmp_path: Path, script: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    absent = tmp_path / "absent"
+    assert refusal(tmp_path, script, environ={"SM_CHANNEL_TRAINING": str(absent)}) == ""  # the script may make it
+    (told,) = caplog.messages
+    assert told.startswith("train.py, line ")
     assert f"reads the channel 'training', and its directory, SM_CHANNEL_TRAINING={absent}, does not exist." in told
-    assert f"{file}, is a file." in refusal(tmp_path, script, environ={"SM_CHANNEL_TRAINING": str(file)})
+
+
+@pytest.mark.parametrize("place", ["train.py", "s3://bucket/data"])
+def test_a_channel_that_is_a_file_or_a_uri_is_the_scripts(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal(tmp_path, CHANNEL, environ={"SM_CHANNEL_TRAINING": place}) == ""
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
@@ -114,9 +125,14 @@ def test_a_channel_without_its_directory_is_told_with_its_variable(tmp_path: Pat
     ],
 )
 def test_a_channel_that_a_run_may_do_without_is_not_told(
-    tmp_path: Path, script: str, arguments: Sequence[str], environ: dict[str, str]
+    tmp_path: Path,
+    script: str,
+    arguments: Sequence[str],
+    environ: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert refusal(tmp_path, script, arguments, environ) == ""
+    assert caplog.messages == []
 
 
 def test_a_missing_module_is_told_with_its_package_and_a_module_of_the_script_is_none(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
@@ -104,8 +105,9 @@ def test_the_log_reads_the_recorder_where_pytorch_has_no_hooks(
 def test_the_recorder_is_on_only_if_nobody_else_has_said_how_much_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("register_pre_hook", "register_post_hook"):
         monkeypatch.delattr(dist.ProcessGroup, name, raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     environ: dict[str, str] = {}
-    nccl_recorder.switch_on(environ)
+    assert nccl_recorder.switch_on(environ) == environ
     assert environ == {"TORCH_FR_BUFFER_SIZE": "64", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
     for given in ({"TORCH_FR_BUFFER_SIZE": "0"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}):
         nccl_recorder.switch_on(kept := dict(given))

@@ -35,7 +35,10 @@ def frames(*files: str) -> list[FrameSummary]:
         (["/job/train.py", "/env/torch/optim/adamw.py"], "optimizer"),
         (["/job/train.py", "/env/smddp/checkpoint/save/rank_saver.py"], "checkpoint"),
         (["/job/train.py"], "script"),
+        (["/job/train.py", "/env/requests/sessions.py", "/usr/lib/python3.11/ssl.py"], "network"),
         (["/job/train.py", "/env/torch/nn/modules/module.py", bdb.__file__], "debugger"),
+        (["/env/debugpy/_vendored/pydevd/pydevd.py", "/job/train.py", "/env/pydevd/pydevd.py"], "debugger"),
+        (["/job/train.py", "/env/IPython/terminal/embed.py"], "debugger"),
     ],
 )
 def test_the_stack_tells_the_phase(files: list[str], phase: str) -> None:

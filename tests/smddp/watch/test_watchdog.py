@@ -48,6 +48,13 @@ def dog(clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
+def look(dog: Watchdog, other: Any, clock: Clock, own: Position, *others: Position, seconds: float = 1.0) -> None:
+    other.positions = list(others)
+    dog._sampler = SimpleNamespace(sample=lambda _: own)  # type: ignore[assignment]
+    dog._look()
+    clock.now += seconds
+
+
 def hear(dog: Watchdog, other: Any, position: Position) -> Any:
     other.positions = [position]
     return dog._hear(waiting(0))
@@ -80,3 +87,11 @@ def test_the_last_position_of_a_rank_that_has_ended_stays_true(dog: Watchdog, cl
         clock.now += 1.0
     assert not heard.is_early
     assert [each.rank for each in heard.answering] == [0, 1]
+
+
+def test_a_rank_that_judges_again_is_as_patient_as_before(dog: Watchdog, clock: Clock, other: Any) -> None:
+    dog._rank = 1
+    dog._hangs_since = clock.now  # this rank judged
+    for beat in range(10):
+        look(dog, other, clock, waiting(1), at(0, beat=beat))  # now the lowest rank judges
+    assert dog._hangs_since is None
