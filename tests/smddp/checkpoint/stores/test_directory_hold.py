@@ -76,7 +76,7 @@ def test_a_second_process_is_refused_and_told_who_has_it(tmp_path: Path, caplog:
         take(tmp_path, OTHER)
     assert f"the run {RUN} (process {process} on {socket.gethostname()}, since 20" in str(error.value)
     assert f"saves its checkpoints in {tmp_path}: wait until it ends, or give this run another run" in str(error.value)
-    assert caplog.messages == [f"another run saves its checkpoints in {tmp_path}; waiting 0 s for its end"]
+    assert caplog.messages == [f"another run saves its checkpoints in {tmp_path}; waiting up to 0 s for it to end"]
 
 
 def test_after_a_kill_the_next_has_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
