@@ -68,7 +68,7 @@ def test_a_page_names_files_of_the_tree_that_are_there() -> None:
 def test_a_page_shows_what_the_docstrings_say_and_fetches_nothing(site: Path) -> None:
     reference = (site / "reference" / "smddp" / "index.html").read_text()
     assert "SIGTERM" in reference
-    assert "Always. The code is 0 after success" in reference
+    assert "Otherwise. The code is 0 after success" in reference
     fetched = {str(page): _FETCHED.findall(page.read_text()) for page in site.rglob("*.html")}
     assert len(fetched) > 25
     assert not any(fetched.values()), fetched

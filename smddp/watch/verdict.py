@@ -37,6 +37,9 @@ _SILENT = {
 """The kind and the explanation by the state of a rank that does not answer, the surest state first."""
 _UNJUDGED = frozenset({"debugger", "failed", "unwatched"})
 """Phases of a rank for which the others may wait for good reasons."""
+_ONLY_TOLD = frozenset({"checkpoint", "compile", "import"})
+"""Phases that are only logged. A save has its own timeouts, and ending the job would lose it. A compilation or an
+import may wait for another job that compiles the same into the same cache."""
 _PATIENCE = 4.0
 """If all ranks wait for each other, they count as hanging after so many times the usual bound: a first collective of
 many hosts takes long."""
@@ -94,8 +97,7 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     culprit = min(behind, key=lambda each: each.phase in WAITING_PHASES)
     if culprit.phase in WAITING_PHASES and any(each.still < _PATIENCE * after for each in behind):
         return None
-    # A save has its own timeouts. Ending the job would lose it, so a save is only logged.
-    return _behind(culprit, victims, is_sure=all(each.phase != "checkpoint" for each in behind))
+    return _behind(culprit, victims, is_sure=_ONLY_TOLD.isdisjoint(each.phase for each in behind))
 
 
 def _silent(positions: Sequence[Position], silent: Sequence[Position], victims: Sequence[Position]) -> Verdict:
@@ -152,7 +154,8 @@ def _behind(culprit: Position, waiting: Sequence[Position], *, is_sure: bool) ->
         others = f"rank {waiting[0].rank} has taken {waiting[0].step}"
         what = f"has ended its script after {culprit.step} optimizer steps, and {others}. {SAME_STEPS}"
     else:
-        doing = "has not moved" if is_sure else "has been busy, without a step or a collective,"
+        is_busy = culprit.still < culprit.idle / 2
+        doing = "has been busy, without a step or a collective," if is_busy else "has not moved"
         what = f"{doing} for {culprit.idle:.0f} s after {culprit.step} optimizer steps: {culprit.line}"
     return Verdict(
         kind=kind,

@@ -226,7 +226,7 @@ REFUSED: dict[str, tuple[Case, str, str]] = {
     ),
     "no channel": (called(inputs={}), "inputs", "A job without channels takes none"),
     "a path": (called(inputs=Path("data")), "inputs['training']", "is a path on this machine"),
-    "a list of channels": (called(inputs=["s3://data"]), "sagemaker", "List compatible only"),
+    "a list of channels": (called(inputs=["s3://data"]), "inputs", "Give one URI, or a dict"),
     "a distribution that is a list": (job(distribution=["torchrun"]), "distribution", "is ['torchrun'], of type list"),
     "a place for the code without a scheme": (job(code_location="jobs/code"), "code_location", "Give s3://"),
     **{

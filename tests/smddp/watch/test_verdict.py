@@ -47,13 +47,7 @@ def waiting(rank: int, **others: Any) -> Position:
             (1,),
             "rank 0 waits for it in all_reduce",
         ),
-        (
-            [at(0, phase="import"), waiting(1), waiting(2)],
-            [],
-            "stuck import",
-            (0,),
-            "rank 1 and 1 more wait",
-        ),
+        ([at(0), waiting(1), waiting(2)], [], "blocking call", (0,), "rank 1 and 1 more wait"),
         (
             [waiting(0, step=8), at(1, phase="ended", still=1.0)],
             [],
@@ -129,6 +123,20 @@ def test_the_culprit_is_named_with_its_kind(
 )
 def test_ranks_that_move_or_are_debugged_do_not_hang(positions: list[Position]) -> None:
     assert judge(positions, [], AFTER) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    [("import", "stuck import"), ("compile", "stuck compilation"), ("checkpoint", "slow storage")],
+)
+def test_what_may_wait_for_another_job_is_only_told(phase: str, kind: str) -> None:
+    verdict = judge([at(0, phase=phase), waiting(1)], [], AFTER)
+    assert verdict is not None
+    assert (verdict.kind, verdict.is_sure) == (kind, False)
+    assert "rank 0 on algo-1 has not moved for 40 s" in verdict.text
+    all_wait = judge([at(0, phase=phase), at(1, phase=phase)], [], AFTER)
+    assert all_wait is not None
+    assert not all_wait.is_sure
 
 
 def test_a_rank_that_computes_is_only_told_as_busy() -> None:

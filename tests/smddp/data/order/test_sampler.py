@@ -197,9 +197,7 @@ def test_a_plain_data_loader_takes_it(workers: int) -> None:
     assert [batch.tolist() for batch in loader] == list(sampler)
 
 
-@pytest.mark.parametrize(
-    ("global_batch", "nearest"), [(100, "96 and 102"), (7, "6 and 12"), (5, "6"), (0, "6"), (-6, "6")]
-)
+@pytest.mark.parametrize(("global_batch", "nearest"), [(100, "96 and 102"), (7, "6 and 12"), (5, "6")])
 def test_a_global_batch_that_does_not_divide_names_the_nearest_that_do(global_batch: int, nearest: str) -> None:
     with pytest.raises(ValueError, match=rf"3 \* 2 = 6; the nearest are {nearest}$"):
         ElasticSampler(1000, global_batch=global_batch, world_size=3, accumulate=2)
