@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from smddp.path_text import with_shown_paths
+from smddp.process.terminal_text import shown_error
 
 if TYPE_CHECKING:
     from estimators.console.jobs import JobSource
@@ -101,5 +101,5 @@ def _aws(region: str | None, profile: str | None, write: bool) -> JobSource:
 
 
 def _fail(reason: str) -> NoReturn:
-    typer.echo(f"smddp console: {with_shown_paths(reason)}", err=True)
+    typer.echo(f"smddp console: {shown_error(reason)}", err=True)
     raise typer.Exit(2)

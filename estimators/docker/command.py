@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from smddp.path_text import with_shown_paths
+from smddp.process.terminal_text import shown_error
 
 app = typer.Typer(no_args_is_help=True, help="Build training images, the containers that jobs run in.")
 
@@ -47,7 +47,7 @@ def build(
         build_image(image)
         size = int(docker("image", "inspect", "--format", "{{.Size}}", tag))
     except DockerError as error:
-        typer.echo(f"smddp image: {with_shown_paths(str(error))}", err=True)
+        typer.echo(f"smddp image: {shown_error(str(error))}", err=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as stop:
         typer.echo("smddp image: stopped. The next build continues after the last step that ended.", err=True)

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from smddp.path_text import with_shown_paths
+from smddp.process.terminal_text import shown_error
 
 
 def sbatch(
@@ -113,5 +113,5 @@ def _tell_of_requirements(file: Path | None) -> None:
 
 
 def _fail(command: str, reason: str) -> NoReturn:
-    typer.echo(f"smddp {command}: {with_shown_paths(reason)}", err=True)
+    typer.echo(f"smddp {command}: {shown_error(reason)}", err=True)
     raise typer.Exit(2)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from smddp.path_text import with_shown_paths
 from smddp.process.program import wait_for
+from smddp.process.terminal_text import shown_error
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -278,5 +278,5 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _fail(reason: str) -> NoReturn:
-    typer.echo(f"smddp local: {with_shown_paths(reason)}", err=True)
+    typer.echo(f"smddp local: {shown_error(reason)}", err=True)
     raise typer.Exit(1)

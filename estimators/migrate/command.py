@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from smddp.path_text import with_shown_paths
+from smddp.process.terminal_text import shown_error
 
 
 def migrate(
@@ -65,7 +65,7 @@ def migrate(
 
 
 def _fail(reason: str) -> NoReturn:
-    typer.echo(f"smddp migrate: {with_shown_paths(reason)}", err=True)
+    typer.echo(f"smddp migrate: {shown_error(reason)}", err=True)
     raise typer.Exit(2)
 
 

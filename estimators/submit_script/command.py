@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smddp.path_text import with_shown_paths
-from smddp.process.terminal_text import shown_text
+from smddp.process.terminal_text import shown_error, shown_text
 
 if TYPE_CHECKING:
     from estimators.submit_script.run import PlannedJobs
@@ -39,7 +38,7 @@ def plan(
     try:
         planned = planned_jobs(submit, arguments, prices=prices, max_cost=max_cost)
     except EstimatorError as error:
-        typer.echo(f"smddp plan: {with_shown_paths(str(error))}", err=True)
+        typer.echo(f"smddp plan: {shown_error(str(error))}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as interrupt:
         typer.echo("smddp plan: interrupted, and nothing was sent", err=True)
@@ -69,7 +68,7 @@ def rehearse(
     try:
         rehearsal = rehearsed_job(submit, arguments, steps=steps, seconds=seconds, isolated=isolated)
     except (EstimatorError, TrainingJobFailed) as error:
-        typer.echo(f"smddp rehearse: {shown_text(with_shown_paths(str(error)))}", err=True)
+        typer.echo(f"smddp rehearse: {shown_error(str(error))}", err=True)
         raise typer.Exit(1 if isinstance(error, TrainingJobFailed) else 2) from error
     typer.echo(shown_text(str(rehearsal)))
 

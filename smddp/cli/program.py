@@ -28,13 +28,13 @@ def main() -> None:
     try:
         # Here, because Ctrl-C may come during the imports, too.
         from smddp.cli.app import app
-        from smddp.path_text import shown_path, with_shown_paths
-        from smddp.process.terminal_text import shown_text
+        from smddp.path_text import shown_path
+        from smddp.process.terminal_text import shown_error, shown_text
 
         try:
             app()
         except SmddpError as error:
-            sys.stderr.write(f"smddp: {shown_text(with_shown_paths(str(error)))}\n")
+            sys.stderr.write(f"smddp: {shown_error(str(error))}\n")
             sys.exit(2)
         except OSError as error:
             place, is_full = error.filename, error.errno in (errno.EDQUOT, errno.ENOSPC)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any, get_type_hints
 
+from smddp.errors import JobError
 from smddp.job import hyperparameters
 from smddp.job.job import Job
+
+_KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+"""The programs of notebooks' kernels."""
 
 ConfigReader = Callable[[Any, Job], tuple[Any, Mapping[str, Any]] | None]
 """Return a config for a parameter of this type, and the hyperparameters to record; None for a type it can't make."""
@@ -34,6 +40,15 @@ def main_arguments(main: Callable[..., None], job: Job, read_config: ConfigReade
         arguments[name], recorded = read
         job = dataclasses.replace(job, hyperparameters=recorded)
     return arguments | dict.fromkeys(wants_job, job), job
+
+
+def refuse_in_notebook() -> None:
+    """Raise JobError in the kernel of a notebook, whose command line is the kernel's."""
+    if Path(sys.argv[0]).name in _KERNELS:
+        raise JobError(
+            "smddp.run is for scripts: it reads the command line, and ends the process. In a notebook, make the job "
+            'with smddp.Job.detect({"SMDDP_RUN_DIR": directory}), and call smddp.leave() at the end.'
+        )
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:

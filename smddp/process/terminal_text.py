@@ -10,6 +10,8 @@ import os
 import re
 from typing import TextIO
 
+from smddp.path_text import with_shown_paths
+
 PROGRESS_VARIABLE = "SMDDP_PROGRESS"
 """0 turns live lines off."""
 
@@ -78,6 +80,11 @@ def shown_line(line: str) -> str:
 def shown_text(text: str) -> str:
     """Return a message without control sequences; carriage returns become newlines."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def shown_error(message: str) -> str:
+    """Return an error's message for a terminal: without control sequences, its paths as log lines show them."""
+    return shown_text(with_shown_paths(message))
 
 
 def shown_name(name: str) -> str:

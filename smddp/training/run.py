@@ -32,10 +32,10 @@ from smddp.distributed import (
     join,
     leave,
 )
-from smddp.errors import CheckpointError, JobError, SmddpError, UnguardedScriptError
+from smddp.errors import CheckpointError, SmddpError, UnguardedScriptError
 from smddp.job import Job, failure_report
 from smddp.job.job import answer_stop_question
-from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass
+from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass, refuse_in_notebook
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.log_format import start_log
@@ -48,8 +48,6 @@ from smddp.watch import Watch, Watchdog, nccl_recorder
 
 logger = logging.getLogger(__name__)
 
-_KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
-"""The programs of notebooks' kernels, whose command line is the kernel's."""
 _INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
 _PREPARING_SECONDS = 300.0  # of a script that never steps an optimizer, no more is told
@@ -99,11 +97,7 @@ def run_with_config(
     An error of ``read_config`` is reported as the reason why the job could not begin.
     """
     global _steps_taken
-    if Path(sys.argv[0]).name in _KERNELS:
-        raise JobError(
-            "smddp.run is for scripts: it reads the command line, and ends the process. In a notebook, make the job "
-            'with smddp.Job.detect({"SMDDP_RUN_DIR": directory}), and call smddp.leave() at the end.'
-        )
+    refuse_in_notebook()
     _steps_taken = 0
     with stop_signal, register_optimizer_step_post_hook(_note_training):
         stop_signal.on_unheeded = _end_unheeded

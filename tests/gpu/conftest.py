@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from smddp.distributed import leave
-from smddp.job import Job
-from smddp.process.preemption import stop_signal
+from tests.smddp.training.conftest import _end as _end
+from tests.smddp.training.conftest import job as job
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,15 +18,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="no GPU"))
-
-
-@pytest.fixture(autouse=True)
-def _end() -> Iterator[None]:
-    yield
-    leave()
-    stop_signal.requested = False
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from smddp.process.terminal_text import counted, shown_line, shown_name, shown_text
+from smddp.process.terminal_text import counted, shown_error, shown_line, shown_name, shown_text
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,8 @@ def test_a_name_is_one_line_and_keeps_what_it_is() -> None:
 def test_one_thing_has_no_plural() -> None:
     assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
     assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]
+
+
+def test_an_error_has_short_paths_and_no_control_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown_error(f"no \x1b[31mcode\x1b[0m in {tmp_path}/job/train.py.") == "no code in job/train.py."
