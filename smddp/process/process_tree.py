@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 LAUNCHER_VARIABLES = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "RANK"),
@@ -150,6 +151,41 @@ def state(process: int) -> str:
     """Return a process's state, a letter as in proc(5): R, S, D, T, t, Z; empty if it has ended."""
     fields = _read(process, "stat").rpartition(b")")[2].split()
     return fields[0].decode() if fields else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """What the kernel tells of a thread."""
+
+    state: str
+    """A letter as in proc(5)."""
+    computed: float
+    """Seconds on a core."""
+    waited: float
+    """Seconds in which it could have computed, and others had the cores; 0 on a kernel that does not count them."""
+
+
+def threads(root: int) -> dict[int, Thread]:
+    """Return the threads of a process and of all below it, by their IDs."""
+    found = {}
+    for process in (root, *Descendants(root).parents):
+        try:
+            names = os.listdir(f"/proc/{process}/task")  # noqa: PTH208, as above
+        except OSError:
+            continue
+        for name in names:
+            fields = _read(process, f"task/{name}/stat").rpartition(b")")[2].split()
+            if fields:
+                seconds = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+                computed, waited = scheduled(process, int(name)) or (seconds, 0.0)
+                found[int(name)] = Thread(fields[0].decode(), computed, waited)
+    return found
+
+
+def scheduled(process: int, thread: int) -> tuple[float, float] | None:
+    """Return the seconds in which a thread computed and in which it waited for a core; None if nobody counts them."""
+    nanoseconds = _read(process, f"task/{thread}/schedstat").split()
+    return (int(nanoseconds[0]) / 1e9, int(nanoseconds[1]) / 1e9) if nanoseconds else None
 
 
 def usage(root: int) -> tuple[float, int] | None:

@@ -17,7 +17,8 @@ from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 
 _BUSY_SHARE, _BUSY_SECONDS, _BUSY_BYTES = 0.02, 0.1, 2**20
-"""A rank is busy if it uses more of a core than this share, plus these seconds, or reads and writes more bytes."""
+"""A rank is busy if it uses more of a core than this share, plus these seconds, or reads and writes more bytes. Seconds
+in which its main thread waited for a core do not count: on a machine with too few cores it gets little of one."""
 _BYTES_A_RANK = 4096
 """Bytes a second and rank that the store, served by rank 0, reads and writes for the positions."""
 
@@ -118,7 +119,7 @@ class Sampler:
         """Forget for how long the rank has not moved: this thread itself did not run for a while."""
         self._moved = self._active = time.monotonic()
         self._progress: tuple[int, ...] | None = None
-        self._used: tuple[float, int] | None = None
+        self._used: tuple[float, ...] | None = None
 
     def sample(self, neighbours: Mapping[int, str], *, end: str | None = None) -> Position:
         """Return the position now. `end` is the phase of the last sample: ended, failed or unwatched."""
@@ -155,14 +156,15 @@ class Sampler:
 
     def _look_for_activity(self, now: float, *, may_wait_for_network: bool) -> None:
         """Move `_active` if the process tree computed, read or wrote more than a rank that only waits."""
-        used = process_tree.usage(os.getpid())  # without that of this thread
+        used: tuple[float, ...] | None = process_tree.usage(os.getpid())  # without that of this thread
         if used is not None:
-            used = used[0], used[1] + (network_bytes() if may_wait_for_network else 0)
+            _, starved = process_tree.scheduled(os.getpid(), os.getpid()) or (0.0, 0.0)
+            used = used[0], used[1] + (network_bytes() if may_wait_for_network else 0), starved
         if self._used is None or used is None:
             self._used, self._active = used, now
             return
-        seconds, size = used[0] - self._used[0], used[1] - self._used[1]
-        passed = now - self._active
+        seconds, size, starved = (after - before for after, before in zip(used, self._used, strict=True))
+        passed = now - self._active - starved
         most = _BUSY_BYTES + _BYTES_A_RANK * self._cluster.world_size * passed
         # A child process that has ended takes its usage with it, and the phase may change: that is activity, too.
         if seconds < 0 or size < 0 or seconds > _BUSY_SHARE * passed + _BUSY_SECONDS or size > most:

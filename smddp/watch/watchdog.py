@@ -48,8 +48,9 @@ _GAP_SECONDS = 5.0
 _FINAL = frozenset({"mismatched collective", "dead process"})
 """Kinds of hangs that nothing can end well."""
 _OBSERVED_SECONDS, _BUSY_SHARE = 2.0, 0.1
-"""A silent rank is busy if its process uses more of a core than this share, seen for these seconds. The threads that
-wait for Python's lock wake up 200 times a second each, so that a blocked rank uses a little."""
+"""A silent rank is busy if one of its threads computes for more than this share of the time in which it does not wait
+for a core, seen for these seconds. A thread that waits for Python's lock wakes up 200 times a second, and computes a
+little each time. On a machine with too few cores both get little of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ class Watchdog:
         # changed at all: a position may be old when it is read first.
         self._beats: dict[int, tuple[int, float, bool]] = {}
         self._reads_since = time.monotonic()
-        # The CPU seconds of each silent rank of this host, and when they were read first, by its process ID.
-        self._used: dict[int, tuple[float, float]] = {}
+        # The threads of each silent rank of this host, and when they were looked at first, by its process ID.
+        self._seen: dict[int, tuple[dict[int, process_tree.Thread], float]] = {}
         self._logged: set[tuple[str, tuple[int, ...], bool]] = set()
         self._hangs_since: float | None = None
         """Since when each verdict was sure; None if the last one was not."""
@@ -148,7 +149,7 @@ class Watchdog:
         self._exchange.reads = own.idle > (2 * self._period if self._rank < _FIRST_JUDGES else 2 * after)
         heard = self._hear(own)
         here = [each for each in heard.silent if each.processes == own.processes]
-        self._used = {each.pid: self._used[each.pid] for each in here if each.pid in self._used}
+        self._seen = {each.pid: self._seen[each.pid] for each in here if each.pid in self._seen}
         own = self._exchange.own = replace(own, neighbours={each.rank: self._state(each) for each in here})
         if own.idle < after:
             self._logged.clear()
@@ -201,14 +202,14 @@ class Watchdog:
             return "stopped"
         if state in ("", "Z", "X"):
             return "dead"
-        if state == "D":  # it reads or writes a disk
+        now, found = time.monotonic(), process_tree.threads(position.pid)
+        before, since = self._seen.setdefault(position.pid, (found, now))
+        if any(each.state == "D" for each in found.values()):  # it reads or writes a disk
             return "busy"
-        used, now = process_tree.usage(position.pid), time.monotonic()
-        seconds = 0.0 if used is None else used[0]
-        before, since = self._used.setdefault(position.pid, (seconds, now))
         if now - since < _OBSERVED_SECONDS:
             return "unknown"
-        return "busy" if seconds - before > _BUSY_SHARE * (now - since) else "blocked"
+        computes = any(_computes(each, before.get(name), now - since) for name, each in found.items())
+        return "busy" if computes else "blocked"
 
     def _report(self, verdict: Verdict, positions: Sequence[Position]) -> None:
         if self._ends_job:
@@ -247,3 +248,9 @@ class Watchdog:
             failure_report.write(self._file, json.dumps(report, indent=1))
         except OSError as error:
             logger.warning("the report of the hang could not be written to %s: %s", self._file, error)
+
+
+def _computes(thread: process_tree.Thread, before: process_tree.Thread | None, seconds: float) -> bool:
+    """Return whether a thread computes whenever it gets a core."""
+    computed, waited = (before.computed, before.waited) if before is not None else (0.0, 0.0)
+    return thread.computed - computed > _BUSY_SHARE * (seconds - (thread.waited - waited))

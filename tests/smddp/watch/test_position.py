@@ -14,7 +14,7 @@ import pytest
 
 from smddp.cluster import Cluster
 from smddp.process import process_tree
-from smddp.watch import position
+from smddp.watch import position, watchdog
 from smddp.watch.collective_log import CollectiveLog
 from smddp.watch.position import Sampler, phase_of
 
@@ -82,6 +82,43 @@ def test_usage_counts_child_processes_but_not_this_thread() -> None:
         child.kill()
         child.wait()
     assert process_tree.state(child.pid) == ""
+
+
+def test_a_process_that_gets_little_of_a_core_is_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, used, starved = 100.0, (5.0, 1000), 0.0
+    monkeypatch.setattr(position.time, "monotonic", lambda: now)
+    monkeypatch.setattr(position.process_tree, "usage", lambda _: used)
+    monkeypatch.setattr(position.process_tree, "scheduled", lambda *_: (5.0, starved))
+    sampler = Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())
+    sampler.sample({})
+    now = 101.0
+    sampler.sample({})
+    now, used = 131.0, (5.4, 1000)
+    assert sampler.sample({}).still == 30.0
+    starved = 29.0
+    assert sampler.sample({}).still == 0.0
+
+
+def test_a_thread_computes_also_where_others_have_the_cores() -> None:
+    core = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
+    # The main thread sleeps with Python's lock; the other one wakes up 200 times a second to ask for it.
+    blocked = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(0.5,), daemon=True).start()\n"
+    blocked += "ctypes.PyDLL(None).sleep(600)"
+    programs = {"starved": "os.nice(5)\nwhile True: pass", "blocked": blocked}
+    programs |= {f"load {number}": "while True: pass" for number in range(8)}
+    children = {name: subprocess.Popen([sys.executable, "-c", core + each]) for name, each in programs.items()}
+    try:
+        time.sleep(3)
+        before = {name: process_tree.threads(each.pid) for name, each in children.items()}
+        time.sleep(3)
+        for name, is_computing in (("starved", True), ("blocked", False)):
+            after = process_tree.threads(children[name].pid)
+            found = [watchdog._computes(each, before[name].get(thread), 3) for thread, each in after.items()]
+            assert any(found) is is_computing, (name, before[name], after)
+    finally:
+        for each in children.values():
+            each.kill()
+            each.wait()
 
 
 def test_the_network_counts_where_a_rank_may_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
