@@ -53,6 +53,8 @@ _DEBUGGERS = (
 )
 """Python's debugger, which others build on, and its console; the debugger of VS Code and PyCharm; IPython's console."""
 _MOST_FRAMES = 12
+_NEWEST_SHARE = 0.1
+"""The weight of the newest pause in what is usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ class Position:
     """Whether that collective has not ended on this rank."""
     idle: float
     """Seconds without a step and without a collective."""
+    usual: float
+    """The usual idle seconds of this rank before it moves, a moving average."""
     still: float
     """The part of `idle` since the rank, or a child process, last computed, read or wrote."""
     phase: str
@@ -113,6 +117,7 @@ class Sampler:
         self._processes = _namespace()
         self._steps, self._collectives = steps, collectives
         self._beat = 0
+        self._usual = 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -127,6 +132,8 @@ class Sampler:
         progress = self._steps(), self._collectives.count, self._collectives.transfers
         stack: Sequence[traceback.FrameSummary] = ()
         if progress != self._progress:
+            if self._progress is not None and any(self._progress):  # the time before the first step is the start's
+                self._usual += _NEWEST_SHARE * (now - self._moved - self._usual)
             self._progress, self._moved, self._active, self._used = progress, now, now, None
         else:
             stack = main_stack()
@@ -148,6 +155,7 @@ class Sampler:
             collective=self._collectives.last,
             waits=waits,
             idle=now - self._moved,
+            usual=self._usual,
             still=now - self._active,
             phase=phase,
             frames=frame_lines(stack)[-_MOST_FRAMES:],

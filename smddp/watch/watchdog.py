@@ -5,7 +5,8 @@
 2. A position whose beat stays the same means that the rank does not answer; a rank on the same host looks up the state
    of its process. A store that does not answer means that rank 0, which serves it, does not.
 3. Of the ranks that answer and have not moved for `Watch.after` seconds, the lowest judges: so there is one verdict.
-4. With `on_hang="fail"` a verdict that holds for `Watch.patience` seconds becomes the job's first failure, and each
+   A job whose steps usually take longer has a longer bound.
+4. Unless `on_hang="report"`, a verdict that holds for `Watch.patience` seconds becomes the job's first failure, and each
    rank that hangs ends by itself: see ``smddp.distributed.first_failure``. A rank that is the second to end the job
    logs nothing.
 """
@@ -35,8 +36,8 @@ from smddp.watch.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-REPORT = "hang.json"
-"""The report's file in the job's output directory."""
+REPORT, EARLIER_REPORT = "hang.json", "earlier_hang.json"
+"""The report's files in the job's output directory: of this attempt, and of the last one before it that hung."""
 _PERIOD = 1.0
 _FIRST_JUDGES = 8
 """Ranks that read all positions once they are idle; the others only once these have not judged in time. So what the
@@ -47,6 +48,8 @@ _GAP_SECONDS = 5.0
 """If this thread did not run for so long, the whole job may have been suspended: the ranks' clocks start anew."""
 _FINAL = frozenset({"mismatched collective", "dead process"})
 """Kinds of hangs that nothing can end well."""
+_USUAL_TIMES = 5.0
+"""A rank is not judged before so many times the pause that is usual in this job."""
 _OBSERVED_SECONDS, _BUSY_SHARE = 2.0, 0.1
 """A silent rank is busy if one of its threads computes for more than this share of the time in which it does not wait
 for a core, seen for these seconds. A thread that waits for Python's lock wakes up 200 times a second, and computes a
@@ -80,6 +83,7 @@ class Watchdog:
         end: Callable[[str], None],
     ) -> None:
         self._watch = watch
+        self._ends_hangs = watch.on_hang != "report"
         self._publish, self._end = publish, end
         self._file = output_dir / REPORT
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
@@ -103,10 +107,10 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         with suppress(OSError):
-            self._file.unlink()  # an earlier attempt's
+            self._file.replace(self._file.with_name(EARLIER_REPORT))
         # Order: 1. create the fingerprints, 2. exchange the process IDs, 3. find the others' fingerprints by them.
         # With on_hang="report" a hang may not be the end of a job, so no collective is held.
-        fingerprints = Fingerprints.create() if self._world_size > 1 and self._watch.on_hang == "fail" else None
+        fingerprints = Fingerprints.create() if self._world_size > 1 and self._ends_hangs else None
         own = self._sampler.sample({})
         self._exchange.start(own)
         if fingerprints is not None:
@@ -144,8 +148,8 @@ class Watchdog:
             self._log.release()  # who would find a held collective?
 
     def _look(self) -> None:
-        after = self._watch.after
         own = self._sampler.sample({})
+        after = self._bound([own])
         self._exchange.reads = own.idle > (2 * self._period if self._rank < _FIRST_JUDGES else 2 * after)
         heard = self._hear(own)
         here = [each for each in heard.silent if each.processes == own.processes]
@@ -158,6 +162,7 @@ class Watchdog:
         answering = [own if each.rank == own.rank else each for each in heard.answering]
         if heard.is_early or any("unknown" in each.neighbours.values() for each in answering):
             return
+        after = self._bound([*answering, *heard.silent])
         judges = [each for each in answering if each.idle >= after and each.phase != "ended"]
         if not judges or judges[0].rank != self._rank:
             self._hangs_since = None
@@ -167,6 +172,10 @@ class Watchdog:
             self._hangs_since = None
         if verdict is not None:
             self._report(verdict, [*answering, *heard.silent])
+
+    def _bound(self, positions: Sequence[Position]) -> float:
+        """Return the idle seconds after which these ranks are judged."""
+        return max(self._watch.after, *(_USUAL_TIMES * each.usual for each in positions))
 
     def _hear(self, own: Position) -> _Heard:
         """Return what the exchange knows of the other ranks."""
@@ -224,10 +233,11 @@ class Watchdog:
         now = time.monotonic()
         self._hangs_since = now if self._hangs_since is None else self._hangs_since
         left = 0.0 if verdict.kind in _FINAL else self._hangs_since + self._watch.patience - now
-        if self._watch.on_hang == "fail" and left <= 0:
+        if self._ends_hangs and left <= 0:
             self._end_job(verdict, positions)
         elif is_new:
-            ends = f"The job ends in {left:.0f} s, unless it continues." if self._watch.on_hang == "fail" else ""
+            what = "The ranks restart" if self._watch.on_hang == "restart" else "The job ends"
+            ends = f"{what} in {left:.0f} s, unless it continues." if self._ends_hangs else ""
             logger.error("hang: %s %s", verdict.sentence, ends)
             self._record(verdict, positions)
 

@@ -41,6 +41,8 @@ def main(job):
             trainer.step(loss)
 
 def fault():
+    if "ONCE" in os.environ and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return
     if FAULT == "sleep":
         time.sleep(600)  # the call
     if FAULT == "pause":
@@ -64,10 +66,11 @@ smddp.run(main, watch=smddp.Watch(after=4, patience=patience, on_hang=os.environ
 """
 
 
-def run(directory: Path, fault: str, culprit: int, **environ: str) -> tuple[int, str, str]:
+def run(directory: Path, fault: str, culprit: int, *, restarts: int = 0, **environ: str) -> tuple[int, str, str]:
     """Return the exit code, the failure's reason and the log of a job of two ranks."""
     (directory / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run", "train.py"]
+    command = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run"]
+    command += ["--max-restarts", str(restarts), "train.py"]
     process = subprocess.Popen(
         command,
         cwd=directory,
@@ -128,3 +131,13 @@ def test_a_rank_that_continues_in_time_ends_nothing(tmp_path: Path) -> None:
     assert (code, reason) == (0, ""), log
     assert "hang: rank 1 on localhost has not moved for " in log
     assert "The job ends in 120 s, unless it continues." in log
+
+
+@pytest.mark.parametrize("fault", ["sleep", "stop"])
+def test_the_ranks_of_a_job_that_hangs_restart(tmp_path: Path, fault: str) -> None:
+    code, reason, log = run(tmp_path, fault, 1, restarts=2, ON_HANG="restart", ONCE="1")
+    assert (code, reason) == (0, ""), log
+    assert log.count("restarting all ranks") == 1
+    report = json.loads((tmp_path / "run" / "output" / "earlier_hang.json").read_text())
+    assert report["verdict"]["ranks"] == [1]
+    assert not (tmp_path / "run" / "output" / "hang.json").exists()

@@ -84,6 +84,19 @@ def test_usage_counts_child_processes_but_not_this_thread() -> None:
     assert process_tree.state(child.pid) == ""
 
 
+def test_the_usual_pause_is_learned_from_the_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, steps = 100.0, 0
+    monkeypatch.setattr(position.time, "monotonic", lambda: now)
+    sampler = Sampler(Cluster.detect({}), steps=lambda: steps, collectives=CollectiveLog())
+    sampler.sample({})
+    now, steps = 700.0, 1
+    assert sampler.sample({}).usual == 0  # imports, and a compilation
+    for steps in range(2, 40):  # noqa: B007
+        now += 60
+        usual = sampler.sample({}).usual
+    assert 55 < usual < 60
+
+
 def test_a_process_that_gets_little_of_a_core_is_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
     now, used, starved = 100.0, (5.0, 1000), 0.0
     monkeypatch.setattr(position.time, "monotonic", lambda: now)

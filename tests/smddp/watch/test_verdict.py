@@ -25,6 +25,7 @@ def at(rank: int, **others: Any) -> Position:
         "collective": "all_reduce of float32 [8]",
         "waits": False,
         "idle": 40.0,
+        "usual": 1.0,
         "still": 40.0,
         "phase": "script",
         "frames": ("job/train.py:31 main: time.sleep(600)",),

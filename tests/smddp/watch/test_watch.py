@@ -21,9 +21,17 @@ def test_patience_is_seconds(patience: Any) -> None:
         Watch(patience=patience)
 
 
-def test_what_happens_on_a_hang_is_one_of_two() -> None:
-    with pytest.raises(ValueError, match="Give 'fail' or 'report'"):
-        Watch(on_hang="restart")  # type: ignore[arg-type]
+def test_what_happens_on_a_hang_is_one_of_three() -> None:
+    with pytest.raises(ValueError, match="Give 'fail', 'report' or 'restart'"):
+        Watch(on_hang="stop")  # type: ignore[arg-type]
+
+
+def test_a_job_without_restarts_can_not_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS", raising=False)
+    with pytest.raises(ValueError, match="this job has no restarts. Give `smddp run --max-restarts 3`"):
+        Watch.of(Watch(on_hang="restart"))
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    assert Watch.of(Watch(on_hang="restart")) == Watch(on_hang="restart")
 
 
 def test_watch_is_on_off_or_options() -> None:

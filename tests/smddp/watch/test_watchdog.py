@@ -95,3 +95,13 @@ def test_a_rank_that_judges_again_is_as_patient_as_before(dog: Watchdog, clock: 
     for beat in range(10):
         look(dog, other, clock, waiting(1), at(0, beat=beat))  # now the lowest rank judges
     assert dog._hangs_since is None
+
+
+def test_a_job_whose_steps_take_long_is_judged_later(dog: Watchdog, other: Any, clock: Clock, caplog: Any) -> None:
+    slow = {"idle": 40.0, "still": 40.0, "usual": 20.0}
+    for beat in range(5):
+        look(dog, other, clock, waiting(0, **slow), at(1, beat=beat, **slow))
+    assert not caplog.records
+    slow["idle"] = slow["still"] = 101.0
+    look(dog, other, clock, waiting(0, **slow), at(1, beat=9, **slow))
+    assert "hang: rank 1" in caplog.text
