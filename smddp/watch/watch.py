@@ -51,7 +51,7 @@ class Watch:
             raise ValueError(f"watch={watch!r}. Give True, False or smddp.Watch(after=…).")
         if watch.on_hang == "restart" and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
             raise ValueError(
-                "on_hang='restart', and this job has no restarts. Give `smddp run --max-restarts 3`, or the environment "
-                "variable SMDDP_MAX_RESTARTS=3 to a job whose distribution is torchrun."
+                "on_hang='restart', and this job has no restarts. Give `smddp run --max-restarts 3`, or the "
+                "environment variable SMDDP_MAX_RESTARTS=3 to a job whose distribution is torchrun."
             )
         return watch

@@ -6,9 +6,9 @@
    of its process. A store that does not answer means that rank 0, which serves it, does not.
 3. Of the ranks that answer and have not moved for `Watch.after` seconds, the lowest judges: so there is one verdict.
    A job whose steps usually take longer has a longer bound.
-4. Unless `on_hang="report"`, a verdict that holds for `Watch.patience` seconds becomes the job's first failure, and each
-   rank that hangs ends by itself: see ``smddp.distributed.first_failure``. A rank that is the second to end the job
-   logs nothing.
+4. Unless `on_hang="report"`, a verdict that holds for `Watch.patience` seconds becomes the job's first failure, and
+   each rank that hangs ends by itself: see ``smddp.distributed.first_failure``. A rank that is the second to end the
+   job logs nothing.
 """
 
 from __future__ import annotations

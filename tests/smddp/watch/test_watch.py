@@ -28,7 +28,7 @@ def test_what_happens_on_a_hang_is_one_of_three() -> None:
 
 def test_a_job_without_restarts_can_not_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_MAX_RESTARTS", raising=False)
-    with pytest.raises(ValueError, match="this job has no restarts. Give `smddp run --max-restarts 3`"):
+    with pytest.raises(ValueError, match=r"this job has no restarts\. Give `smddp run --max-restarts 3`"):
         Watch.of(Watch(on_hang="restart"))
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     assert Watch.of(Watch(on_hang="restart")) == Watch(on_hang="restart")
