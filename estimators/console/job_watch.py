@@ -7,10 +7,11 @@ together.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ MOST_CHARACTERS = 64 << 20
 MOST_IN_A_LINE = 4000
 MOST_VALUES = 50_000
 """Most values kept of one metric. Beyond it, every second value is dropped."""
+_MOST_VERDICTS = 5
+_VERDICT = re.compile(r"\b(?:hang|slow): (?=(?:rank|the ranks|all ranks)\b)")
+"""How a verdict of the watchdog begins in a job's log: see ``smddp.watch``."""
 _IDLE_SECONDS = 300.0
 """A watch stops after this time without a page request."""
 _AFTER_FAILURE_SECONDS = 15.0
@@ -108,16 +112,17 @@ class JobWatch:
         self._asked = time.monotonic()
         self._closed = threading.Event()
         self._looked = threading.Event()
-        # Guards the log lines, hosts, curves and `_description`. Held only to copy or append, never during a request,
-        # and no other lock is taken under it; `Watches._lock` may be held when it is taken. Bound: MOST_CHARACTERS of
-        # lines, MOST_VALUES of each metric. Only the following thread writes `failure` and `_failed_at`, without the
-        # lock.
+        # Guards the log lines, hosts, curves, verdicts and `_description`. Held only to copy or append, never during a
+        # request, and no other lock is taken under it; `Watches._lock` may be held when it is taken. Bound:
+        # MOST_CHARACTERS of lines, MOST_VALUES of each metric. Only the following thread writes `failure` and
+        # `_failed_at`, without the lock.
         self._lock = threading.Lock()
         self._lines: list[tuple[int, str, str]] = []
         self._characters = 0
         self._dropped = 0
         self._hosts: dict[str, HostLines] = {}
         self._curves: dict[str, MetricCurve] = {}
+        self._verdicts: deque[str] = deque(maxlen=_MOST_VERDICTS)
         self._failed_at: float | None = None
         self.failure = ""
         """Why following failed; empty otherwise."""
@@ -173,6 +178,11 @@ class JobWatch:
                 name: MetricCurve(list(curve.points), curve.every, curve.count, curve.last)
                 for name, curve in self._curves.items()
             }
+
+    def verdicts(self) -> list[str]:
+        """Return the last lines in which the watchdog named a rank that hangs or is slow."""
+        with self._lock:
+            return list(self._verdicts)
 
     def by_attempt(self, points: list[MetricPoint]) -> list[list[MetricPoint]]:
         """Split a metric's values by attempt: before the first interruption, after it, and so on."""
@@ -237,6 +247,8 @@ class JobWatch:
             with self._lock:
                 self._lines.append((event.timestamp, event.host, text))
                 self._characters += len(text) + _LINE_CHARACTERS
+                if _VERDICT.search(text):
+                    self._verdicts.append(text)
                 host = self._hosts.setdefault(event.host, HostLines())
                 host.lines, host.last = host.lines + 1, event.time
                 if self._characters > MOST_CHARACTERS:

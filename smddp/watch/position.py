@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from smddp.cluster import Cluster
@@ -40,6 +44,10 @@ _PHASES = (
     ("<frozen importlib", "import"),
 )
 """The phase of a step, by the file of the innermost frame that is in this table."""
+PHASES = tuple(dict.fromkeys(phase for _, phase in _PHASES))
+"""All phases of a step, besides ``script``."""
+WAITING = "waiting"
+"""What a glance counts as while the rank waits for others in a collective, whatever the phase."""
 WAITING_PHASES = frozenset({"collective", "backward"})
 """Phases that may wait for other ranks."""
 _COMMUNICATING = ("/torch/", "/smddp/watch/")
@@ -85,6 +93,10 @@ class Position:
     """data, forward, backward, optimizer, checkpoint, compile, import, network, collective, debugger or script.
 
     At the end: ended (the script has ended well), failed, or unwatched (the watchdog has ended)."""
+    glances: Mapping[str, int] = field(default_factory=dict)
+    """How often the rank was seen in each phase, or waiting, since the watchdog began: glances are equally spaced."""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """The line of the user's code that was last seen in each phase."""
     frames: Sequence[str] = ()
     """The main thread's frames in the user's code, the innermost last; none unless `idle`."""
     neighbours: Mapping[int, str] = field(default_factory=dict)
@@ -118,6 +130,8 @@ class Sampler:
         self._steps, self._collectives = steps, collectives
         self._beat = 0
         self._usual = 0.0
+        self._glances = Counter[str]()
+        self._lines: dict[str, str] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -125,6 +139,16 @@ class Sampler:
         self._moved = self._active = time.monotonic()
         self._progress: tuple[int, ...] | None = None
         self._used: tuple[float, ...] | None = None
+
+    def glance(self, *, with_line: bool) -> None:
+        """Count the phase in which the main thread is now; `with_line`: note its line, too, which takes longer."""
+        _ = self._collectives.count  # NCCL's recorder is read here
+        phase = _phase(_main_files())
+        if self._collectives.is_inside(in_call=phase in WAITING_PHASES) and (self._on_gpu or not _main_computes()):
+            phase = WAITING
+        self._glances[phase] += 1
+        if with_line and phase != WAITING:
+            self._lines[phase] = frame_lines(main_stack())[-1]
 
     def sample(self, neighbours: Mapping[int, str], *, end: str | None = None) -> Position:
         """Return the position now. `end` is the phase of the last sample: ended, failed or unwatched."""
@@ -158,6 +182,8 @@ class Sampler:
             usual=self._usual,
             still=now - self._active,
             phase=phase,
+            glances=dict(self._glances),
+            lines=dict(self._lines),
             frames=frame_lines(stack)[-_MOST_FRAMES:],
             neighbours=neighbours,
         )
@@ -203,16 +229,42 @@ def main_stack() -> Sequence[traceback.FrameSummary]:
 
 
 def phase_of(stack: Sequence[traceback.FrameSummary]) -> str:
-    """Return the phase in which a stack is; ``script`` if no frame tells.
+    """Return the phase in which a stack is; ``script`` if no frame tells."""
+    return _phase(frame.filename for frame in reversed(stack))
+
+
+def _phase(files: Iterable[str]) -> str:
+    """Return the phase by the files of a stack's frames, the innermost first.
 
     A rank waits for the others inside PyTorch. A frame of other code further inside is a call by a hook of the script.
     """
-    if any(part in frame.filename for frame in stack for part in _DEBUGGERS):
-        return "debugger"
-    is_in_torch = True
-    for frame in reversed(stack):
-        for part, phase in _PHASES:
-            if part in frame.filename:
-                return phase if is_in_torch or phase not in WAITING_PHASES else "script"
-        is_in_torch = is_in_torch and any(part in frame.filename for part in _COMMUNICATING)
-    return "script"
+    found, is_in_torch = "", True
+    for file in files:
+        phase, communicates = _told_by(file)
+        if phase == "debugger":
+            return phase
+        if phase and not found:
+            found = phase if is_in_torch or phase not in WAITING_PHASES else "script"
+        is_in_torch = is_in_torch and communicates
+    return found or "script"
+
+
+@lru_cache(maxsize=4096)
+def _told_by(file: str) -> tuple[str, bool]:
+    """Return the phase that a frame of this file tells, empty for none, and whether a collective may wait inside it."""
+    phase = "debugger" if any(part in file for part in _DEBUGGERS) else ""
+    phase = phase or next((phase for part, phase in _PHASES if part in file), "")
+    return phase, any(part in file for part in _COMMUNICATING)
+
+
+def _main_files() -> Iterator[str]:
+    """Yield the files of the main thread's frames, the innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001, it is documented
+    while frame is not None:
+        yield frame.f_code.co_filename
+        frame = frame.f_back
+
+
+def _main_computes() -> bool:
+    """Return whether the main thread runs, or waits for a core or a disk."""
+    return process_tree.state(os.getpid()) in ("R", "D")

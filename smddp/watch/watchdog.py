@@ -9,6 +9,8 @@
 4. Unless `on_hang="report"`, a verdict that holds for `Watch.patience` seconds becomes the job's first failure, and
    each rank that hangs ends by itself: see ``smddp.distributed.first_failure``. A rank that is the second to end the
    job logs nothing.
+5. Between two samples the thread glances at the rank's phase. Rank 0 compares the ranks' glances: see
+   ``smddp.watch.pace``.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 from smddp.watch.exchange import JOIN_SECONDS, Exchange
 from smddp.watch.fingerprints import Fingerprints
+from smddp.watch.pace import Pace, to_json
 from smddp.watch.position import Position, Sampler
 from smddp.watch.verdict import Verdict, judge
 from smddp.watch.watch import Watch
@@ -38,7 +41,12 @@ logger = logging.getLogger(__name__)
 
 REPORT, EARLIER_REPORT = "hang.json", "earlier_hang.json"
 """The report's files in the job's output directory: of this attempt, and of the last one before it that hung."""
+RANKS_REPORT = "ranks.json"
+"""The file of the ranks' times in the job's output directory."""
 _PERIOD = 1.0
+_GLANCES = 5
+"""Glances in a period."""
+_COMPARE_SECONDS = 30.0
 _FIRST_JUDGES = 8
 """Ranks that read all positions once they are idle; the others only once these have not judged in time. So what the
 store sends grows with the number of ranks, not with its square."""
@@ -98,6 +106,8 @@ class Watchdog:
         self._reads_since = time.monotonic()
         # The threads of each silent rank of this host, and when they were looked at first, by its process ID.
         self._seen: dict[int, tuple[dict[int, process_tree.Thread], float]] = {}
+        self._pace = Pace()
+        self._compared = time.monotonic()
         self._logged: set[tuple[str, tuple[int, ...], bool]] = set()
         self._hangs_since: float | None = None
         """Since when each verdict was sure; None if the last one was not."""
@@ -130,11 +140,18 @@ class Watchdog:
         self._log.end()
         self._exchange.own = self._sampler.sample({}, end="ended" if error is None else "failed")
         self._exchange.close()
+        if self._rank == 0 and self._world_size > 1:
+            self._report_pace()
 
     def _run(self) -> None:
         last = time.monotonic()
+        glances = 0
         try:
-            while not self._over.wait(self._period) and not self._exchange.is_lost:
+            while not self._over.wait(self._period / _GLANCES) and not self._exchange.is_lost:
+                glances += 1
+                self._sampler.glance(with_line=glances % _GLANCES == 0)
+                if glances % _GLANCES:
+                    continue
                 now = time.monotonic()
                 if now - last > _GAP_SECONDS + self._period:
                     self._sampler.restart()
@@ -150,7 +167,8 @@ class Watchdog:
     def _look(self) -> None:
         own = self._sampler.sample({})
         after = self._bound([own])
-        self._exchange.reads = own.idle > (2 * self._period if self._rank < _FIRST_JUDGES else 2 * after)
+        compares = self._rank == 0 and time.monotonic() > self._compared + _COMPARE_SECONDS
+        self._exchange.reads = compares or own.idle > (2 * self._period if self._rank < _FIRST_JUDGES else 2 * after)
         heard = self._hear(own)
         here = [each for each in heard.silent if each.processes == own.processes]
         self._seen = {each.pid: self._seen[each.pid] for each in here if each.pid in self._seen}
@@ -158,6 +176,8 @@ class Watchdog:
         if own.idle < after:
             self._logged.clear()
             self._hangs_since = None
+            if compares:
+                self._compare_pace()
             return
         answering = [own if each.rank == own.rank else each for each in heard.answering]
         if heard.is_early or any("unknown" in each.neighbours.values() for each in answering):
@@ -176,6 +196,20 @@ class Watchdog:
     def _bound(self, positions: Sequence[Position]) -> float:
         """Return the idle seconds after which these ranks are judged."""
         return max(self._watch.after, *(_USUAL_TIMES * each.usual for each in positions))
+
+    def _compare_pace(self) -> None:
+        """Compare the ranks once the exchange has read their positions, two periods after it was asked to."""
+        if time.monotonic() > self._compared + _COMPARE_SECONDS + 2 * self._period:
+            self._compared = time.monotonic()
+            if (slow := self._pace.compare(self._exchange.positions)) is not None:
+                logger.warning("slow: %s", slow.text)
+
+    def _report_pace(self) -> None:
+        positions = self._exchange.positions
+        if self._pace.has_named:
+            logger.info("the ranks' time by phase, in %%:\n%s", self._pace.table(positions))
+        if any(each.glances for each in positions):
+            _write(self._file.with_name(RANKS_REPORT), to_json(positions))
 
     def _hear(self, own: Position) -> _Heard:
         """Return what the exchange knows of the other ranks."""
@@ -254,10 +288,14 @@ class Watchdog:
 
     def _record(self, verdict: Verdict, positions: Sequence[Position]) -> None:
         report = {"verdict": asdict(verdict), "positions": [asdict(each) for each in positions]}
-        try:
-            failure_report.write(self._file, json.dumps(report, indent=1))
-        except OSError as error:
-            logger.warning("the report of the hang could not be written to %s: %s", self._file, error)
+        _write(self._file, json.dumps(report, indent=1))
+
+
+def _write(file: Path, report: str) -> None:
+    try:
+        failure_report.write(file, report)
+    except OSError as error:
+        logger.warning("%s could not be written: %s", file, error)
 
 
 def _computes(thread: process_tree.Thread, before: process_tree.Thread | None, seconds: float) -> bool:
