@@ -7,7 +7,6 @@ that ``smddp --help`` and the first line of ``smddp run`` are fast.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import re
@@ -18,8 +17,9 @@ import typer
 from typer.core import TyperGroup
 
 from smddp._version import __version__
-from smddp.cli import checkpoints, doctor
+from smddp.cli import checkpoints, doctor, goodput
 from smddp.cli.installation import outdated
+from smddp.cli.options import plot_file, written_file
 from smddp.errors import HyperparameterError, SmddpError
 from smddp.process.terminal_text import shown_text
 
@@ -89,6 +89,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app, name="checkpoints")
 app.command()(doctor.doctor)
+app.command()(goodput.goodput)
 
 
 @app.callback(help=_HELP)
@@ -136,8 +137,8 @@ def collectives(
         operations=_names(operation or []),
         sizes=tuple(_byte_sizes(text) for text in size or _SIZES),
         seconds=seconds,
-        json_lines=None if json is None else _writable(json),
-        plot=None if plot is None else _plot(plot),
+        json_lines=None if json is None else written_file(json),
+        plot=None if plot is None else plot_file(plot),
     )
     if Cluster.detect().launcher == "single":
         raise typer.Exit(_start_ranks(options, processes_per_node))
@@ -174,20 +175,6 @@ def _byte_sizes(text: str) -> int:
     if not 0 < size <= _LARGEST:
         raise typer.BadParameter(f"{text!r} is no size: give bytes, KiB, MiB or GiB, such as 64KiB, up to 4GiB.")
     return size
-
-
-def _writable(path: Path) -> str:
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"{path} can't be written: give a file in a directory that exists.")
-    return str(path.absolute())
-
-
-def _plot(path: Path) -> str:
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise typer.BadParameter(f"{path}: give a name that ends with .png, .svg or .pdf.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise typer.BadParameter("A plot needs matplotlib: pip install matplotlib.")
-    return _writable(path)
 
 
 @app.command()

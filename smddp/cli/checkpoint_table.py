@@ -43,7 +43,7 @@ def show(store: Store, infos: Sequence[CheckpointInfo], *, verified: bool) -> No
             cells = [str(manifest.epoch_from_one), age, as_size(manifest.size), *metrics[:_MOST_METRICS]]
         table.add_row(*map(Text, (str(info.step), *cells, _state(info, verified=verified))))
     _write_line(str(store))
-    _print(table)
+    print_table(table)
     if more := names[_MOST_METRICS:]:
         _write_line(f"There are more metrics: {', '.join(map(shown_name, more))}")
 
@@ -99,7 +99,7 @@ def _write_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def _print(table: Table) -> None:
+def print_table(table: Table) -> None:
     """Print a table; into a file or a pipe at its full width, because wrapping helps only on a terminal."""
     console = Console()
     if not console.is_terminal:

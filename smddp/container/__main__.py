@@ -31,6 +31,7 @@ from smddp.job.failure_report import describe_exit
 from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
+from smddp.process.launch_time import launch_variables
 from smddp.process.log_format import start_log
 from smddp.process.rank_start import RankStart
 from smddp.secret_text import masked
@@ -66,7 +67,7 @@ def train(environ: Mapping[str, str]) -> int:
     with RankStart(contract.code_dir / entry_point) as start:
         result = run(
             line,
-            environ=activated(process_environment(contract, environ, gpus=gpus), python),
+            environ=activated({**process_environment(contract, environ, gpus=gpus), **launch_variables()}, python),
             directory=contract.code_dir,
             group=command.through_shell,
             look=(lambda _: start.look()) if command.many else start.look,

@@ -29,6 +29,7 @@ from smddp.launch.script_check import check_script
 from smddp.path_text import shown_path
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.exit_codes import as_shell
+from smddp.process.launch_time import launch_variables
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart
 from smddp.process.terminal_text import counted
@@ -243,6 +244,7 @@ def _environ(
     uri = direct_checkpoint_uri(environ)
     directory = _run_directory(script, run_dir, environ)
     environ["SMDDP_RUN_DIR"] = str(directory)
+    environ |= launch_variables()
     environ.setdefault("PYTHONUNBUFFERED", "1")
     # One agent knows only its own ranks, but the ranks of all nodes here share the cores.
     environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))

@@ -135,7 +135,7 @@ class RankStops:
     def tell(self, stops: Sequence[int]) -> None:
         """Send the last of `stops`, the signals so far, to each ready rank. Call it repeatedly: ranks may start."""
         for rank, marks in Descendants(self._root).ranks().items() if stops else ():
-            if self._told.get(marks, 0) < len(stops) and (catches(rank, stops[-1]) or _age(rank) > START_SECONDS):
+            if self._told.get(marks, 0) < len(stops) and (catches(rank, stops[-1]) or age(rank) > START_SECONDS):
                 self._told[marks] = len(stops)
                 with suppress(ProcessLookupError):
                     os.kill(rank, stops[-1])
@@ -216,7 +216,7 @@ def _bytes(io: bytes) -> int:
     return sum(int(counts.get(name, 0)) for name in (b"rchar", b"wchar", b"read_bytes", b"write_bytes"))
 
 
-def _age(process: int) -> float:
+def age(process: int) -> float:
     """Return a process's age in seconds; 0 if it has ended."""
     ticks, now = started(process), time.clock_gettime(time.CLOCK_BOOTTIME)
     return 0.0 if ticks is None else now - ticks / os.sysconf("SC_CLK_TCK")

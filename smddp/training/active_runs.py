@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from smddp.checkpoint.run_state import Stateful
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.opening import open_store
 from smddp.checkpoint.stores.upload_monitor import UploadMonitor
+from smddp.goodput import PartClock, Recorder
+from smddp.goodput.attempt import End
 from smddp.job import Job
 from smddp.training.checkpoint_policy import CheckpointPolicy
 
@@ -80,11 +83,14 @@ class OpenRun:
     As a context it ends the saves: after success once all are durable, with an exception after ten seconds at most.
     """
 
-    def __init__(self, location: str, checkpointer: Checkpointer, progress: Progress, *, logs: bool) -> None:
-        self.location = location
+    def __init__(self, job: Job, checkpointer: Checkpointer, progress: Progress, clock: PartClock) -> None:
+        self.location = job.checkpoint_location
         self.checkpointer = checkpointer
+        self.clock = clock
+        self.ledger: Recorder | None = None
+        """The record of this attempt, on rank 0, once the run owns its location."""
+        self._cluster = job.cluster
         self._progress = progress
-        self._logs = logs
         self.is_open = True
         """Whether this run may still save. No other run of this process may save to the same location meanwhile."""
         self.was_stopped = False
@@ -96,6 +102,7 @@ class OpenRun:
         job: Job,
         policy: CheckpointPolicy,
         progress: Progress,
+        clock: PartClock,
         state: Mapping[str, Stateful],
         per_rank: Mapping[str, Stateful],
     ) -> OpenRun:
@@ -117,7 +124,37 @@ class OpenRun:
         )
         checkpointer.open()
         checkpointer.check_writable()
-        return cls(job.checkpoint_location, checkpointer, progress, logs=job.cluster.is_main)
+        return cls(job, checkpointer, progress, clock)
+
+    def begin_ledger(self) -> None:
+        """Begin this attempt's record, which is kept beside the checkpoints; on rank 0."""
+        if self._cluster.is_main:
+            progress, resumed = self._progress, self.checkpointer.loaded_step
+            checkpointer = weakref.ref(self.checkpointer)  # the ledger's thread keeps no run alive
+
+            def durable() -> int:
+                newest = None if (saver := checkpointer()) is None else saver.newest_saved
+                return resumed if newest is None else newest[0]
+
+            self.ledger = Recorder(
+                open_store(self.location),
+                self.clock,
+                world_size=self._cluster.world_size,
+                resumed=resumed,
+                steps=lambda: progress.steps,
+                durable=durable,
+            )
+
+    def saved(self) -> None:
+        """Note in the ledger that this step was saved."""
+        self.clock.mark(self._progress.steps)
+        if self.ledger is not None:
+            self.ledger.saved()
+
+    def end_ledger(self, end: End) -> None:
+        """Write the last record of this attempt. Any thread may call it."""
+        if self.ledger is not None:
+            self.ledger.close(end)
 
     @property
     def unsaved_steps(self) -> int:
@@ -133,10 +170,20 @@ class OpenRun:
         self.is_open = False
         if error is not None:
             self.checkpointer.__exit__(kind, error, traceback)
+            self.end_ledger("failed")
             return
+        end: End = "failed"
+        try:
+            with self.clock.within("checkpoint"):
+                self._end_saves()
+            end = "stopped" if self.was_stopped else "finished"
+        finally:
+            self.end_ledger(end)
+
+    def _end_saves(self) -> None:
         with self.checkpointer:  # if `finish` raises or is interrupted, this waits ten seconds at most
             self.checkpointer.finish()
-            if self._logs and (lost := self.unsaved_steps) > 0:
+            if self._cluster.is_main and (lost := self.unsaved_steps) > 0:
                 logger.warning(
                     "the script ended with %d steps in no checkpoint: another run would take them again; call "
                     "trainer.save() after the loop, or after a break out of it",
@@ -223,6 +270,13 @@ class ActiveRuns:
     def open_runs(self) -> list[OpenRun]:
         """Return the runs that may still save, including the runs of dropped trainers."""
         return [run for run in self._open if run.is_open]
+
+    def end_ledgers(self, end: End) -> None:
+        """Write the last records of all runs, because the process ends. Any thread may call it."""
+        for run in list(self._open):
+            if end == "hang":
+                run.clock.hang()
+            run.end_ledger(end)
 
     def newest_saves(self) -> list[tuple[int, int]]:
         """Return step and epoch of each run's newest checkpoint, which it saved or resumed from; (0, 0) if it has none.

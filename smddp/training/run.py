@@ -44,7 +44,7 @@ from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs
 from smddp.training.failure_log import FailureLog
 from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline
-from smddp.watch import Watch, Watchdog, nccl_recorder
+from smddp.watch import Watch, Watchdog, is_hang, nccl_recorder
 
 logger = logging.getLogger(__name__)
 
@@ -218,6 +218,8 @@ def _train(
                 saves.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
             settled = first_failure.settle(report, lost_contact=lost_contact)
             _record(job.output_dir, settled)
+            if is_hang(settled):
+                active_runs.end_ledgers("hang")
             if lost_contact:
                 log.tell(settled) if report in settled else log.mention()
             first_failure.await_readers()
@@ -382,6 +384,7 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
         logger.critical("the stop was not heeded in time", exc_info=late)
         if failure_report.find(job.output_dir) == earlier:  # else a better reason is there, such as a failed save
             _record(job.output_dir, failure_report.describe(late, cluster))
+    active_runs.end_ledgers("stopped" if code == RESUMABLE else "failed")
     logging.shutdown()
     os._exit(code)
 
@@ -398,4 +401,5 @@ def _give_up(job: Job, rank: int, report: str, *, is_logged: bool) -> None:
     reason = "the job's first failure, above, ends this rank." if is_logged else report
     FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([reason, "This rank was here:", *here]))
     _record(job.output_dir, report)
+    active_runs.end_ledgers("hang" if is_hang(report) else "failed")
     os._exit(1)

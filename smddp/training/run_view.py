@@ -171,6 +171,14 @@ class RunView:
         self._tell_trackers()
         if error is None and not self._open_run.was_stopped:
             self._say_done()
+        if (ledger := self._open_run.ledger) is not None:
+            report(
+                self._progress.steps,
+                self._progress.epoch,
+                ledger.account().metrics,
+                epochs=self._epochs,
+                trainer=self._name,
+            )
         self._ending.end("stopped" if self._open_run.was_stopped else "finished" if error is None else "failed")
 
     def _say_done(self) -> None:

@@ -29,6 +29,7 @@ from smddp.distributed import (
     sum_numbers_over_ranks,
     sum_over_ranks,
 )
+from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
 from smddp.job.saved_model import write_model
 from smddp.metrics import Profile
@@ -189,6 +190,7 @@ class Trainer(TrainingLoop):
             timing=timing,
         )
         self.model, self.module, self.ema, self.device = trained.model, trained.module, trained.ema, trained.device
+        clock = PartClock()
         data = TrainingData(membership, trained.optimizer_step, device=trained.device, seed=seed, timer=trained.timer)
         saves = TrainingCheckpoints(
             job,
@@ -197,6 +199,7 @@ class Trainer(TrainingLoop):
             trained,
             data,
             {key: part._checkpoints if isinstance(part, Trainer) else part for key, part in state.items()},  # noqa: SLF001
+            clock=clock,
             why_not_inner=why_not_inner(checkpoints, on_nonfinite, measures=timing or profile is not None),
         )
         report = RunReport(
@@ -211,7 +214,7 @@ class Trainer(TrainingLoop):
             policy=checkpoints,
             inner={key: part._report for key, part in state.items() if isinstance(part, Trainer)},  # noqa: SLF001
         )
-        super().__init__(job, membership, trained, data, saves, report)
+        super().__init__(job, membership, trained, data, saves, report, clock)
 
     def loader(
         self,

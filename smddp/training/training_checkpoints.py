@@ -23,6 +23,7 @@ from smddp.checkpoint.parts.script_options import OnChange
 from smddp.checkpoint.parts.sharded_optimizer import ShardedOptimizer, is_sharded
 from smddp.checkpoint.run_state import Stateful, check_parts
 from smddp.distributed import Membership
+from smddp.goodput import PartClock
 from smddp.job import Job
 from smddp.metrics import RunningMean
 from smddp.training.checkpoint_policy import CheckpointPolicy
@@ -52,6 +53,7 @@ class TrainingCheckpoints:
         data: TrainingData,
         state: Mapping[str, Stateful | dict[str, Any] | TrainingCheckpoints],
         *,
+        clock: PartClock,
         why_not_inner: str | None,
     ) -> None:
         self.models = {"": model}
@@ -82,6 +84,7 @@ class TrainingCheckpoints:
             membership,
             policy,
             self._progress,
+            clock=clock,
             before_save=self._before_save,
             has_other_weights=lambda: any(model.has_other_weights for model in self.models.values()),
             stall=nullcontext if model.timer is None else partial(model.timer.phase, "checkpoint"),

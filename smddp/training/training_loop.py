@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.distributed import Membership, sum_over_ranks
+from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
 from smddp.process.log_format import log_or_print
 from smddp.training.argument_checks import check_counts
@@ -40,6 +41,7 @@ class TrainingLoop:
         data: TrainingData,
         checkpoints: TrainingCheckpoints,
         report: RunReport,
+        clock: PartClock,
     ) -> None:
         self._job = job
         self._membership = membership
@@ -49,6 +51,7 @@ class TrainingLoop:
         self._checkpoints = checkpoints
         self._run = checkpoints.run
         self._report = report
+        self._clock = clock
         self._in_step = False  # whether the script works on a training batch; its work after `step` belongs to it, too
         self._is_over = False  # whether to yield no further training batch after the optimizer step under way
         self._is_cut = False  # whether `_is_over` ended an epoch's batches early
@@ -170,6 +173,7 @@ class TrainingLoop:
                 self._save_or_stop_if_due(Pause.STEP)
             self._save_or_stop_if_due(Pause.END)
         finally:  # after a `break`, too
+            self._clock.enter("other")
             self._report.hide_line()
         self._run.finish()
 
@@ -240,6 +244,8 @@ class TrainingLoop:
             if not (self._run.is_inner or self._run.has_started):
                 self._checkpoints.begin_anew()
                 self._report.begin(self._run.open_run)
+                self._clock.mark_start(0)
+            self._clock.enter("training")
             self._save_or_stop_if_due(Pause.STEP)
             self._checkpoints.note_weights()
 
@@ -254,28 +260,36 @@ class TrainingLoop:
 
     def _training_batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of one epoch, or without end if the script loops over steps."""
-        data = self._data
+        data, clock = self._data, self._clock
         if not torch.is_grad_enabled():  # known only once the script iterates
-            yield from data.moved(loader)
+            with clock.within("evaluation"):
+                yield from data.moved(loader)
             return
         self._begin()
         keeps_position = data.is_training_loader(loader)
         was_empty = False  # a resume at an epoch's end yields one empty epoch
+        outside = clock.part if clock.part in ("training", "evaluation") else "other"  # the batch of another loader
+        clock.mark_start(self._progress.steps)
         while not self._cuts():
             is_empty = True
             batches = data.batches(loader)
+            clock.enter("data")
             try:
                 for batch in batches:
                     is_empty = False
                     self._in_step = True
+                    clock.enter("training")
                     yield batch
                     if keeps_position:  # else it may come within a batch of the training loader
                         data.settle()
                     self._save_or_stop_if_due(Pause.STEP)
                     if self._is_over and data.has_more(loader) and self._cuts():
                         break
+                    clock.enter("data")
+                clock.enter(outside)
                 self._checkpoints.note_weights()
             except GeneratorExit:  # a `break`
+                clock.enter(outside)
                 self._checkpoints.note_weights()
                 raise
             finally:
@@ -306,7 +320,8 @@ class TrainingLoop:
             self._run.begin_evaluation(before, len(loader))
         began = time.monotonic()
         try:
-            yield from self._data.moved(loader)
+            with self._clock.within("evaluation"):
+                yield from self._data.moved(loader)
         finally:
             self._run.end_evaluation(time.monotonic() - began)
             if self._taken() == taken:  # else training drew, too

@@ -27,6 +27,7 @@ from smddp.checkpoint.save.attempt import Moment
 from smddp.data.order import DataOrder
 from smddp.distributed import Membership, PeerFailedError, Ranks
 from smddp.errors import CheckpointError
+from smddp.goodput import PartClock
 from smddp.job import Job
 from smddp.path_text import shown_path
 from smddp.process.preemption import Stopped
@@ -48,8 +49,8 @@ class TrainingRun:
     """The checkpoints and stops of one training run; all ranks call its methods at the same points.
 
     ``before_save`` runs on all ranks before each save, and raises if nothing should be saved. ``has_other_weights``
-    tells whether the weights differ from the last step's, as in the evaluation of an average. ``stall`` is the context
-    around each save.
+    tells whether the weights differ from the last step's, as in the evaluation of an average. ``clock`` measures the
+    parts of the attempt, and ``stall`` is a further context around each save.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class TrainingRun:
         policy: CheckpointPolicy,
         progress: Progress,
         *,
+        clock: PartClock,
         before_save: Callable[[], None],
         has_other_weights: Callable[[], bool] = lambda: False,
         stall: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -76,6 +78,7 @@ class TrainingRun:
         self._metrics_step = 0
         self._before_save = before_save
         self._has_other_weights = has_other_weights
+        self._clock = clock
         self._stall = stall
         self._told: set[str] = set()
         self._random_state: tuple[tuple[int, int], dict[str, Any]] | None = None
@@ -199,10 +202,11 @@ class TrainingRun:
         """
         if self._open is None or (self._is_saved and not again):
             return
-        with self._stall():
+        with self._clock.within("checkpoint"), self._stall():
             self._check()
             with self._kept_random_state():
                 self._open.checkpointer.save_moment(self._moment)
+        self._open.saved()
         self._is_cold = False
         self._saved_as_finished = self.progress.finished
         self._schedule.saved()
@@ -228,8 +232,9 @@ class TrainingRun:
         Raise CheckpointError if ``seconds`` pass first.
         """
         assert self._open is not None
-        with self._kept_random_state():
+        with self._clock.within("checkpoint"), self._kept_random_state():
             self._open.checkpointer.make_durable(self._moment, seconds=seconds)
+        self._open.saved()
 
     @property
     def is_durable(self) -> bool:
@@ -250,7 +255,8 @@ class TrainingRun:
     def finish(self) -> None:
         """Wait until the last checkpoint is durable, or log that it failed."""
         if self._open is not None:
-            self._open.checkpointer.finish()
+            with self._clock.within("checkpoint"):
+                self._open.checkpointer.finish()
 
     def _open_run(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
@@ -267,7 +273,7 @@ class TrainingRun:
             )
         progress, positions = self.progress, {} if order is None else {"position": order}
         parts = {**state, **positions, "progress": progress}
-        run = OpenRun.begin(self._job, self._policy, progress, parts, per_rank)
+        run = OpenRun.begin(self._job, self._policy, progress, self._clock, parts, per_rank)
         active_runs.add_open(run)
         return run
 
@@ -276,6 +282,7 @@ class TrainingRun:
         # The id is the same on all ranks, because any of them may save it.
         self.progress.training_id = self.progress.training_id or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
         self._saved_as_finished = self.progress.finished
+        run.begin_ledger()
         self._schedule.start(self.progress.steps, saved=run.checkpointer.loaded_step)
 
     def _check(self) -> None:

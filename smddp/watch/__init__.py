@@ -6,3 +6,4 @@ pays for a hook that notes each collective.
 
 from smddp.watch.watch import Watch as Watch
 from smddp.watch.watchdog import Watchdog as Watchdog
+from smddp.watch.watchdog import is_hang as is_hang

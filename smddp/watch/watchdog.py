@@ -74,6 +74,14 @@ class _Heard:
     """Whether a rank is late, but not yet late enough to count as silent: its position is an old one."""
 
 
+_HANG = "Hang"
+
+
+def is_hang(report: str) -> bool:
+    """Return whether a job's failure is a watchdog's verdict."""
+    return report.startswith(f"{_HANG} (")
+
+
 class Watchdog:
     """Watches one rank. On a verdict it calls `publish` with the reason, or `end` if the ranks can't be told.
 
@@ -277,7 +285,7 @@ class Watchdog:
 
     def _end_job(self, verdict: Verdict, positions: Sequence[Position]) -> None:
         self._ends_job = True
-        reason = f"Hang ({verdict.kind}): {verdict.text}"
+        reason = f"{_HANG} ({verdict.kind}): {verdict.text}"
         is_shared = self._world_size > 1 and self._exchange.silence < self._watch.after
         if is_shared and not self._publish(reason):
             return

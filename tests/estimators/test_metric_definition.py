@@ -22,7 +22,7 @@ def main(job):
     math.log(2)
 smddp.run(main)
 """
-OF_EVERY_TRAINER = ["loss", "lr", "samples_per_second", "step", "epoch", "grad_norm"]
+OF_EVERY_TRAINER = ["loss", "lr", "samples_per_second", "step", "epoch", "grad_norm", "goodput"]
 MINE = {"Name": "mine", "Regex": "mine=(.*)"}
 
 

@@ -156,20 +156,7 @@ class DirectoryStore:
 
     def read_manifest(self, step: int) -> bytes | None:
         """Return the manifest's bytes; None if absent."""
-        path = self._step(step) / MANIFEST_NAME
-        with telling_unless_missing(path):
-            found = self._files.status(path)
-            if found is None:
-                return None
-            if not stat.S_ISREG(found.st_mode):
-                raise CheckpointError(f"{MANIFEST_NAME} is not a file, but a directory for instance: move that away")
-            if found.st_size > LARGEST_MANIFEST:
-                raise CheckpointError(f"{MANIFEST_NAME} is not a file of at most {LARGEST_MANIFEST} bytes")
-            content = bytearray(found.st_size)
-            try:
-                return bytes(content[: self._files.read_into(path, 0, memoryview(content))])
-            except FileNotFoundError:
-                return None
+        return self._read_small(self._step(step) / MANIFEST_NAME, LARGEST_MANIFEST)
 
     def size(self, step: int, directory: str, name: str) -> int | None:
         """Return the size of a file in bytes; None if absent."""
@@ -223,6 +210,45 @@ class DirectoryStore:
                     self._files.unlink(path / name)
             if not self._remove_if_empty(path):
                 logger.info("left %s in place: it holds files that are not a checkpoint's", path)
+
+    def write_beside(self, directory: str, name: str, content: bytes) -> None:
+        """Write a file under a partial name, flush its bytes, and rename it.
+
+        The name is not flushed: a loss of power may bring the file's earlier content back.
+        """
+        path = self.root / directory / name
+        partial = path.with_name(name + PARTIAL_SUFFIX)
+        with telling("write", path):
+            self._make(path.parent)
+            self._write(partial, [memoryview(content)])
+            self._files.replace(partial, path)
+
+    def names_beside(self, directory: str) -> list[str]:
+        """Return the names of the files in a directory beside the steps."""
+        path = self.root / directory
+        with telling("read", path):
+            names = self._files.names(path) if self._files.is_directory(path) else {}
+        return [name for name, is_directory in names.items() if not is_directory]
+
+    def read_beside(self, directory: str, name: str, *, largest: int) -> bytes | None:
+        """Return a file beside the steps; None if absent."""
+        return self._read_small(self.root / directory / name, largest)
+
+    def _read_small(self, path: Path, largest: int) -> bytes | None:
+        """Return a file; None if absent. Raise CheckpointError if it is no file, or has more than `largest` bytes."""
+        with telling_unless_missing(path):
+            found = self._files.status(path)
+            if found is None:
+                return None
+            if not stat.S_ISREG(found.st_mode):
+                raise CheckpointError(f"{path.name} is not a file, but a directory for instance: move that away")
+            if found.st_size > largest:
+                raise CheckpointError(f"{path.name} is not a file of at most {largest} bytes")
+            content = bytearray(found.st_size)
+            try:
+                return bytes(content[: self._files.read_into(path, 0, memoryview(content))])
+            except FileNotFoundError:
+                return None
 
     def _removed_beside(self, step: int) -> list[str]:
         files = [name for name, is_directory in self._files.names(self._step(step)).items() if not is_directory]

@@ -28,6 +28,13 @@ def open_store(location: str | os.PathLike[str]) -> Store:
     return DirectoryStore(text)
 
 
+def checkpoints_of_run(location: str) -> str:
+    """Return the location of a run's checkpoints: its directory in a run's directory, or the location itself."""
+    if "://" in location or not (Path(location) / _CHECKPOINTS).is_dir():
+        return location
+    return str(Path(location) / _CHECKPOINTS)
+
+
 def location_and_step(location: str | os.PathLike[str]) -> tuple[str, int | None]:
     """Split the location of a checkpoint into store and step; the step is None for the location of a store.
 

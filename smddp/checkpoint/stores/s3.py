@@ -160,6 +160,23 @@ class S3Store:
         self._remove_keys(step, [*in_attempts, *(prefix + name for name in beside)], attempts)
         self._abort_uploads_if_allowed(self._location.step_prefix(step))
 
+    def write_beside(self, directory: str, name: str, content: bytes) -> None:
+        """Put a small object beside the steps."""
+        key = f"{self._location.above_steps}{directory}/{name}"
+        self._uploads.put(key, [memoryview(content)], doing=f"could not write {self._bucket.uri(key)}")
+
+    def names_beside(self, directory: str) -> list[str]:
+        """Return the names of the objects in a directory beside the steps; one request per thousand."""
+        prefix = f"{self._location.above_steps}{directory}/"
+        names = [key.removeprefix(prefix) for key in self._listing.keys(prefix)]
+        return [name for name in names if name and "/" not in name]
+
+    def read_beside(self, directory: str, name: str, *, largest: int) -> bytes | None:
+        """Return an object beside the steps; None if absent."""
+        key = f"{self._location.above_steps}{directory}/{name}"
+        found = read_small(self._downloads, key, largest=largest)
+        return None if found is None else found[0]
+
     def abort_orphans(self, *, older_than: timedelta = ORPHAN_AGE) -> int:
         """Abort the unfinished multipart uploads of killed processes, and return the count: their parts are billed.
 

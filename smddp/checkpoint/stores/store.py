@@ -120,6 +120,15 @@ class Store(Protocol):
     def remove(self, step: int) -> None:
         """Remove all our files of a step, if present, the manifest first."""
 
+    def write_beside(self, directory: str, name: str, content: bytes) -> None:
+        """Write or replace a small file beside the steps, whole or not at all; the store's directory must exist."""
+
+    def names_beside(self, directory: str) -> list[str]:
+        """Return the names of the files in a directory beside the steps."""
+
+    def read_beside(self, directory: str, name: str, *, largest: int) -> bytes | None:
+        """Return such a file; None if absent. Raise CheckpointError if it is no file, or has over `largest` bytes."""
+
 
 class CommitListener:
     """Follows the checkpoints of a store to a second place, such as S3, on rank 0. Override what that place needs."""

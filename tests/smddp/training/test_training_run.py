@@ -18,6 +18,7 @@ from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener, Store
 from smddp.distributed import Membership, join, leave
 from smddp.errors import CheckpointError
+from smddp.goodput import PartClock
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training import stop_deadline
@@ -73,7 +74,9 @@ def copied(job: Job) -> Job:
 
 
 def guard(job: Job, **policy: object) -> TrainingRun:
-    guarded = TrainingRun(job, join(job.cluster), CheckpointPolicy(**policy), Progress(), before_save=lambda: None)  # type: ignore[arg-type]
+    guarded = TrainingRun(
+        job, join(job.cluster), CheckpointPolicy(**policy), Progress(), clock=PartClock(), before_save=lambda: None
+    )  # type: ignore[arg-type]
     guarded.resume({"model": nn.Linear(2, 2)}, {}, None)
     return guarded
 
@@ -152,7 +155,7 @@ def test_a_stop_right_after_a_resume_needs_no_save(job: Job, monkeypatch: pytest
     step(guarded)
     guarded.finish()
     del guarded
-    again = TrainingRun(job, join_again(), CheckpointPolicy(), Progress(), before_save=lambda: None)
+    again = TrainingRun(job, join_again(), CheckpointPolicy(), Progress(), clock=PartClock(), before_save=lambda: None)
     assert again.resume({"model": nn.Linear(2, 2)}, {}, None)
     monkeypatch.setattr(DirectoryStore, "write", None)
     with pytest.raises(Stopped):

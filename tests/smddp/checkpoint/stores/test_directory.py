@@ -517,3 +517,24 @@ def test_what_this_user_may_not_read_is_told_with_what_to_do(tmp_path: Path) -> 
     ):
         with pytest.raises(StoreError, match=f"^cannot read {tmp_path}.*: Permission denied; let this user read it"):
             look()
+
+
+def test_a_file_beside_the_steps_is_replaced_whole_and_never_through_a_link(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "run")
+    assert store.names_beside("notes") == []
+    with pytest.raises(StoreError, match="cannot write"):
+        store.write_beside("notes", "a.json", b"1")  # the directory is not made again once it is gone
+    (tmp_path / "run").mkdir()
+    store.write_beside("notes", "a.json", b"1")
+    store.write_beside("notes", "a.json", b"two")
+    assert store.names_beside("notes") == ["a.json"]
+    assert store.read_beside("notes", "a.json", largest=3) == b"two"
+    assert store.read_beside("notes", "b.json", largest=3) is None
+    with pytest.raises(CheckpointError, match=r"a\.json is not a file of at most 2 bytes"):
+        store.read_beside("notes", "a.json", largest=2)
+    assert store.steps() == []
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "others").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="cannot write"):
+        store.write_beside("others", "a.json", b"1")
+    assert store.names_beside("others") == []

@@ -405,3 +405,17 @@ def test_a_checkpoint_of_format_1_is_removed_whole(store: S3Store, s3: Any, buck
         s3.put_object(Bucket=bucket, Key=f"{STEP}/{name}", Body=b'{"format": 1}')
     store.remove(3)
     assert keys(s3, bucket) == [f"{STEP}/notes.txt"]
+
+
+@pytest.mark.seaweedfs
+def test_an_object_beside_the_steps_is_replaced_and_listed(store: S3Store) -> None:
+    assert store.names_beside("notes") == []
+    store.write_beside("notes", "a.json", b"1")
+    store.write_beside("notes", "a.json", b"two")
+    store.write_beside("notes", "b.json", b"3")
+    assert sorted(store.names_beside("notes")) == ["a.json", "b.json"]
+    assert store.read_beside("notes", "a.json", largest=3) == b"two"
+    assert store.read_beside("notes", "c.json", largest=3) is None
+    with pytest.raises(CheckpointError, match=r"a\.json is not a file of at most 2 bytes"):
+        store.read_beside("notes", "a.json", largest=2)
+    assert store.steps() == []

@@ -1,0 +1,230 @@
+"""What one attempt of a run spends its time on, measured and recorded while it runs.
+
+The training thread only reads a clock where one part of its time ends and the next begins, twice a step. A thread of
+rank 0 writes the record: at the beginning, after each save, each hundredth of the attempt's time, and at the end. A
+failed write is logged once, and never ends the training.
+
+Notes on the two threads:
+  1. The training thread alone changes the clock and the marks; the other thread only copies them.
+  2. A copy takes the part first, then the seconds, and gives the part all time that is in no part's seconds. So a copy
+     always adds up, whichever moment of `PartClock.enter` it meets.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from smddp.checkpoint.stores import Store
+from smddp.errors import CheckpointError
+from smddp.goodput.account import Account, account
+from smddp.goodput.attempt import DIRECTORY, MEASURED, MOST_MARKS, Attempt, End, Mark, Seconds, read_attempts
+from smddp.process.launch_time import launched
+
+logger = logging.getLogger(__name__)
+
+_LEAST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 1.0, 30.0, 0.01
+"""Seconds from one sign of life to the next, and the share of the attempt's time so far."""
+_LAST_SECONDS = 5.0
+"""Bound on the wait for the last write."""
+
+
+class PartClock:
+    """Adds up the seconds of the parts of an attempt, in the thread that trains. It begins with the part ``start``."""
+
+    def __init__(self) -> None:
+        self.began = time.time()
+        self.part = "start"
+        """The part under way."""
+        self.marks: list[Mark] = []
+        self._first = self._since = time.perf_counter()
+        self._seconds = dict.fromkeys(MEASURED, 0.0)
+
+    def enter(self, part: str) -> None:
+        """End the part under way, and begin another."""
+        now = time.perf_counter()
+        self._seconds[self.part] += now - self._since
+        self._since = now
+        self.part = part
+
+    @contextmanager
+    def within(self, part: str) -> Iterator[None]:
+        """Count the block as a part, and go on with the part under way.
+
+        An error that leaves the block ends no part: what the script does next does.
+        """
+        before = self.part
+        self.enter(part)
+        try:
+            yield
+        except GeneratorExit:
+            self.enter(before)
+            raise
+        self.enter(before)
+
+    def mark_start(self, step: int) -> None:
+        """Note what was spent before training began at the step; only the first call counts."""
+        if not self.marks:
+            self.mark(step)
+
+    def mark(self, step: int) -> None:
+        """Note what was spent when the step was saved, or when the training began there."""
+        self.enter(self.part)  # a hang that follows takes only the time from now on
+        marks = [mark for mark in self.marks if mark.step < step]
+        if len(marks) >= MOST_MARKS:
+            half = len(marks) // 2
+            marks = marks[:1] + marks[1:half:2] + marks[half:]
+        self.marks = [*marks, Mark(step=step, seconds=dict(self._seconds))]
+
+    def seconds(self) -> Seconds:
+        """Return the seconds of each part so far. Any thread may ask."""
+        part = self.part
+        seconds = dict(self._seconds)
+        seconds[part] += max(time.perf_counter() - self._first - sum(seconds.values()), 0.0)
+        return seconds
+
+    def hang(self) -> None:
+        """Count what passed since the last change of parts as ``hang``. Any thread may call it; the rank ends."""
+        self.part = "hang"
+
+
+class Recorder:
+    """Writes the record of this attempt, on rank 0, until `close`, garbage collection or the end of the process.
+
+    ``steps`` returns the steps taken, ``durable`` the newest step in a durable checkpoint.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: PartClock,
+        *,
+        world_size: int,
+        resumed: int,
+        steps: Callable[[], int],
+        durable: Callable[[], int],
+    ) -> None:
+        self._writer = _Writer(store, clock, world_size=world_size, resumed=resumed, steps=steps, durable=durable)
+        self._thread = threading.Thread(target=self._writer.run, name="goodput-ledger", daemon=True)
+        self._thread.start()
+        self._finalizer = weakref.finalize(self, self._writer.wake, is_over=True)
+        self._finalizer.atexit = False
+
+    def saved(self) -> None:
+        """Write the record soon: it has a new mark."""
+        self._writer.wake()
+
+    def account(self) -> Account:
+        """Return the account of the run up to now."""
+        return account([*self._writer.earlier, self._writer.attempt()])
+
+    def close(self, end: End = "") -> None:
+        """Write the last record, and wait for it `_LAST_SECONDS` at most. Does nothing the second time, or in a fork.
+
+        Any thread may call it.
+        """
+        if self._finalizer.detach() is not None:
+            self._writer.end = end
+            self._writer.wake(is_over=True)
+            self._thread.join(_LAST_SECONDS)
+
+
+class _Writer:
+    """The part of a `Recorder` that its thread needs: it keeps no reference to the `Recorder`."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: PartClock,
+        *,
+        world_size: int,
+        resumed: int,
+        steps: Callable[[], int],
+        durable: Callable[[], int],
+    ) -> None:
+        self.end: End = ""
+        self.earlier: Sequence[Attempt] = ()
+        self._store, self._clock, self._steps, self._durable = store, clock, steps, durable
+        self._newest = resumed
+        self._is_over = self._has_failed = False
+        # Set after `_is_over` and `end` are: the thread that it wakes sees both.
+        self._woken = threading.Event()
+        self._first = Attempt(
+            id=uuid.uuid4().hex[:12],
+            host=socket.gethostname()[:256],
+            world_size=world_size,
+            launched=min(_claim_launch() or clock.began, clock.began),
+            began=clock.began,
+            seconds=clock.seconds(),
+            resumed=resumed,
+            step=resumed,
+            durable=resumed,
+            marks=(),
+            pause=0.0,
+        )
+
+    def wake(self, *, is_over: bool = False) -> None:
+        self._is_over = self._is_over or is_over
+        self._woken.set()
+
+    def attempt(self) -> Attempt:
+        """Return the record as of now."""
+        marks, seconds = self._clock.marks, self._clock.seconds()
+        pause = min(max(_PAUSE_SHARE * sum(seconds.values()), _LEAST_PAUSE), _LONGEST_PAUSE)
+        self._newest = max(self._newest, self._durable())
+        return replace(
+            self._first,
+            seconds=seconds,
+            step=max(self._steps(), marks[-1].step if marks else 0),
+            durable=self._newest,
+            marks=marks,
+            pause=pause,
+            end=self.end,
+        )
+
+    def run(self) -> None:
+        """Write the record again and again; the thread's program."""
+        try:
+            attempts, problems = read_attempts(self._store)
+            self.earlier = attempts
+            for problem in problems:
+                logger.info("%s", problem)
+        except (CheckpointError, OSError) as error:
+            self._warn(error)
+        while True:
+            is_over = self._is_over
+            self._woken.clear()
+            record = self.attempt()
+            try:
+                self._store.write_beside(DIRECTORY, record.name, record.to_json())
+            except (CheckpointError, OSError) as error:
+                self._warn(error)
+            if is_over:
+                return
+            if not self._is_over:
+                self._woken.wait(record.pause)
+
+    def _warn(self, error: Exception) -> None:
+        level = logging.DEBUG if self._has_failed or self._is_over else logging.WARNING
+        self._has_failed = True
+        logger.log(level, "the goodput ledger of this attempt is not up to date, training continues: %s", error)
+
+
+_launch_is_counted = False
+
+
+def _claim_launch() -> float | None:
+    """Return when the launcher began, to the first recorder of a process; to others None."""
+    global _launch_is_counted
+    if _launch_is_counted:
+        return None
+    _launch_is_counted = True
+    return launched(os.environ)

@@ -1,0 +1,172 @@
+"""What an attempt measures while it runs, and its record on disk."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.goodput import PartClock, Recorder, read_account
+from smddp.goodput import recorder as recorder_module
+from smddp.goodput.attempt import MOST_MARKS, read_attempts
+
+
+def begin(directory: Path, clock: PartClock, *, steps: int = 7, durable: int = 0) -> Recorder:
+    directory.mkdir(exist_ok=True)
+    return Recorder(
+        DirectoryStore(directory), clock, world_size=2, resumed=3, steps=lambda: steps, durable=lambda: durable
+    )
+
+
+def test_each_second_is_in_one_part() -> None:
+    began = time.perf_counter()
+    clock = PartClock()
+    for part in ("data", "training", "data", "other"):
+        clock.enter(part)
+        time.sleep(0.02)
+    with clock.within("checkpoint"):
+        time.sleep(0.03)
+    assert clock.part == "other"
+    found, whole = clock.seconds(), time.perf_counter() - began
+    assert sum(found.values()) == pytest.approx(whole, abs=0.005)
+    assert found["data"] >= 0.04
+    assert found["checkpoint"] >= 0.03
+    assert found["hang"] == 0
+
+
+def test_an_error_ends_no_part_but_the_end_of_a_generator_does() -> None:
+    clock = PartClock()
+    with pytest.raises(ZeroDivisionError), clock.within("evaluation"):
+        1 / 0  # noqa: B018
+    assert clock.part == "evaluation"
+    clock.enter("training")
+    with pytest.raises(GeneratorExit), clock.within("evaluation"):
+        raise GeneratorExit
+    assert clock.part == "training"
+
+
+def test_a_copy_from_another_thread_always_adds_up() -> None:
+    clock, is_over, wrong = PartClock(), threading.Event(), list[float]()
+    first = time.perf_counter()
+
+    def copy() -> None:
+        while not is_over.is_set():
+            before = time.perf_counter()
+            whole = sum(clock.seconds().values())
+            if not before - first - 0.001 <= whole <= time.perf_counter() - first + 0.001:
+                wrong.append(whole)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    copying = threading.Thread(target=copy)
+    copying.start()
+    try:
+        for _ in range(20_000):
+            clock.enter("data")
+            clock.enter("training")
+    finally:
+        is_over.set()
+        copying.join()
+        sys.setswitchinterval(before)
+    assert not wrong
+
+
+def test_a_hang_takes_the_time_since_the_last_part_and_leaves_the_marks() -> None:
+    clock = PartClock()
+    clock.enter("training")
+    time.sleep(0.02)
+    clock.mark(5)
+    time.sleep(0.03)
+    clock.hang()
+    assert clock.seconds()["hang"] >= 0.03
+    assert clock.seconds()["training"] >= clock.marks[-1].seconds["training"] >= 0.02
+
+
+def test_marks_stay_few_and_keep_the_first_and_the_newest() -> None:
+    clock = PartClock()
+    clock.mark_start(3)
+    clock.mark_start(4)
+    for step in range(5, 500):
+        clock.mark(step)
+    clock.mark(499)
+    steps = [mark.step for mark in clock.marks]
+    assert steps == sorted(set(steps))
+    assert len(steps) <= MOST_MARKS
+    assert steps[0] == 3
+    assert steps[-10:] == list(range(490, 500))
+
+
+def test_the_record_is_there_at_once_after_a_save_and_at_the_end(tmp_path: Path) -> None:
+    clock = PartClock()
+    recorder = begin(tmp_path, clock, durable=5)
+    _await(lambda: read_attempts(DirectoryStore(tmp_path))[0] != [])
+    clock.mark(5)
+    recorder.saved()
+    _await(lambda: len(read_attempts(DirectoryStore(tmp_path))[0][0].marks) == 1)
+    recorder.close("stopped")
+    recorder.close("failed")  # too late
+    [found] = read_account(DirectoryStore(tmp_path)).attempts
+    assert (found.end, found.attempt.resumed, found.attempt.step, found.attempt.durable) == ("stopped", 3, 7, 5)
+
+
+def test_signs_of_life_come_every_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "_LEAST_PAUSE", 0.01)
+    recorder = begin(tmp_path, PartClock())
+    ends = set[float]()
+    _await(lambda: ends.add(read_attempts(DirectoryStore(tmp_path))[0][0].ended) or len(ends) > 3, wait=0.02)
+    recorder.close()
+
+
+def test_earlier_attempts_are_part_of_the_account_under_way(tmp_path: Path) -> None:
+    begin(tmp_path, PartClock()).close("failed")
+    recorder = begin(tmp_path, PartClock())
+    _await(lambda: len(recorder.account().attempts) == 2)
+    assert [each.end for each in recorder.account().attempts] == ["failed", "running"]
+    recorder.close()
+
+
+def test_a_record_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "goodput").write_text("in the way")
+    caplog.set_level(logging.WARNING)
+    recorder = begin(tmp_path, PartClock())
+    _await(lambda: len(caplog.messages) > 0)
+    recorder.saved()
+    recorder.close("finished")
+    assert len(caplog.messages) == 1
+    assert "the goodput ledger of this attempt is not up to date, training continues" in caplog.messages[0]
+
+
+def test_a_directory_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    recorder = begin(tmp_path / "run", PartClock())
+    _await(lambda: (tmp_path / "run" / "goodput").is_dir())
+    (tmp_path / "run").rename(tmp_path / "moved")
+    recorder.close("finished")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dropped_recorder_ends_its_thread(tmp_path: Path) -> None:
+    recorder = begin(tmp_path, PartClock())
+    thread = recorder._thread
+    del recorder
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def _await(condition: object, *, wait: float = 0.01) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except IndexError:  # no record yet
+            pass
+        time.sleep(wait)
+    pytest.fail("it did not happen in 10 s")

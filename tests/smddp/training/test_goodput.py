@@ -1,0 +1,139 @@
+"""The ledger of a Trainer: each part of an attempt's time is counted where it is spent."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import smddp
+from smddp.checkpoint.stores import open_store
+from smddp.goodput import read_account
+from smddp.goodput.attempt import read_attempts
+from smddp.job import Job
+from smddp.training.active_runs import active_runs
+
+
+class Slow(Dataset[Tensor]):
+    """Samples that take 5 ms each."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(0.005)
+        return torch.ones(4) * index
+
+
+def trainer(job: Job, every: int = 3) -> smddp.Trainer:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    return smddp.Trainer(job, model, optimizer, checkpoints=smddp.CheckpointPolicy(every=every, seconds=None))
+
+
+def end(end: str = "finished") -> None:
+    for run in active_runs.open_runs():
+        run.__exit__(None, None, None) if end == "finished" else run.end_ledger("failed")
+        run.is_open = False
+
+
+def parts(job: Job) -> dict[str, float]:
+    return read_account(open_store(job.checkpoint_location)).seconds
+
+
+def test_waits_for_data_evaluation_and_training_are_apart(job: Job) -> None:
+    training = trainer(job)
+    began = time.perf_counter()
+    loader, others = training.loader(Slow(), 4), training.evaluation_loader(Slow(), 4)
+    for _ in training.epochs(2):
+        for batch in training.batches(loader):  # 4 batches of 20 ms
+            time.sleep(0.03)
+            training.step(training.model(batch).sum())
+        with torch.no_grad():
+            for batch in training.batches(others):
+                time.sleep(0.01)
+                training.model(batch)
+        for _batch in training.batches(others):  # known as an evaluation by its loader
+            time.sleep(0.01)
+    end()
+    whole, found = time.perf_counter() - began, parts(job)
+    assert found["data"] >= 8 * 0.02
+    assert found["training"] >= 8 * 0.03
+    assert found["evaluation"] >= 4 * 4 * 0.03
+    assert found["checkpoint"] > 0
+    assert found["lost"] == found["waiting"] == found["hang"] == 0
+    [attempt] = read_attempts(open_store(job.checkpoint_location))[0]
+    assert attempt.ended - attempt.began == pytest.approx(whole, abs=0.1)
+    assert found["data"] + found["training"] + found["evaluation"] > 0.6 * whole
+
+
+def test_the_next_attempt_loses_what_the_last_save_did_not_have(job: Job) -> None:
+    first = trainer(job)
+    loader = first.loader(Slow(), 2)
+    for _ in first.epochs(1):
+        for batch in first.batches(loader):
+            first.step(first.model(batch).sum())
+            if first.steps == 5:
+                break
+        break
+    end("failed")
+    smddp.leave()
+    second = trainer(job)
+    loader = second.loader(Slow(), 2)
+    for _ in second.epochs(1):
+        for batch in second.batches(loader):
+            second.step(second.model(batch).sum())
+    end()
+    found = read_account(open_store(job.checkpoint_location))
+    assert [(each.end, each.lost_steps) for each in found.attempts] == [("failed", 2), ("finished", 0)]
+    assert found.seconds["lost"] >= 0.02
+
+
+def test_a_loop_over_steps_counts_each_epochs_first_wait_as_data(job: Job) -> None:
+    training = trainer(job, every=100)
+    batches = training.batches(training.loader(Slow(), 16))
+    for _ in training.steps_to(4):  # an epoch each
+        batch = next(batches)
+        training.step(training.model(batch).sum())
+    time.sleep(0.1)
+    end()
+    found = parts(job)
+    assert found["data"] >= 4 * 16 * 0.005
+    assert found["training"] < 0.1
+    assert found["other"] >= 0.1
+
+
+def test_a_loop_of_its_own_counts_as_training(job: Job) -> None:
+    training = trainer(job)
+    for step in range(4):
+        time.sleep(0.02)
+        training.step(training.model(torch.ones(2, 4) * step).sum())
+    training.save(wait=True)
+    end()
+    found = parts(job)
+    assert found["training"] >= 3 * 0.02
+    assert found["data"] == 0
+
+
+def test_a_trainer_within_another_ones_batch_ends_no_training(job: Job) -> None:
+    training, other = trainer(job), torch.utils.data.DataLoader(Slow(), 8)
+    for batch in training.batches(training.loader(Slow(), 16)):
+        for inner in training.batches(other):
+            training.step(training.model(inner).sum())
+        assert training._clock.part == "training"
+        training.step(training.model(batch).sum())
+    end()
+    [found] = read_attempts(open_store(job.checkpoint_location))[0]
+    assert found.seconds["data"] >= 2 * 16 * 0.005
+
+
+def test_a_named_trainer_has_a_ledger_of_its_own(job: Job) -> None:
+    model = nn.Linear(4, 1)
+    training = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), name="generator")
+    training.step(training.model(torch.ones(2, 4)).sum())
+    end()
+    assert len(read_account(open_store(job.part("generator").checkpoint_location)).attempts) == 1
+    assert not read_account(open_store(job.checkpoint_location)).attempts
