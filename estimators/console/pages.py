@@ -26,7 +26,8 @@ from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import sent_request
 from estimators.service_model import service_model, violations
 from smddp.errors import SmddpError
-from smddp.process.terminal_text import as_size, duration, shown_line
+from smddp.process.terminal_text import as_size, duration
+from smddp.safe_text import shown_line
 from smddp.secret_text import masked, masked_text
 
 MOST_COMPARED = 8

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from smddp.process.terminal_text import shown_error
+from smddp.safe_text import shown_error
 
 
 def sbatch(

@@ -25,7 +25,8 @@ from estimators.job_handle.events import ENDED, JobEvent, MetricValue, StatusCha
 from estimators.log_reader import LogLine
 from smddp.process.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from smddp.process.terminal_line import TerminalLine
-from smddp.process.terminal_text import PROGRESS_VARIABLE, duration, fitting, is_watched, shown_line, shown_text, speed
+from smddp.process.terminal_text import PROGRESS_VARIABLE, duration, fitting, is_watched, speed
+from smddp.safe_text import shown_line, shown_text
 
 logger = logging.getLogger(__name__)
 

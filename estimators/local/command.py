@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from smddp.process.program import wait_for
-from smddp.process.terminal_text import shown_error
+from smddp.safe_text import shown_error
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -25,7 +25,7 @@ from estimators.local.engine.training.request import TrainingRequest
 from estimators.local.engine.training.runner import TrainingRunner
 from estimators.local.executors.docker import Docker, DockerExecutor
 from estimators.training_job import TrainingJob
-from smddp.process.terminal_text import shown_text
+from smddp.safe_text import shown_text
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session

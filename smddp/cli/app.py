@@ -21,7 +21,7 @@ from smddp.cli import checkpoints, doctor, goodput
 from smddp.cli.installation import outdated
 from smddp.cli.options import plot_file, written_file
 from smddp.errors import HyperparameterError, SmddpError
-from smddp.process.terminal_text import shown_text
+from smddp.safe_text import shown_text
 
 if TYPE_CHECKING:
     from smddp.collectives.program import Options

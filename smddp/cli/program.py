@@ -29,7 +29,7 @@ def main() -> None:
         # Here, because Ctrl-C may come during the imports, too.
         from smddp.cli.app import app
         from smddp.path_text import shown_path
-        from smddp.process.terminal_text import shown_error, shown_text
+        from smddp.safe_text import shown_error, shown_text
 
         try:
             app()

@@ -28,6 +28,7 @@ from smddp.container.source import check_entry_point, fetch_source
 from smddp.errors import ClusterError, JobError, SmddpError
 from smddp.job import failure_report
 from smddp.job.failure_report import describe_exit
+from smddp.job.host_memory import HostMemory
 from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
@@ -64,6 +65,7 @@ def train(environ: Mapping[str, str]) -> int:
     line = command.line(python)
     logger.info("Starting %s.", entry_point)
     logger.debug("The command is %s", " ".join(masked(line)))
+    memory = HostMemory()
     with RankStart(contract.code_dir / entry_point) as start:
         result = run(
             line,
@@ -80,6 +82,7 @@ def train(environ: Mapping[str, str]) -> int:
         result.tail,
         many=command.many,
         code_dir=contract.code_dir,
+        memory=memory,
     )
     _report(contract.output_dir, result, reason)
     return result.code

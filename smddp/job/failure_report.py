@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import site
 import socket
@@ -25,8 +26,9 @@ from types import TracebackType
 from smddp.cluster import Cluster, without_run_variables
 from smddp.errors import SmddpError
 from smddp.job.distribution_names import missing_package
+from smddp.job.host_memory import LIKELY_CAUSES, HostMemory, describe_full_shared_memory
 from smddp.job.job import is_on_sagemaker
-from smddp.job.printed_error import PrintedError, find_error, hint
+from smddp.job.printed_error import PrintedError, find_error, hint, last_lines
 
 LIMIT = 1024
 """Characters of the failure file that SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
@@ -42,21 +44,19 @@ _PRINTED_LIMIT = 420  # the platform adds its own words to a reason, and cuts th
 _LEAST_CONTEXT = 80
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 _DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")  # noqa: PTH118, the end of a path
-_LOST_WORKER = (
-    "A DataLoader worker ended while it handed over a batch: it was killed, often because the host ran out of memory. "
-    "Use fewer num_workers, or smaller batches."
-)
-_LIKELY_CAUSES = {
-    "SIGKILL": ", often because the host ran out of memory",
-    "SIGBUS": ", often because /dev/shm is full",
-}
+_KILLED_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (Killed|Bus error)")
+_CRASH_FRAME = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
+"""A line of the stack that Python's faulthandler prints."""
+_SIGNALS = {"Killed": "SIGKILL", "Bus error": "SIGBUS"}
+_MOST_LAST_LINES = 400
+"""Characters of the last lines of a process that was killed."""
 
 
-def describe(error: BaseException, cluster: Cluster | None) -> str:
+def describe(error: BaseException, cluster: Cluster | None, memory: HostMemory | None = None) -> str:
     """Return the failure in at most 1024 characters: message, rank and host, causes, frames with the innermost last.
 
     A long report loses the middle frames first, then the middle of the message. ``cluster`` is None if the rank is
-    unknown.
+    unknown, ``memory`` if nobody read the counters before.
     """
     told = traceback.TracebackException.from_exception(error)
     where = "" if cluster is None else f" (rank {cluster.rank} of {cluster.world_size} on {_host(cluster)})"
@@ -67,7 +67,8 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
     if cause is not told and not (len(str(cause)) >= _QUOTED and str(cause) in str(told)):
         lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
     lines += [_shorten(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
-    if meaning := _LOST_WORKER if _is_lost_worker(error) else _meaning(lines[0], Path()):
+    whole = str(told) if cause is told else f"{told}\n{cause}"
+    if meaning := _lost_worker(error, whole, memory or HostMemory()) or _meaning(f"{lines[0]}\n{whole}", Path()):
         lines.append(meaning)
     frames = [_frame_line(frame) for frame in _telling(told)]
     if cause is not told:
@@ -76,36 +77,51 @@ def describe(error: BaseException, cluster: Cluster | None) -> str:
     return "\n".join([head, *_fit(frames, LIMIT - len(head) - 1)])
 
 
-def describe_exit(program: str, host: str, code: int, tail: str, *, many: bool, code_dir: Path) -> str:
+def describe_exit(
+    program: str, host: str, code: int, tail: str, *, many: bool, code_dir: Path, memory: HostMemory | None = None
+) -> str:
     """Return a program's failure as seen from outside, within `LIMIT`: the printed error first, then its context.
 
     ``tail`` is the end of its standard error. With ``many`` ranks writing there, the first error counts: the others
-    follow from it. ``code_dir`` has the job's code.
+    follow from it. ``code_dir`` has the job's code, ``memory`` the counters from before the program began.
     """
-    how = describe_kill(code)
+    how, remedy = _kill(code, memory)
     head = f"{program} ended with exit code {code}{how and f' ({how})'} on {host}"
     error = find_printed(code, tail, many=many)
-    return f"{head}."[:LIMIT] if error is None else _with_printed(f"{head}: ", error, code_dir=code_dir)
+    if error is None:
+        return _with_last_lines(f"{head}.", remedy, tail if how else "", many=many)
+    return _with_printed(f"{head}: ", error, code_dir=code_dir, remedy=remedy)
 
 
 def describe_rank_exit(
-    code: int, *, rank: int, world_size: int, host: str, tail: str | None = None, many: bool = False
+    code: int,
+    *,
+    rank: int,
+    world_size: int,
+    host: str,
+    tail: str | None = None,
+    many: bool = False,
+    memory: HostMemory | None = None,
 ) -> str:
     """Describe the end of a rank without a report, in `LIMIT` characters.
 
     ``code`` is the exit code as a shell sees it, 128 + n after signal n. ``tail`` is the end of its standard error,
-    None if nobody read it; ``many`` says whether other ranks wrote there, too.
+    None if nobody read it; ``many`` says whether other ranks wrote there, too. ``memory`` has the counters of the
+    rank's host from before the rank began, None if it is another host.
     """
     where = f"ank {rank} of {world_size} on {host}"
-    how = describe_kill(code)
+    how, remedy = _kill(code, memory)
     error = None if tail is None else find_printed(code, tail, many=many)
+    if error is None and how:
+        return _with_last_lines(f"R{where} was {how}.", remedy, tail or "", many=many)
     if error is None:
-        return f"R{where} was {how}." if how else f"R{where} ended with code {code}, and said no reason."
+        return f"R{where} ended with code {code}, and said no reason."
     if error.was_raised and not how:
         # If several ranks printed several exceptions, the rank of each one is unknown.
         whose = f"one of {world_size} ranks; the first to end was r{where}" if many and error.others else f"r{where}"
         return _with_printed("", error, f" ({whose})")
-    return _with_printed(f"R{where} was {how}: " if how else f"R{where} ended with code {code}: ", error)
+    before = f"R{where} was {how}: " if how else f"R{where} ended with code {code}: "
+    return _with_printed(before, error, remedy=remedy)
 
 
 def main_thread_traceback() -> TracebackType | None:
@@ -127,11 +143,15 @@ def frame_lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:
 def find_printed(code: int, tail: str, *, many: bool = False) -> PrintedError | None:
     """Return the error that a program printed before it ended with this code; None if it printed none.
 
-    A process killed by SIGKILL cannot print a reason, so its earlier output does not count.
+    A process killed by SIGKILL cannot print a reason, so its earlier output does not count. If any other signal killed
+    it, its last line is no reason either.
     """
     name = killed_by(code)
     raised = code == 1 or name is not None  # Python's own exit code after an exception
-    return None if name == "SIGKILL" else find_error(tail, first=many, crashed=name in _CRASHES, raised=raised)
+    if name == "SIGKILL":
+        return None
+    error = find_error(tail, first=many, crashed=name in _CRASHES, raised=raised)
+    return None if name is not None and error is not None and error.is_last_line else error
 
 
 def killed_by(code: int) -> str | None:
@@ -139,10 +159,17 @@ def killed_by(code: int) -> str | None:
     return signal.Signals(code - 128).name if code - 128 in set(signal.Signals) else None
 
 
-def describe_kill(code: int) -> str:
-    """Return the signal that killed a process with this exit code, and its likely cause; empty if none did."""
+def _kill(code: int, memory: HostMemory | None) -> tuple[str, str]:
+    """Return the signal that killed a process with this exit code, with its likely cause, and the remedy.
+
+    Both are empty if no signal did.
+    """
     name = killed_by(code)
-    return f"killed by {name}{_LIKELY_CAUSES.get(name, '')}" if name else ""
+    if name is None:
+        return "", ""
+    if memory is None:  # the process was on another host
+        return f"killed by {name}{LIKELY_CAUSES.get(name, '')}", ""
+    return f"killed by {name}{memory.explain(name)}", memory.remedy(name)
 
 
 def within_limit(text: str, suffix: str = "") -> str:
@@ -204,6 +231,18 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
         (output_dir / "failure").unlink(missing_ok=True)
 
 
+def _lost_worker(error: BaseException, text: str, memory: HostMemory) -> str | None:
+    """Return how a DataLoader worker was killed, and the remedy; None if another error is the reason."""
+    if killed := _KILLED_WORKER.search(text):
+        name = _SIGNALS[killed[1]]
+        return f"A DataLoader worker was killed by {name}{memory.explain(name)}. {memory.remedy(name)}".rstrip()
+    if not _is_lost_worker(error):
+        return None
+    how = memory.oom_kill() or ""
+    what = f"A DataLoader worker ended while it handed over a batch: it was killed{how and f', {how}'}."
+    return f"{what} {memory.remedy('SIGKILL')}".rstrip()
+
+
 def _is_lost_worker(error: BaseException) -> bool:
     """Return whether the connection between torch's DataLoader and a worker broke.
 
@@ -224,24 +263,45 @@ def _meaning(error: str, code_dir: Path) -> str | None:
                 f"Add {package} to requirements.txt in source_dir; a module of your own belongs in source_dir itself."
             )
         return f"Install it: pip install {package}"
-    return hint(error)
+    return describe_full_shared_memory(error) or hint(error)
 
 
-def _with_printed(before: str, error: PrintedError, after: str = "", *, code_dir: Path = Path()) -> str:
+def _with_last_lines(head: str, remedy: str, tail: str, *, many: bool) -> str:
+    """Return a reason with the last lines of a process that was killed: they are no reason, but all that there is."""
+    lines = [_plain(line) for line in last_lines(tail, _MOST_LAST_LINES)]
+    whose = "The ranks' last lines" if many else "Its last lines"
+    parts = [_shorten(head, LIMIT - 2 * _MOST_LAST_LINES), *([remedy] if remedy else [])]
+    if lines:
+        parts += [f"{whose} on standard error:", *(f"  {line}" for line in lines)]
+    return "\n".join(parts)[:LIMIT]
+
+
+def _with_printed(
+    before: str, error: PrintedError, after: str = "", *, code_dir: Path = Path(), remedy: str = ""
+) -> str:
     """Return a reason that quotes a printed error, and the end of its context as far as it fits.
 
-    ``code_dir`` has the job's code; ranks and their launcher run in it.
+    ``code_dir`` has the job's code; ranks and their launcher run in it. Without a ``remedy`` it is the error's own.
     """
-    context = _plain(error.context)
+    context = _plain(_own_frames(error.context))
     # A short message leaves room for the context, and a short context for the message.
     most = max(_PRINTED_LIMIT, LIMIT - 1 - len(before) - len(after) - len(context))
     told = before + _shorten(_plain(error.message), most) + after
-    if meaning := _meaning(error.message, code_dir):
+    if meaning := remedy or _meaning(error.message, code_dir):
         told = f"{_shorten(told, LIMIT - 1 - len(meaning))}\n{meaning}"
     room = LIMIT - len(told) - 1
     if room < _LEAST_CONTEXT or not context:
         return told[:LIMIT]
     return f"{told}\n{context if len(context) <= room else '...' + context[3 - room :]}"
+
+
+def _own_frames(context: str) -> str:
+    """Return the script's own frames of a crash, with their code; any other context unchanged."""
+    found = [_CRASH_FRAME.match(line) for line in context.splitlines()]
+    frames = [traceback.FrameSummary(each["file"], int(each["line"]), each["name"]) for each in found if each]
+    if not frames or len(frames) < len(found):
+        return context
+    return "\n".join(f"  {line}" for line in frame_lines(frames))
 
 
 def _host(cluster: Cluster) -> str:

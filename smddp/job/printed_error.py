@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from smddp.safe_text import shown_line
+
 LOG_TIME = r"\d\d:\d\d:\d\d "
 """Matches the beginning of a line in the form of `smddp.process.log_format`."""
 
@@ -58,6 +60,10 @@ _OTHER_WORDS = re.compile(
 )
 """The beginning of a line that no longer belongs to an exception's message, mostly a log line."""
 _TERMINATE = re.compile(r"terminate called ")
+_LIBC = re.compile(
+    r"\*\*\* .+ \*\*\*|[\w ]+\(\): (?:invalid|corrupt|double)|double free|corrupted |.+: Assertion `.+' failed"
+)
+"""What the C library says before it aborts."""
 _WATCHDOG = re.compile(r".*Watchdog caught collective operation timeout")
 _FATAL = re.compile(r"Fatal Python error: ")
 _STACK = re.compile(r"(?:Current thread|Thread) .*\(most recent call first\):|Stack \(most recent call first\):")
@@ -82,6 +88,8 @@ class PrintedError:
     """Whether it was raised outside the main program, which did not end by it."""
     followed_by: int = 0
     """The number of lines printed after its first line."""
+    is_last_line: bool = False
+    """Whether no error was found: it is only what was printed last."""
 
     @property
     def is_lost_contact(self) -> bool:
@@ -106,19 +114,41 @@ def find_error(printed: str, *, first: bool = False, crashed: bool = False, rais
     2. ``crashed``: a crash signal ended it, so the words about the crash have priority.
     3. ``raised``: its exit code fits an exception. If not, an exception counts only near the end of the output.
     """
-    lines = [line for line in map(_undecorated, printed.splitlines()) if line.strip()]
+    lines = _lines(printed)
     errors = list(_exceptions(lines, mixed=first))
     errors = [error for error in errors if not error.is_beside] or errors
     if errors and not raised and not first and errors[-1].followed_by > _MOST_LINES_OF_A_MESSAGE:
         errors = []
     crash = _crash(lines)
-    if crash is not None and (crashed or not errors):
+    # A rank that lost contact may abort while it ends: the exception still says more than the signal's name.
+    is_victim = not first and bool(errors) and errors[-1].is_lost_contact
+    if crash is not None and (crashed or not errors) and not (is_victim and _FATAL.match(crash.message)):
         return crash
     if errors:
         found = next((error for error in errors if not error.is_lost_contact), errors[0]) if first else errors[-1]
         return replace(found, others=len(errors) - 1)
     lines = [line for line in lines if not _NOISE.match(line)]
-    return PrintedError(message=lines[-1].strip(), context="\n".join(lines[:-1])) if lines else None
+    if not lines:
+        return None
+    return PrintedError(message=lines[-1].strip(), context="\n".join(lines[:-1]), is_last_line=True)
+
+
+def last_lines(printed: str, limit: int) -> list[str]:
+    """Return the last lines in so many characters, each cut if it is longer than half of them; noise is left out."""
+    kept: list[str] = []
+    for line in reversed([line.rstrip() for line in _lines(printed) if not _NOISE.match(line)]):
+        shown = line if len(line) <= limit // 2 else f"{line[: limit // 2 - 3]}..."
+        limit_left = limit - sum(len(each) + 1 for each in kept)
+        if len(shown) > limit_left:
+            break
+        kept.insert(0, shown)
+    return kept
+
+
+def _lines(printed: str) -> list[str]:
+    """Return the lines that are not empty, without control sequences and prefixes."""
+    lines = (_undecorated(shown_line(line)) for line in printed.split("\n"))
+    return [line for line in lines if line.strip()]
 
 
 def _undecorated(line: str) -> str:
@@ -181,14 +211,18 @@ def _rest_of_message(lines: Sequence[str], told: Collection[str]) -> Iterator[st
 
 
 def _crash(lines: Sequence[str]) -> PrintedError | None:
-    """Return the crash reported by C++, NCCL's watchdog or Python, with the stack from Python's faulthandler."""
-    for pattern in (_TERMINATE, _WATCHDOG, _FATAL):
+    """Return the crash reported by C++, the C library, NCCL's watchdog or Python, with faulthandler's stack.
+
+    If several ranks crashed, one that did not only lose contact counts.
+    """
+    found = []
+    for pattern in (_TERMINATE, _LIBC, _WATCHDOG, _FATAL):
         number = next((number for number, line in enumerate(lines) if pattern.match(line)), None)
         if number is not None:
             what = " ".join(_what(lines[number + 1 :])) if pattern is _TERMINATE else ""
             message = f"{lines[number].strip()}: {what}" if what else lines[number].strip()
-            return PrintedError(message=message, context="\n".join(_stack(lines)))
-    return None
+            found.append(PrintedError(message=message, context="\n".join(_stack(lines))))
+    return next((crash for crash in found if not crash.is_lost_contact), found[0] if found else None)
 
 
 def _what(lines: Sequence[str]) -> Iterator[str]:
@@ -203,11 +237,14 @@ def _what(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _stack(lines: Sequence[str]) -> list[str]:
-    """Return the frames of the crashed thread, innermost last; faulthandler prints them in reverse."""
+    """Return the frames of the crashed thread, innermost last; faulthandler prints them in reverse.
+
+    If a thread without Python crashed, such as one of gloo, the main thread's, which faulthandler prints last.
+    """
     begun = [number for number, line in enumerate(lines) if _STACK.match(line)]
     if not begun:
         return []
-    current = next((number for number in begun if lines[number].startswith("Current")), begun[0])
+    current = next((number for number in begun if lines[number].startswith("Current")), begun[-1])
     end = next(
         (number for number in range(current + 1, len(lines)) if not lines[number].startswith("  File ")), len(lines)
     )

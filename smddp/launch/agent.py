@@ -33,6 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from smddp.job.failure_report import describe_rank_exit, find_printed, killed_by
+from smddp.job.host_memory import HostMemory
 from smddp.job.printed_error import CAUSE_SECONDS
 from smddp.launch.failure_file import FailureFile, host_name
 from smddp.launch.node_connections import JobFailure
@@ -67,6 +68,7 @@ class Agent(SimpleElasticAgent):
         self._processes = processes
         self._poll_seconds = poll_seconds
         self._failure_file = FailureFile()
+        self._memory = HostMemory()
         self._failure: JobFailure | None = None
         self._is_reason = True
         self._is_told = False  # whether the failure is in the log, whole
@@ -94,6 +96,7 @@ class Agent(SimpleElasticAgent):
             "TORCHELASTIC_USE_AGENT_STORE": worker_group.spec.rdzv_handler.use_agent_store,
         }
         self._processes.forget()
+        self._memory = HostMemory()
         environ = _defaults(worker_group.spec.local_world_size) | dict(os.environ) | _texts(shared)
         return {
             worker.local_rank: self._processes.start(
@@ -162,6 +165,7 @@ class Agent(SimpleElasticAgent):
                     world_size=worker.world_size,
                     host=host_name(),
                     tail=failed.tail,
+                    memory=self._memory,
                 )
                 of_rank = self._failure_file.read()
                 report = self._node_rendezvous.tell_ranks(of_rank or how)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from smddp.errors import DistributedError
 from smddp.job.failure_report import describe_rank_exit
+from smddp.job.host_memory import HostMemory
 from smddp.launch.failure_file import FailureFile, host_name, tell_failure
 from smddp.launch.mpi_host import SSH, SshConnection, connect
 from smddp.process.exit_codes import RESUMABLE
@@ -86,7 +87,7 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
     if shutil.which(command[0]) is None:
         raise DistributedError(f"There is no {command[0]} on PATH ({os.environ.get('PATH', '')}): install OpenMPI.")
     connections = connect(others)
-    failure_file = FailureFile()
+    failure_file, memory = FailureFile(), HostMemory()
     tail = Tail()
 
     def stop(mpirun: int, signum: int) -> None:
@@ -103,7 +104,7 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
     code = mpirun.exit_code()
     hosts = [host_name(), *others]
     is_failure = code not in (0, RESUMABLE) and not lost and not mpirun.stops
-    reason = _reason(tail.text, code, ranks=ranks, per_host=per_host, hosts=hosts) if is_failure else ""
+    reason = _reason(tail.text, code, ranks=ranks, per_host=per_host, hosts=hosts, memory=memory) if is_failure else ""
     for connection in connections:
         connection.close(code or int(bool(lost)), reason)
     if lost:
@@ -113,8 +114,11 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
     return code
 
 
-def _reason(printed: str, code: int, *, ranks: int, per_host: int, hosts: Sequence[str]) -> str:
-    """Return the reason of the failure, from the output of all ranks and mpirun; empty if mpirun named no rank."""
+def _reason(printed: str, code: int, *, ranks: int, per_host: int, hosts: Sequence[str], memory: HostMemory) -> str:
+    """Return the reason of the failure, from the output of all ranks and mpirun; empty if mpirun named no rank.
+
+    ``memory`` has this host's counters from before the ranks began.
+    """
     of_ranks = _BANNER.split(printed, maxsplit=1)[0]
     if killed := _KILLED.search(printed):
         rank, host, code = int(killed[1]), killed[2], 128 + int(killed[3])
@@ -123,7 +127,8 @@ def _reason(printed: str, code: int, *, ranks: int, per_host: int, hosts: Sequen
         host = hosts[rank // per_host]
     else:
         return ""
-    return describe_rank_exit(code, rank=rank, world_size=ranks, host=host, tail=of_ranks, many=ranks > 1)
+    here = memory if rank < per_host else None
+    return describe_rank_exit(code, rank=rank, world_size=ranks, host=host, tail=of_ranks, many=ranks > 1, memory=here)
 
 
 def _await(program: Program, connections: Sequence[SshConnection], leftovers: Leftovers) -> list[str]:

@@ -34,6 +34,7 @@ from smddp.distributed import (
 )
 from smddp.errors import CheckpointError, SmddpError, UnguardedScriptError
 from smddp.job import Job, failure_report
+from smddp.job.host_memory import HostMemory
 from smddp.job.job import answer_stop_question
 from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass, refuse_in_notebook
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
@@ -99,6 +100,8 @@ def run_with_config(
     global _steps_taken
     refuse_in_notebook()
     _steps_taken = 0
+    if not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__ or 2)  # a crash, such as SIGSEGV, then tells its line
     with stop_signal, register_optimizer_step_post_hook(_note_training):
         stop_signal.on_unheeded = _end_unheeded
         try:
@@ -163,6 +166,7 @@ def _train(
     watch: Watch | None,
 ) -> int:
     give_up = partial(_give_up, job, membership.cluster.rank)
+    memory = HostMemory()
 
     def publish_verdict(report: str) -> bool:
         return first_failure.publish(report) and first_failure.claim_reason()
@@ -205,7 +209,7 @@ def _train(
         code = _exit_code(error)
         if code != _INTERRUPTED:
             log = FailureLog(error, job.output_data_dir, membership.cluster.rank)
-            report = failure_report.describe(error, membership.cluster)
+            report = failure_report.describe(error, membership.cluster, memory)
             lost_contact = is_communication_error(error)
             if not lost_contact:
                 if first_failure.claim_log():

@@ -19,6 +19,7 @@ from smddp.job.failure_report import (
     describe_exit,
     describe_rank_exit,
     find,
+    find_printed,
     forget,
     read,
     record,
@@ -403,8 +404,11 @@ def test_whose_exception_it_is_is_left_open_if_several_ranks_printed_some() -> N
 
 
 def test_what_a_killed_rank_printed_before_is_not_why_it_was_killed() -> None:
-    assert of_rank(ROOT, 137).endswith("was killed by SIGKILL, often because the host ran out of memory.")
-    assert outside(ROOT, code=137).endswith("(killed by SIGKILL, often because the host ran out of memory) on algo-1.")
+    told, *lines = of_rank(ROOT, 137).splitlines()
+    assert told.endswith("was killed by SIGKILL, often because the host ran out of memory.")
+    assert lines == ["Its last lines on standard error:", *(f"  {line}" for line in ROOT.splitlines())]
+    whole = outside(ROOT, code=137).splitlines()[0]
+    assert whole.endswith("(killed by SIGKILL, often because the host ran out of memory) on algo-1.")
 
 
 def test_a_crash_is_told_with_what_it_means() -> None:
@@ -493,3 +497,53 @@ def test_a_missing_module_names_the_package_to_add_unless_it_is_the_users_own(
     for report in reports:
         assert (remedy.partition("{}")[0] in report) is (package is not None)
         assert package is None or report.splitlines()[1] == remedy.format(package)
+
+
+@pytest.mark.parametrize(("many", "whose"), [(False, "Its last lines"), (True, "The ranks' last lines")])
+def test_what_a_crashed_rank_printed_last_is_told_and_not_taken_for_the_reason(many: bool, whose: str) -> None:
+    printed = "step=1\n[W1127 08:00:00.0 a.cpp:1] noise\n\x1b]0;title\x07\x1b[31mstep=2\x1b[0m\n50%\r100%\n"
+    assert of_rank(printed, 139, many=many) == (
+        f"Rank 1 of 2 on algo-2 was killed by SIGSEGV.\n{whose} on standard error:\n  step=1\n  step=2\n  100%"
+    )
+
+
+def test_the_last_lines_of_a_killed_rank_are_few_and_the_end_of_them() -> None:
+    reason = of_rank("".join(f"line {number}\n" for number in range(1000)) + "x" * 5000, 137)
+    assert len(reason) < 600
+    assert reason.endswith(f"  line 999\n  {'x' * 197}...")
+
+
+CRASH = """free(): invalid pointer
+Fatal Python error: Aborted
+
+Thread 0x00007f0001 (most recent call first):
+  File "{installed}/threading.py", line 331 in wait
+
+Thread 0x00007f0000 (most recent call first):
+  File "{installed}/ctypes/__init__.py", line 519 in string_at
+  File "/code/train.py", line 21 in step
+  File "/code/train.py", line 45 in main
+  File "{installed}/site-packages/smddp/training/run.py", line 86 in run
+  File "/code/train.py", line 47 in <module>
+
+Extension modules: numpy._core (total: 9)
+""".format(installed=Path(os.__file__).parent)
+
+
+def test_a_crash_is_told_with_the_scripts_own_frames_of_the_main_thread() -> None:
+    assert of_rank("step=1\n" + CRASH, 134) == (
+        "Rank 1 of 2 on algo-2 was killed by SIGABRT: free(): invalid pointer\n"
+        "  code/train.py:47 <module>\n  code/train.py:45 main\n  code/train.py:21 step"
+    )
+
+
+def test_of_ranks_that_crash_the_one_that_did_not_lose_another_counts() -> None:
+    lost = "terminate called after throwing an instance of 'gloo::IoException'\n  what():  Connection closed by peer\n"
+    assert ": free(): invalid pointer\n" in of_rank(lost + CRASH, 134, many=True)
+    assert "Connection closed by peer" in of_rank(lost, 134)
+
+
+def test_a_rank_that_lost_another_one_and_aborts_at_its_end_is_a_victim() -> None:
+    printed = find_printed(134, PEER + CRASH.replace("free(): invalid pointer\n", ""))
+    assert printed is not None
+    assert printed.is_lost_contact

@@ -50,6 +50,8 @@ def two_nodes(start, tmp_path, monkeypatch):
     return start_two
 
 
+MPI = pytest.mark.mpi
+
 BROKEN = "import os, sys, time; rank = int(os.environ['RANK'])\n"
 """How the scripts begin below, which never heard of smddp: they fail by themselves, in one rank or in all."""
 
@@ -72,7 +74,7 @@ def test_a_killed_rank_ends_all_nodes_and_is_the_reason_on_each(two_nodes, tmp_p
     assert [agent.returncode for agent in agents] == [137, 137], logs
     assert f"Rank {killed} ended with code 137 (SIGKILL)" in logs[killed // 2]
     for report in reports(tmp_path):
-        assert re.match(rf"Rank {killed} of 4 on \S+ was killed by SIGKILL, often because the host ran out", report)
+        assert re.match(rf"Rank {killed} of 4 on \S+ was killed by SIGKILL, by a person or a program: ", report)
 
 
 @pytest.mark.slow
@@ -176,3 +178,48 @@ def test_the_reason_of_a_script_alone_is_what_its_rank_has_printed(start, tmp_pa
     report = (tmp_path / "output" / "failure").read_text()
     assert fnmatch.fnmatch(report, f"{reason}*"), log
     assert ("another number of steps" in report) is ("GLOO" in text)
+
+
+CRASHES = """
+import os, signal, sys, time
+import torch.distributed as dist
+import smddp
+
+def main(job):
+    print("about to crash", file=sys.stderr, flush=True)
+    dist.barrier()
+    if job.cluster.rank == 1:
+        os.kill(os.getpid(), signal.{name})  # the fault
+    dist.barrier()
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "name", "printed"),
+    [
+        (("-m", "smddp.cli", "run", "--processes-per-node", "2"), "SIGABRT", "Aborted"),
+        (("-m", "smddp.cli", "run", "--processes-per-node", "4"), "SIGSEGV", "Segmentation fault"),
+        (("-m", "smddp.cli", "run", "--processes-per-node", "2"), "SIGBUS", "Bus error"),
+        (("-m", "smddp.cli", "run", "--processes-per-node", "2"), "SIGKILL", ""),
+        pytest.param(("-m", "smddp.launch.mpirun", "--processes", "2"), "SIGSEGV", "Segmentation fault", marks=MPI),
+        pytest.param(("-m", "smddp.launch.mpirun", "--processes", "2"), "SIGKILL", "", marks=MPI),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else value,
+)
+def test_a_rank_that_a_signal_kills_is_told_with_its_line(start, tmp_path, monkeypatch, words, name, printed):
+    (tmp_path / "train.py").write_text(CRASHES.format(name=name))
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path))
+    run = start(*words, tmp_path / "train.py")
+    _, log = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.Signals[name], log
+    report = (tmp_path / "output" / "failure").read_text()
+    assert re.match(rf"Rank 1 of [24] on \S+ was killed by {name}", report)
+    if printed:
+        assert f": Fatal Python error: {printed}\n" in report
+        assert report.endswith(f"/train.py:10 main: os.kill(os.getpid(), signal.{name})  # the fault")
+    else:
+        assert "by a person or a program: the kernel has counted no OOM kill." in report
+        assert report.splitlines()[-1] == "  about to crash"

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from smddp.errors import DistributedError
+from smddp.job.host_memory import HostMemory
 from smddp.launch import mpirun
 from smddp.launch.mpirun import launch, mpirun_command
 
@@ -29,13 +30,15 @@ def test_a_missing_mpirun_is_an_error_that_says_what_to_install():
 def test_the_host_of_a_failed_rank_is_found_by_its_number():
     printed = "no such file\n" + "-" * 74 + "\nmpirun detected that\n\n  Process name: [[1,1],2]\n  Exit code:    1\n"
     for ranks, per_host in ((4, 2), (3, 2)):
-        reason = mpirun._reason(printed, 1, ranks=ranks, per_host=per_host, hosts=["algo-1", "algo-2"])
+        reason = mpirun._reason(
+            printed, 1, ranks=ranks, per_host=per_host, hosts=["algo-1", "algo-2"], memory=HostMemory()
+        )
         assert reason == f"Rank 2 of {ranks} on algo-2 ended with code 1: no such file"
 
 
 def test_mpiruns_words_behind_a_line_without_an_end_are_no_part_of_the_reason():
     printed = "fatal: no end" + "-" * 74 + "\nPrimary job  terminated normally\n\n  Process name: [[1,1],0]\n"
-    reason = mpirun._reason(printed, 2, ranks=2, per_host=2, hosts=["algo-1"])
+    reason = mpirun._reason(printed, 2, ranks=2, per_host=2, hosts=["algo-1"], memory=HostMemory())
     assert reason == "Rank 0 of 2 on algo-1 ended with code 2: fatal: no end"
 
 
@@ -112,7 +115,7 @@ class TestRanks:
             ),
             ("if rank == 1: sys.exit('no such file')", "Rank 1 of 2 on algo-1 ended with code 1: no such file"),
             (
-                "if rank == 1: os.write(2, b'terminate called: x\\n'); os.abort()",
+                "if rank == 1: os.write(2, b'terminate called recursively\\n'); os.abort()",
                 "Rank 1 of 2 on * was killed by SIGABRT: term",
             ),
             ("raise ValueError('bad')", "ValueError: bad (*ank ? of 2 on algo-1)\nTrace"),
