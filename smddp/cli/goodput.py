@@ -81,7 +81,8 @@ def _show(account: Account) -> None:
 
     from smddp.cli.checkpoint_table import print_table
     from smddp.goodput.account import shown_losses
-    from smddp.process.terminal_text import duration, shown_text
+    from smddp.process.terminal_text import duration
+    from smddp.safe_text import shown_text
 
     typer.echo(f"goodput {account.goodput:.1%} of {duration(account.wall_seconds)}; {shown_losses(account)}")
     parts = Table("part", "seconds", "share")
