@@ -6,11 +6,15 @@
 4. Every rank also polls for the report twice a second, in a thread with its own connection. So a rank learns of the
    failure even if it is stuck in a collective, or if rank 0 ends soon and takes the store with it.
 5. The failed rank ends only after all ranks have read the report, or a few seconds later.
+6. A rank that is killed publishes nothing. smddp's own launchers do it for the rank. Under any other launcher, a rank
+   that lost contact looks which rank of its host has ended, and names it at once: mpirun kills the others in a second.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import threading
 import time
@@ -25,7 +29,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from smddp.distributed.membership import Membership
 from smddp.distributed.ranks import PeerFailedError
 from smddp.distributed.store import NEWEST, PREFIX
+from smddp.job.host_memory import HostMemory
 from smddp.job.printed_error import CAUSE_SECONDS, LOST_CONTACT, hint
+from smddp.process import process_tree
+from smddp.process.exit_codes import REPORTS_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +41,9 @@ _READERS = "first_failure/readers"
 _ENDED = "first_failure/ended"
 _LOG = "first_failure/log"
 _SAID = "first_failure/said"
+_PROCESS = "first_failure/process"
 _POLL_SECONDS = 0.5
+_LOOK_SECONDS = 0.05
 _HEED_SECONDS = 10.0
 
 _NO_CAUSE = "Another rank ended without a word; was it killed, by a lack of memory perhaps?"
@@ -80,11 +89,20 @@ class FirstFailure:
 
     ``unheeded`` is called in the watching thread, with the report, if another rank failed and this one has not ended
     ten seconds later, because it waits for a rank that is gone, or computes for nothing. ``steps`` counts this rank's
-    optimizer steps.
+    optimizer steps. ``memory`` has this host's counters of OOM kills from before.
     """
 
-    def __init__(self, membership: Membership, unheeded: Callable[[str], None], *, steps: Callable[[], int]) -> None:
-        self._steps = steps
+    def __init__(
+        self,
+        membership: Membership,
+        unheeded: Callable[[str], None],
+        *,
+        steps: Callable[[], int],
+        memory: HostMemory,
+    ) -> None:
+        self._steps, self._memory = steps, memory
+        self._host = membership.cluster.host
+        self._neighbours = _Neighbours(membership)
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
         self._node_rank = membership.cluster.node_rank
         self._unheeded = unheeded
@@ -96,6 +114,7 @@ class FirstFailure:
         self._watcher: threading.Thread | None = None
         self._store = membership.connect(timedelta(seconds=30))
         if self._store is not None:
+            self._neighbours.introduce(self._store)
             self._watcher = threading.Thread(target=self._watch, args=(self._store,), name="first-failure", daemon=True)
             self._watcher.start()
 
@@ -128,16 +147,19 @@ class FirstFailure:
     def settle(self, report: str, *, lost_contact: bool) -> str:
         """Return the report that the job ends with: the first one of all ranks, or this rank's if none was earlier.
 
-        With ``lost_contact``, this rank only lost another one, whose report is waited for, three seconds at most.
+        With ``lost_contact``, this rank only lost another one, whose report is waited for, three seconds at most, and
+        not at all if the rank has ended on this host without one.
         """
         if self._store is None:
             return report
         if lost_contact:
-            if self._known.wait(CAUSE_SECONDS):
+            gone = self._wait_for_cause(self._store)
+            if self._known.is_set():
                 assert self._report is not None
                 return self._report
             if hint(report) is None:  # else the report explains itself
-                cause = self._ended_well() or (_NO_ANSWER if _TIMED_OUT.search(report) else _NO_CAUSE)
+                cause = self._ended_well() or self._describe_gone(gone)
+                cause = cause or (_NO_ANSWER if _TIMED_OUT.search(report) else _NO_CAUSE)
                 report = f"{cause}\n{report}"
         try:
             return bytes(self._store.compare_set(_REPORT, "", report)).decode()
@@ -168,6 +190,27 @@ class FirstFailure:
             with suppress(RuntimeError):  # the store is gone with rank 0
                 self._store.compare_set(_ENDED, "", f"{self._rank} {code} {self._steps()}")
 
+    def _wait_for_cause(self, store: Store) -> int | None:
+        """Wait until the cause is known, and return a rank of this host that has ended; None if there is none."""
+        deadline = time.monotonic() + CAUSE_SECONDS
+        gone: int | None = None
+        while not self._known.wait(_LOOK_SECONDS) and time.monotonic() < deadline:
+            gone = self._neighbours.find_gone()
+            if gone is not None and REPORTS_VARIABLE not in os.environ:
+                try:
+                    if not store.check([_REPORT]):
+                        break
+                except RuntimeError:
+                    break  # the store is gone with rank 0
+        return gone
+
+    def _describe_gone(self, rank: int | None) -> str | None:
+        if rank is None:
+            return None
+        how = self._memory.oom_kill()
+        what = f"was killed, {how}" if how else "ended without a word, and the kernel has counted no OOM kill"
+        return f"Rank {rank} of {self._world_size} on {self._host} {what}. What it printed last is in the log."
+
     def _ended_well(self) -> str | None:
         """Return an explanation if a rank ended well before this one lost contact; else None."""
         assert self._store is not None
@@ -185,6 +228,7 @@ class FirstFailure:
     def _watch(self, store: Store) -> None:
         while not self._over.wait(_POLL_SECONDS):
             try:
+                self._neighbours.meet(store)
                 if not store.check([_REPORT]):
                     continue
                 self._report = bytes(store.get(_REPORT)).decode()
@@ -195,3 +239,35 @@ class FirstFailure:
             if not self._over.wait(_HEED_SECONDS):
                 self._unheeded(self._report)
             return
+
+
+class _Neighbours:
+    """The processes of the ranks of this host. They are read before the store may be gone with rank 0."""
+
+    def __init__(self, membership: Membership) -> None:
+        cluster = membership.cluster
+        keys = [f"{_PROCESS}/{cluster.node_rank}/{local}" for local in range(cluster.local_world_size)]
+        self._own, self._keys = keys[cluster.local_rank], keys
+        self._rank, self._namespace = cluster.rank, process_tree.namespace()
+        self._processes: dict[int, tuple[int, int | None]] = {}
+        """The process ID and the start time of each rank; empty until all have introduced themselves."""
+
+    def introduce(self, store: Store) -> None:
+        """Share this rank's process."""
+        own = (self._rank, os.getpid(), process_tree.started(os.getpid()), self._namespace)
+        store.set(self._own, json.dumps(own))
+
+    def meet(self, store: Store) -> None:
+        """Read the others' processes, if all are there."""
+        if not self._processes and store.check(self._keys):
+            found = [json.loads(bytes(value)) for value in store.multi_get(self._keys)]
+            self._processes = {
+                rank: (process, started) for rank, process, started, where in found if where == self._namespace
+            }
+
+    def find_gone(self) -> int | None:
+        """Return the lowest rank whose process has ended; None if none has."""
+        for rank, (process, started) in sorted(self._processes.items()):
+            if process_tree.state(process) in ("", "Z", "X") or process_tree.started(process) != started:
+                return rank
+        return None

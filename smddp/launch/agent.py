@@ -39,7 +39,7 @@ from smddp.launch.failure_file import FailureFile, host_name
 from smddp.launch.node_connections import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
-from smddp.process.exit_codes import RESUMABLE, stop_announced
+from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE, stop_announced
 from smddp.process.output_lines import STDOUT
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class Agent(SimpleElasticAgent):
             "ROLE_NAME": worker_group.spec.role,
             "MASTER_ADDR": worker_group.master_addr,
             "MASTER_PORT": worker_group.master_port,
+            REPORTS_VARIABLE: 1,
             "TORCHELASTIC_RESTART_COUNT": self._node_rendezvous.number,
             "TORCHELASTIC_MAX_RESTARTS": worker_group.spec.max_restarts,
             "TORCHELASTIC_RUN_ID": worker_group.spec.rdzv_handler.get_run_id(),

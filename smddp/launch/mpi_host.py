@@ -25,7 +25,7 @@ from pathlib import Path
 
 from smddp.errors import DistributedError
 from smddp.launch.failure_file import FailureFile, tell_failure
-from smddp.process.exit_codes import RESUMABLE
+from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE
 from smddp.process.leftovers import Leftovers
 from smddp.process.log_format import start_log
 from smddp.process.process_tree import (
@@ -141,6 +141,7 @@ def serve(first: str) -> int:
     os.mkfifo(LINE, mode=0o600)
     line = os.open(LINE, os.O_RDONLY | os.O_NONBLOCK)
     Path("/run/sshd").mkdir(exist_ok=True)
+    os.environ[REPORTS_VARIABLE] = "1"  # ranks here take this process's environment
     sshd = subprocess.Popen([SSHD, "-D", "-e", *(word for option in _OPTIONS for word in ("-o", option))])
 
     stops: list[int] = []

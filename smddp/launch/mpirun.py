@@ -25,7 +25,7 @@ from smddp.job.failure_report import describe_rank_exit
 from smddp.job.host_memory import HostMemory
 from smddp.launch.failure_file import FailureFile, host_name, tell_failure
 from smddp.launch.mpi_host import SSH, SshConnection, connect
-from smddp.process.exit_codes import RESUMABLE
+from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE
 from smddp.process.leftovers import Leftovers
 from smddp.process.log_format import start_log
 from smddp.process.output_lines import Tail
@@ -99,7 +99,8 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
         send_to_those_that_catch(find_ranks(mpirun), signum)
 
     leftovers = Leftovers()
-    mpirun = Program(command, stop=stop, pass_on=pass_on, heed=tail.keep)
+    environ = {**os.environ, REPORTS_VARIABLE: "1"}
+    mpirun = Program(command, environ=environ, stop=stop, pass_on=pass_on, heed=tail.keep)
     lost = _await(mpirun, connections, leftovers)
     code = mpirun.exit_code()
     hosts = [host_name(), *others]

@@ -19,6 +19,9 @@ RESUMABLE = 75
 EXIT_CODES_VARIABLE = "SMDDP_ENDINGS"
 """The variable with the directory's name; unset if no process reads exit codes."""
 
+REPORTS_VARIABLE = "SMDDP_LAUNCHER_REPORTS"
+"""Set for ranks whose launcher reports a killed rank: it knows the signal, and what the rank printed."""
+
 _PLACES = ("/tmp", "/dev/shm")  # noqa: S108, the directory's name can't be guessed
 _STOP = "stop"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -145,6 +146,15 @@ def started(process: int) -> int | None:
     """Return a process's start time in kernel ticks; None if it has ended."""
     found = _parent_and_start(process)
     return None if found is None else found[1]
+
+
+def namespace() -> str:
+    """Return the boot of this machine's kernel, and this process's namespace of process IDs."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
+    except OSError:
+        return str(uuid.uuid4())  # no other process can look up this one
 
 
 def state(process: int) -> str:

@@ -174,7 +174,7 @@ def _train(
     def end_unheeding(report: str) -> None:
         give_up(report, is_logged=not first_failure.claim_reason())
 
-    first_failure = FirstFailure(membership, end_unheeding, steps=_count_steps)
+    first_failure = FirstFailure(membership, end_unheeding, steps=_count_steps, memory=memory)
     watchdog: AbstractContextManager[object] = nullcontext()
     if watch is not None:
         watchdog = Watchdog(

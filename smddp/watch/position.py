@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import traceback
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -126,7 +125,7 @@ class Sampler:
     ) -> None:
         self._cluster = cluster
         self._on_gpu = on_gpu
-        self._processes = _namespace()
+        self._processes = process_tree.namespace()
         self._steps, self._collectives = steps, collectives
         self._beat = 0
         self._usual = 0.0
@@ -203,14 +202,6 @@ class Sampler:
         # A child process that has ended takes its usage with it, and the phase may change: that is activity, too.
         if seconds < 0 or size < 0 or seconds > _BUSY_SHARE * passed + _BUSY_SECONDS or size > most:
             self._used, self._active = used, now
-
-
-def _namespace() -> str:
-    """Return the boot of this machine's kernel, and this process's namespace of process IDs."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return str(uuid.uuid4())  # no other rank can look up this process
 
 
 def network_bytes() -> int:

@@ -11,6 +11,7 @@ from smddp.cluster import Cluster
 from smddp.distributed import FirstFailure, Membership, first_failure, is_communication_error
 from smddp.distributed.ranks import PeerFailedError
 from smddp.distributed.store import connect
+from smddp.job.host_memory import HostMemory
 
 
 def unexpected(report: str) -> None:
@@ -32,7 +33,7 @@ def memberships(make_cluster: Callable[[int, int], Cluster]) -> list[Membership]
 def ranks(memberships: list[Membership]) -> Iterator[list[FirstFailure]]:
     steps = (17, 16)
     ranks = [
-        FirstFailure(membership, unexpected, steps=lambda rank=rank: steps[rank])
+        FirstFailure(membership, unexpected, steps=lambda rank=rank: steps[rank], memory=HostMemory())
         for rank, membership in enumerate(memberships)
     ]
     yield ranks
@@ -104,9 +105,9 @@ def test_a_rank_that_does_not_heed_a_failure_is_given_up(
 ) -> None:
     monkeypatch.setattr(first_failure, "_HEED_SECONDS", 0.2)
     given_up: list[str] = []
-    failing = FirstFailure(memberships[1], unexpected, steps=int)
+    failing = FirstFailure(memberships[1], unexpected, steps=int, memory=HostMemory())
     failing.close()
-    stuck = FirstFailure(memberships[0], given_up.append, steps=int)
+    stuck = FirstFailure(memberships[0], given_up.append, steps=int, memory=HostMemory())
 
     failing.settle("ValueError on rank 1", lost_contact=False)
 
@@ -119,7 +120,7 @@ def test_a_rank_that_does_not_heed_a_failure_is_given_up(
 
 def test_one_process_has_nobody_to_tell(make_cluster: Callable[[int, int], Cluster]) -> None:
     alone = Membership(cluster=make_cluster(0, 1), backend="gloo", device=torch.device("cpu"), store=None)
-    rank = FirstFailure(alone, unexpected, steps=int)
+    rank = FirstFailure(alone, unexpected, steps=int, memory=HostMemory())
     assert rank.settle("ValueError", lost_contact=False) == "ValueError"
     rank.await_readers()
     rank.close()
