@@ -46,5 +46,9 @@ class TrainingDivergedError(SmddpError, ArithmeticError):
     """The model's weights are not finite, which no further step can repair, or its gradients would make them so."""
 
 
+class ReplicasDifferError(SmddpError, ArithmeticError):
+    """The ranks' copies of the model have different weights, and no further step makes them equal again."""
+
+
 class RemoteFunctionError(SmddpError, ValueError):
     """A remote function can't be called this way, or its arguments or result can't be sent, or changed on the way."""

@@ -11,6 +11,7 @@ from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
 from smddp.distributed.ranks import Agreement, Decision, PeerFailedError, Ranks, StopQuestion
 from smddp.distributed.replica import Replica, tensors_of
+from smddp.distributed.replica_check import ReplicaCheck
 from smddp.distributed.script_ranks import detect_cluster
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PowerSGD",
     "Ranks",
     "Replica",
+    "ReplicaCheck",
     "StopQuestion",
     "cast",
     "current_membership",

@@ -97,6 +97,16 @@ class Ranks:
         self._raise_first([text], error)
         return cast(T, result)
 
+    def have_equal(self, *numbers: int) -> bool:
+        """Return whether all ranks pass the same numbers of 64 bits; every rank passes as many. One small reduction."""
+        if self.world_size == 1:
+            return True
+        own = torch.tensor(numbers, dtype=torch.int64)
+        both = torch.cat([own, ~own]).to(self.device)  # the largest of each, and the complement of the smallest
+        dist.all_reduce(both, op=dist.ReduceOp.MAX)
+        largest, smallest = both.cpu().chunk(2)
+        return torch.equal(largest, ~smallest)
+
     def from_rank(self, source: int, value: T) -> T:
         """Return on all ranks the (small) value of rank ``source``; the other ranks' values are ignored."""
         shared: list[Any] = [value]

@@ -70,6 +70,8 @@ class Replica(DistributedDataParallel):
         self._membership = membership
         self._accumulates = accumulates
         self._options = options
+        self.shared_buffers: list[tuple[list[Tensor], Tensor]] = []
+        """The buffers that the last ``share_buffers`` has made equal, in lists of one type, with their values then."""
         self.powersgd = powersgd
         self.averages = False
         """Whether the backward pass of the newest forward pass averages the gradients over the ranks."""
@@ -105,13 +107,15 @@ class Replica(DistributedDataParallel):
     def share_buffers(self) -> None:
         """Give all ranks the current buffers of rank 0; all must call it."""
         _, buffers_of_module = tensors_of(self.module)
-        for buffers in _alike(buffers_of_module):
+        self.shared_buffers.clear()
+        for buffers in alike(buffers_of_module, _PIECE):
             # One broadcast of one contiguous tensor.
             together = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
             dist.broadcast(together, src=0)
             received = torch.split(together, [buffer.numel() for buffer in buffers])
             for buffer, values in zip(buffers, received, strict=True):
                 buffer.detach().copy_(values.view_as(buffer))
+            self.shared_buffers.append((buffers, together))
 
     def average_gradients(self) -> None:
         """Average gradients that were only added locally; all ranks must call it."""
@@ -239,16 +243,16 @@ def _with_sync_batchnorm(module: nn.Module) -> nn.Module:
     return nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _alike(buffers: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the buffers in lists of one dtype and device, of at most ``_PIECE`` bytes; a larger buffer comes alone."""
+def alike(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Yield the tensors in lists of one dtype and device, of at most ``size`` bytes; a larger tensor comes alone."""
     lists: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for buffer in buffers:
-        key = buffer.dtype, buffer.device
+    for tensor in tensors:
+        key = tensor.dtype, tensor.device
         kept = lists.setdefault(key, [])
-        if kept and sum(each.nbytes for each in kept) + buffer.nbytes > _PIECE:
+        if kept and sum(each.nbytes for each in kept) + tensor.nbytes > size:
             yield lists.pop(key)
             kept = lists.setdefault(key, [])
-        kept.append(buffer)
+        kept.append(tensor)
     yield from lists.values()
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from smddp.checkpoint.run_state import Stateful
-from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica, tensors_of
+from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica, ReplicaCheck, tensors_of
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
@@ -66,6 +66,7 @@ class TrainedModel:
         clip_value: float | None,
         ema: float | None,
         on_nonfinite: OnNonfinite | None,
+        check_replicas: int | None,
         save: Callable[[], None],
         move_model: bool,
         ddp: DDPOptions,
@@ -129,6 +130,7 @@ class TrainedModel:
             clip_value=clip_value,
             ema=ema,
             on_nonfinite=on_nonfinite,
+            check_replicas=check_replicas,
             ddp=ddp,
         )
         self._replica: Replica | None = None
@@ -143,6 +145,11 @@ class TrainedModel:
         # Order: after the replica, which gives all ranks rank 0's weights. The average is a copy of those.
         self._average = None if ema is None else ExponentialMovingAverage(self.module, ema)
         self.ema = None if self._average is None else numbers.wrap(self._average.module).eval()
+        self._check_every = check_replicas
+        self._replica_check: ReplicaCheck | None = None
+        if check_replicas is not None and self._replica is not None:
+            average = None if self._average is None else self._average.module
+            self._replica_check = ReplicaCheck(self._replica, self.module, membership, average)
         self._loss = StepLoss(membership, self.module)
         self._items = ItemWeights(membership, self.device, accumulate)
         self._optimized = self.optimizer_step.parameters()
@@ -222,9 +229,15 @@ class TrainedModel:
         self._loss.check_weights(self.progress.steps)
 
     def before_save(self) -> None:
-        """Prepare a save; collective. Raise TrainingDivergedError if some weights are not finite."""
+        """Prepare a save; collective.
+
+        Raise ReplicasDifferError if the ranks' weights differ, and TrainingDivergedError if some are not finite.
+        """
         if self._replica is not None:
             self._replica.follow()  # all ranks get rank 0's values of layers added since the last forward pass
+            # Order: compare first. NaN on one rank alone would leave the others waiting; and sharing hides differences.
+            self._compare_replicas(self.progress.steps)
+            self._replica.share_buffers()  # each rank writes a part of the checkpoint
         self.check_weights()
         self._tell_of_other_shapes()
 
@@ -259,6 +272,10 @@ class TrainedModel:
             map(torch.equal, now, self._left_with)
         )
 
+    def _compare_replicas(self, step: int) -> None:
+        if self._replica_check is not None:
+            self._replica_check.compare(step)
+
     def _check_optimized(self) -> None:
         """Check that parameters added to an optimizer are the model's: the ranks average no other gradients."""
         weights = self.optimizer_step.parameters()
@@ -271,6 +288,9 @@ class TrainedModel:
         self._left_with = None
         if self._replica is not None:
             self._replica.averages = False
+            step = self.progress.steps + 1
+            if self._check_every is not None and step % self._check_every == 0:
+                self._compare_replicas(step)  # before sharing, which hides differences
             self._replica.share_buffers()
         if self._average is not None and self.optimizer_step.applied:
             self._average.update_parameters(self.module)

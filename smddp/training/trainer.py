@@ -92,6 +92,7 @@ class Trainer(TrainingLoop):
         clip_value: float | None = None,
         ema: float | None = None,
         on_nonfinite: OnNonfinite | None = None,
+        check_replicas: int | None = 100,
         checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
         seed: int = 0,
         log_every: int | None = None,
@@ -123,6 +124,9 @@ class Trainer(TrainingLoop):
             on_nonfinite: What to do with a step whose gradients are NaN or inf: ``"skip"`` the step, ``"raise"`` an
                 error, or ``"stop"``: raise it after a checkpoint of the state before the step. This check waits for the
                 GPU once a step. None checks only at metric lines and saves whether the weights are finite.
+            check_replicas: Optimizer steps from one comparison of the ranks' weights to the next, bit by bit; each save
+                compares them, too. A difference is an error on all ranks that names the weight and the rank. None
+                compares nothing.
             checkpoints: When to save, and which checkpoints to keep; see `smddp.CheckpointPolicy`.
             seed: The seed of the order of the data.
             log_every: Optimizer steps from one metric line to the next. None takes metrics every 50 steps, and logs at
@@ -157,6 +161,7 @@ class Trainer(TrainingLoop):
         check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name, ddp=ddp)
         check_kinds(trackers=trackers, move_model=move_model, progress=progress, timing=timing, profile=profile)
         check_counts(accumulate=accumulate, log_every=1 if log_every is None else log_every)
+        check_counts(check_replicas=1 if check_replicas is None else check_replicas)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
         membership = current_membership() or join(job.cluster)
@@ -184,6 +189,7 @@ class Trainer(TrainingLoop):
             clip_value=clip_value,
             ema=ema,
             on_nonfinite=on_nonfinite,
+            check_replicas=check_replicas,
             save=lambda: self._checkpoints.save_and_leave(),
             move_model=move_model,
             ddp=ddp,
@@ -309,6 +315,7 @@ class Trainer(TrainingLoop):
             TypeError: The loss is not a tensor.
             TrainingDivergedError: The weights are not finite, at a save or at a metric line whose loss is not finite;
                 or the gradients of any step are not finite, and ``on_nonfinite`` is ``"stop"`` or ``"raise"``.
+            ReplicasDifferError: At a comparison, on every rank: the ranks have different weights.
             Stopped, CheckpointError: As in ``epochs``.
         """
         share = self._data.loss_weight()

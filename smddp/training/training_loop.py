@@ -223,6 +223,7 @@ class TrainingLoop:
         Raises:
             CheckpointError: More saves in a row failed than the policy tolerates.
             TrainingDivergedError: The weights are not finite.
+            ReplicasDifferError: The ranks have different weights.
         """
         self._begin()
         self._data.settle()

@@ -23,6 +23,7 @@ OPTIONS: dict[str, Any] = {
     "clip_value": None,
     "ema": None,
     "on_nonfinite": None,
+    "check_replicas": 100,
     "save": lambda: None,
     "move_model": True,
     "ddp": DDPOptions(),
