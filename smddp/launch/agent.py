@@ -50,7 +50,8 @@ _LOOK_SECONDS = 0.05
 class Agent(SimpleElasticAgent):
     """Runs the ranks of one node in this process's group, at most ``poll_seconds`` for each check of the ranks.
 
-    The caller keeps ``processes``, to signal the ranks and read their exit codes.
+    ``environ`` has the variables that all ranks share. The caller keeps ``processes``, to signal the ranks and read
+    their exit codes.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Agent(SimpleElasticAgent):
         *,
         rendezvous: NodeRendezvous,
         command: Sequence[str],
+        environ: Mapping[str, str],
         processes: ChildProcesses,
         poll_seconds: float,
     ) -> None:
         super().__init__(spec)
+        self._environ = dict(environ)
         self._node_rendezvous = rendezvous
         self._command = command
         self._processes = processes
@@ -97,8 +100,9 @@ class Agent(SimpleElasticAgent):
             "TORCHELASTIC_USE_AGENT_STORE": worker_group.spec.rdzv_handler.use_agent_store,
         }
         self._processes.forget()
+        self._processes.await_warm()
         self._memory = HostMemory()
-        environ = _defaults(worker_group.spec.local_world_size) | dict(os.environ) | _texts(shared)
+        environ = self._environ | _texts(shared)
         return {
             worker.local_rank: self._processes.start(
                 self._command,
@@ -246,17 +250,6 @@ class Agent(SimpleElasticAgent):
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
         self._processes.kill()
-
-
-def _defaults(local_world_size: int) -> dict[str, str]:
-    """Return a rank's environment variables that apply unless the user set them."""
-    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    if local_world_size > 1:
-        threads = max(1, len(os.sched_getaffinity(0)) // local_world_size)
-        defaults["OMP_NUM_THREADS"] = str(threads)
-        if "OMP_NUM_THREADS" not in os.environ:
-            logger.info("OMP_NUM_THREADS=%d: this machine's cores, shared by %d ranks.", threads, local_world_size)
-    return defaults
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:

@@ -15,7 +15,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import NoReturn
 from smddp.errors import DistributedError
 from smddp.launch.failure_file import host_name, tell_failure
 from smddp.launch.ports import check_port, free_port
+from smddp.launch.warm_start import start_warm_parent
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
@@ -31,6 +32,7 @@ from smddp.process.log_format import start_log
 from smddp.process.program import SIGNAL_SECONDS, forward_signals
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 from smddp.process.terminal_line import make_room_for_other_process
+from smddp.process.warm_parent import WarmParent
 
 logger = logging.getLogger(__name__)
 
@@ -68,18 +70,21 @@ class Node:
             raise DistributedError("Several nodes need one --master-port that all of them know.")
 
 
-def launch(node: Node, command: Sequence[str]) -> int:
+def launch(node: Node, command: Sequence[str], environ: Mapping[str, str], warm: WarmParent | None = None) -> int:
     """Run ``command`` once per rank; return 0, 75 if all failing ranks can resume, or the first failing rank's code.
+
+    ``environ`` has the variables that all ranks share. With ``warm``, the ranks are forked from that process.
 
     Raise DistributedError if the nodes do not find each other, or lose the first one.
     """
     ranks = ChildProcesses(Leftovers())
+    ranks.warm = warm
     outcome: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
     leaving = ExitStack()  # closed to inform the other nodes if a stop ends this node while no rank runs
 
     def run_agent() -> None:
         try:
-            outcome.put(_run_agent(node, command, ranks, leaving, end=outcome.put))
+            outcome.put(_run_agent(node, command, environ, ranks, leaving, end=outcome.put))
         except BaseException as error:
             outcome.put(error)
 
@@ -123,6 +128,7 @@ def launch(node: Node, command: Sequence[str]) -> int:
 def _run_agent(
     node: Node,
     command: Sequence[str],
+    environ: Mapping[str, str],
     ranks: ChildProcesses,
     leaving: ExitStack,
     *,
@@ -165,7 +171,14 @@ def _run_agent(
         master_addr=node.master_addr,
         master_port=port,
     )
-    agent = Agent(spec, rendezvous=rendezvous, command=command, processes=ranks, poll_seconds=POLL_SECONDS)
+    agent = Agent(
+        spec,
+        rendezvous=rendezvous,
+        command=command,
+        environ=environ,
+        processes=ranks,
+        poll_seconds=POLL_SECONDS,
+    )
     if not agent.run().is_failed():
         rendezvous.part()
     elif lines.failure is not None:
@@ -213,10 +226,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_restarts=given.max_restarts,
         )
         python = [sys.executable, "-m"] if given.module else [sys.executable]
-        return launch(node, [*python, given.script, *given.arguments])
+        command = [*python, given.script, *given.arguments]
+        environ = _rank_defaults(node.processes) | dict(os.environ)
+        with ExitStack() as warmth:
+            warm = None if given.module else start_warm_parent(Path(given.script), command, environ)
+            if warm is not None:
+                warmth.callback(warm.close)
+            return launch(node, command, environ, warm)
     except DistributedError as error:
         tell_failure(error)
         return 1
+
+
+def _rank_defaults(local_world_size: int) -> dict[str, str]:
+    """Return a rank's environment variables that apply unless the user set them."""
+    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if local_world_size > 1:
+        threads = max(1, len(os.sched_getaffinity(0)) // local_world_size)
+        defaults["OMP_NUM_THREADS"] = str(threads)
+        if "OMP_NUM_THREADS" not in os.environ:
+            logger.info("OMP_NUM_THREADS=%d: this machine's cores, shared by %d ranks.", threads, local_world_size)
+    return defaults
 
 
 def _end(code: int) -> NoReturn:

@@ -18,8 +18,11 @@ from smddp.process.exit_codes import RESUMABLE, as_shell
 from smddp.process.leftovers import Leftovers
 from smddp.process.output_lines import OutputCopy, Tail
 from smddp.process.process_tree import START_SECONDS, catches
+from smddp.process.warm_parent import ForkedProcess, WarmParent
 
 logger = logging.getLogger(__name__)
+
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 STOP_GRACE = 120.0
 """Seconds between SIGTERM and SIGKILL, as SageMaker gives a container."""
@@ -66,13 +69,15 @@ class ChildProcesses:
 
     def __init__(self, leftovers: Leftovers | None = None) -> None:
         self._leftovers = leftovers
+        self.warm: WarmParent | None = None
+        """The process from which the children are forked; None starts each one as a new program."""
         # Guards all fields below. Reentrant: a signal handler calls `forward` and `pass_on` in the main thread, which
         # may own the lock. `start` creates a process and adds it to `_running` in one step under the lock, so that
         # `Leftovers.reap` never takes a child for an orphan. `poll` and `kill` free the lock while they wait: `poll`
         # for `timeout` at most, `kill` without a bound, until the killed processes have ended.
         self._lock = threading.RLock()
         self._ended = threading.Condition(self._lock)  # notified once for each exit
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._running: dict[int, Process] = {}
         self._started = 0
         self.has_started = False
         """Whether any process was ever started, also before a restart."""
@@ -95,17 +100,14 @@ class ChildProcesses:
 
     def start(
         self, command: Sequence[str], *, environ: Mapping[str, str], new_session: bool = False, lines: bool = False
-    ) -> subprocess.Popen[bytes]:
+    ) -> Process:
         """Start a process with exactly `environ`; after a stop's signal, forward the signal to it.
 
         `new_session` shields it from the terminal's signals (Ctrl-C). `lines` copies its output line by line; otherwise
         it inherits the standard streams.
         """
-        pipe = subprocess.PIPE if lines else None
         with self._lock:
-            process = subprocess.Popen(
-                command, env=dict(environ), start_new_session=new_session, stdout=pipe, stderr=pipe
-            )
+            process = self._begin(command, environ, new_session=new_session, lines=lines)
             index, self._started = self._started, self._started + 1
             self.has_started = True
             self._began[process.pid] = time.monotonic()  # first: a signal's handler may tell all running ones now
@@ -114,6 +116,19 @@ class ChildProcesses:
                 self._tell(process, self._stop_signal)
         threading.Thread(target=self._await, args=(index, process), daemon=True).start()
         return process
+
+    def await_warm(self) -> None:
+        """Wait until processes can be forked from the warm parent, if there is one; without the lock, for seconds."""
+        if self.warm is not None:
+            problem, note = self.warm.await_ready()
+            if note:
+                logger.info("the ranks import the script's packages themselves: %s", note)
+            self._heed(problem)
+
+    def _heed(self, problem: str) -> None:
+        if problem:
+            logger.info("the ranks start cold: %s", problem)
+            self.warm = None
 
     def forward(self, signum: int) -> bool:
         """Send a stop's signal to all processes, which then have `STOP_GRACE` seconds; return whether any runs."""
@@ -187,7 +202,16 @@ class ChildProcesses:
             assert not self._running
             self._started, self._exits, self._deadline = 0, [], None
 
-    def _tell(self, process: subprocess.Popen[bytes], signum: int) -> None:
+    def _begin(self, command: Sequence[str], environ: Mapping[str, str], *, new_session: bool, lines: bool) -> Process:
+        if self.warm is not None:
+            forked = self.warm.fork(command, environ, pipes=lines)
+            if isinstance(forked, ForkedProcess):
+                return forked
+            self._heed(forked)
+        pipe = subprocess.PIPE if lines else None
+        return subprocess.Popen(command, env=dict(environ), start_new_session=new_session, stdout=pipe, stderr=pipe)
+
+    def _tell(self, process: Process, signum: int) -> None:
         """Send a signal once the process has a handler, or after `START_SECONDS`: without a handler it would die."""
         until = self._began[process.pid] + START_SECONDS
         if catches(process.pid, signum) or time.monotonic() >= until:
@@ -205,7 +229,7 @@ class ChildProcesses:
         for process in list(self._running.values()):
             process.send_signal(signum)
 
-    def _await(self, index: int, process: subprocess.Popen[bytes]) -> None:
+    def _await(self, index: int, process: Process) -> None:
         tail = Tail()
         copy = OutputCopy(process, tail.keep)
         status = process.wait()

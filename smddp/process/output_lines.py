@@ -14,13 +14,12 @@ from __future__ import annotations
 import os
 import re
 import select
-import subprocess
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Protocol
 
 STDOUT, STDERR = 1, 2
 
@@ -47,6 +46,18 @@ TAIL_BYTES = 64 << 10
 # thread owns it while it writes whole lines, and takes no other lock meanwhile. The wait has no bound: a write lasts
 # until the target's reader has read. For other processes, only the kernel keeps lines up to PIPE_BUF bytes whole.
 _writing: defaultdict[tuple[int, int] | None, threading.Lock] = defaultdict(threading.Lock)
+
+
+class Piped(Protocol):
+    """A process whose output can be read."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """The pipe of its standard output; None if it inherits ours."""
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        """The pipe of its standard error."""
 
 
 class Tail:
@@ -144,7 +155,7 @@ def _copy(copies: Mapping[int, _LineCopy], is_left: Callable[[], bool] = lambda:
 class OutputCopy:
     """Copies a process's piped streams to this process's, in a thread; `heed` receives its standard error."""
 
-    def __init__(self, process: subprocess.Popen[bytes], heed: Callable[[bytes], None]) -> None:
+    def __init__(self, process: Piped, heed: Callable[[bytes], None]) -> None:
         self._left = threading.Event()
         streams = ((process.stdout, _LineCopy(STDOUT)), (process.stderr, _LineCopy(STDERR, heed)))
         copies = {source: copy for source, copy in streams if source is not None}

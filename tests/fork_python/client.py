@@ -62,7 +62,11 @@ def main():
     for signum in forwarded - set(content["ignored"]):
         signal.signal(signum, lambda *_: None)
     content.update(
-        executable=sys.argv[0], directory=os.getcwd(), environ=dict(os.environ), umask=os.umask(0), kept=kept
+        executable=sys.argv[0],
+        directory=os.getcwd(),
+        environ={**os.environ, "SMDDP_WARM": "0"},
+        umask=os.umask(0),
+        kept=kept,
     )
     os.umask(content["umask"])
     import json

@@ -46,7 +46,7 @@ def test_two_nodes_share_one_world_and_arguments_arrive_as_they_are(start, scrip
 
 def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
     started = []
-    monkeypatch.setattr(torchrun, "launch", lambda node, command: started.append((node, command[1:])) or 0)
+    monkeypatch.setattr(torchrun, "launch", lambda node, command, *_: started.append((node, command[1:])) or 0)
     options = ["--n", "1", "--node", "2", "--max-restarts", "3", "--", "--help"]
     assert torchrun.main(["--nnodes", "1", "train.py", *options]) == 0
     ((node, command),) = started

@@ -1,0 +1,153 @@
+"""Which ranks are forked from a warm parent, and what a restart and a lost parent mean for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smddp.launch import warm_start
+from smddp.launch.warm_start import start_warm_parent
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What warm parents were asked to import."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(warm_start, "WarmParent", lambda _command, **options: asked.append(options) or "parent")
+    return asked
+
+
+def start(directory: Path, text: str, name: str = "train.py", **environ: str) -> object:
+    (directory / name).write_text(text)
+    return start_warm_parent(directory / name, [sys.executable, name], environ)
+
+
+def test_what_every_run_imports_is_imported_before(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+    (tmp_path / "data.py").write_text("import torchvision.transforms as transforms\nfrom numpy.random import rand\n")
+    text = (
+        "import argparse\nimport torch\nimport data\nfrom torch.optim import SGD\n"
+        "try:\n    import apex\nexcept ImportError:\n    apex = None\n"
+        "if argparse:\n    import pandas\ndef unused():\n    import sklearn\nimport smddp\n"
+    )
+    assert start(tmp_path, text) == "parent"
+    assert asked[0]["extras"] == ["torch", "torch.optim", "torchvision.transforms", "numpy.random"]
+    assert set(asked[0]["modules"]) >= {"torch", "torch._dynamo", "smddp.training"}
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [("import torch\nprint(torch.ones(1))\n", "torch._dynamo"), ("import torch.optim\n", "smddp.training")],
+)
+def test_what_the_script_does_not_use_is_not_imported(
+    tmp_path: Path, asked: list[dict[str, Any]], text: str, without: str
+) -> None:
+    start(tmp_path, text)
+    assert without not in asked[0]["modules"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "environ"),
+    [
+        ("train.py", "print(1)\n", {}),
+        ("train.py", "import torch\n", {"SMDDP_WARM": "0"}),
+        ("train.sh", "import torch\n", {}),
+        ("train.py", "import torch (\n", {}),
+    ],
+)
+def test_a_script_that_would_not_start_faster_has_no_parent(
+    tmp_path: Path, asked: list[dict[str, Any]], name: str, text: str, environ: dict[str, str]
+) -> None:
+    assert start(tmp_path, text, name, **environ) is None
+    assert not asked
+
+
+SCRIPT = """
+import os, sys
+ATTEMPT = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("rank", os.environ["RANK"], "attempt", ATTEMPT, "torch" in sys.modules, flush=True)
+import signal, subprocess, torch
+if ATTEMPT == "0" and os.environ["RANK"] == "1":
+    if os.environ.get("LOSE_PARENT"):
+        subprocess.run(["pkill", "-KILL", "-P", str(os.getppid()), "-f", "warm_program"], check=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+if ATTEMPT == "0":
+    signal.pause()
+"""
+
+
+def run(directory: Path, script: str, *arguments: str, **environ: str) -> tuple[int, list[str], str]:
+    """Return the exit code of `smddp run` with real Pythons, the script's lines in order, and the log."""
+    (directory / "train.py").write_text(script)
+    command: Sequence[str] = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run"]
+    told = subprocess.run(
+        [*command, *arguments, "train.py"],
+        cwd=directory,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+    )
+    return told.returncode, sorted(told.stdout.splitlines()), told.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("lost", "second"), [("", True), ("1", False)])
+def test_a_restart_is_warm_unless_the_parent_is_lost(tmp_path: Path, lost: str, second: bool) -> None:
+    code, lines, log = run(tmp_path, SCRIPT, "--max-restarts", "1", SMDDP_WARM="1", LOSE_PARENT=lost)
+    assert code == 0, log
+    assert lines == [
+        f"rank {rank} attempt {attempt} {is_warm}" for rank in (0, 1) for attempt, is_warm in ((0, True), (1, second))
+    ]
+    assert ("the ranks start cold: the warm parent has ended" in log) == bool(lost)
+
+
+@pytest.mark.slow
+def test_ranks_start_cold_on_request(tmp_path: Path) -> None:
+    code, lines, _ = run(tmp_path, SCRIPT, "--max-restarts", "1", SMDDP_WARM="0")
+    assert code == 0
+    assert all(line.endswith("False") for line in lines)
+
+
+TRAINING = """
+import torch
+from torch import nn
+import smddp
+
+def main(job):
+    smddp.seed_everything(3)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(), nn.BatchNorm1d(32), nn.Linear(32, 4))
+    trainer = smddp.Trainer(job, model, torch.optim.AdamW(model.parameters()), precision="bf16", ema=0.9)
+    data = torch.utils.data.TensorDataset(torch.randn(256, 16), torch.randint(0, 4, (256,)))
+    loader = trainer.loader(data, batch_size=32, num_workers=1)
+    for epoch in trainer.epochs(2):
+        for inputs, labels in trainer.batches(loader):
+            trainer.step(nn.functional.cross_entropy(trainer.model(inputs), labels))
+    trainer.save_model()
+
+if __name__ == "__main__":
+    smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_warm_training_is_a_cold_one_bit_by_bit(tmp_path: Path) -> None:
+    models, checkpoints = [], []
+    for warm in ("1", "0"):
+        (own := tmp_path / warm).mkdir()
+        code, _, log = run(own, TRAINING, SMDDP_WARM=warm)
+        assert code == 0, log
+        assert "start cold" not in log
+        models.append((own / "run" / "model" / "model.safetensors").read_bytes())
+        newest = max((own / "run" / "checkpoints").glob("step-*"))
+        checkpoints.append({each.name: each.read_bytes() for each in newest.rglob("*.safetensors")})
+    assert models[0] == models[1]
+    assert checkpoints[0] == checkpoints[1] != {}

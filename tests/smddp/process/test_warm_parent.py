@@ -1,0 +1,233 @@
+"""A rank that is forked from a warm parent behaves as one that is started, or is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The driver adopts orphans, which lasts for the life of a process. So it is a process of its own.
+DRIVER = """
+import json, os, sys
+from smddp.process.process_tree import adopt_orphans
+from smddp.process.warm_parent import ForkedProcess, WarmParent
+
+way, modules, extras, differing, *command = json.loads(sys.argv[1])
+adopt_orphans()
+environ = {**os.environ, "SAME": "1"}
+of_rank = {**environ, **differing}
+if way == "cold":
+    import subprocess
+    process = subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+else:
+    parent = WarmParent(command, modules=modules, extras=extras, environ=environ)
+    problem, note = parent.await_ready()
+    print(json.dumps({"problem": problem, "note": note}))
+    if problem:
+        sys.exit()
+    process = parent.fork(command, of_rank, pipes=True)
+    if not isinstance(process, ForkedProcess):
+        print(json.dumps({"problem": process}))
+        sys.exit()
+out, error = process.stdout.read().decode(), process.stderr.read().decode()
+print(json.dumps({"code": process.wait(), "out": out, "error": error}))
+if way != "cold":
+    parent.close()
+"""
+
+
+def drive(
+    directory: Path, way: str, script: str, *arguments: str, modules: list[str], extras: list[str], **differing: str
+) -> list[Any]:
+    """Return what the driver says of a script, a JSON value a line."""
+    (directory / "train.py").write_text(script)
+    command = [sys.executable, *(arguments or ["train.py"])]
+    told = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps([way, modules, extras, differing, *command])],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return [json.loads(line) for line in told.stdout.splitlines()]
+
+
+def warm(directory: Path, script: str, *arguments: str, **differing: str) -> dict[str, Any]:
+    """Return the code and the output of a forked rank."""
+    ready, ended = drive(directory, "warm", script, *arguments, modules=["decimal"], extras=["csv"], **differing)
+    assert ready == {"problem": "", "note": ""}
+    return dict(ended)
+
+
+def cold(directory: Path, script: str, *arguments: str, **differing: str) -> dict[str, Any]:
+    """Return the code and the output of a started rank."""
+    return dict(drive(directory, "cold", script, *arguments, modules=[], extras=[], **differing)[0])
+
+
+WORLD = """
+import json, os, signal, sys, threading
+main = sys.modules["__main__"]
+names = sorted(set(vars(main)) - {"__annotations__"})
+import multiprocessing
+print(json.dumps({
+    "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path, "names": names, "spec": repr(__spec__),
+    "loader": type(__loader__).__name__, "executable": sys.executable, "directory": os.getcwd(),
+    "environ": dict(os.environ), "initial": sorted(open("/proc/self/environ").read().strip("\\0").split("\\0")),
+    "command": open("/proc/self/cmdline").read().strip("\\0").split("\\0"), "comm": open("/proc/self/comm").read(),
+    "handlers": [repr(signal.getsignal(each)) for each in sorted(signal.valid_signals())],
+    "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "streams": [(each.encoding, each.errors, each.line_buffering, each.write_through, each.fileno(), each.isatty())
+                for each in (sys.stdout, sys.stderr)],
+    "files": sorted(os.listdir("/proc/self/fd"))[:3] + [len(os.listdir("/proc/self/fd"))],
+    "thread": threading.current_thread() is threading.main_thread(), "threads": threading.active_count(),
+    "process": multiprocessing.current_process().name, "method": multiprocessing.get_start_method(),
+    "is_parent": b"-c" in open(f"/proc/{os.getppid()}/cmdline", "rb").read(), "group": os.getpgid(0) == os.getpid(),
+    "flags": str(sys.flags), "dies": __import__("ctypes").CDLL(None).prctl(2, __import__("ctypes").byref(
+        number := __import__("ctypes").c_int()), 0, 0, 0) or number.value,
+}))
+"""
+
+
+@pytest.mark.parametrize("variables", [{}, {"PYTHONUNBUFFERED": ""}, {"RANK": "1", "SAME": "2", "LONG": "x" * 9000}])
+def test_a_forked_rank_sees_the_world_of_a_started_one(tmp_path: Path, variables: dict[str, str]) -> None:
+    forked, started = warm(tmp_path, WORLD, **variables), cold(tmp_path, WORLD, **variables)
+    assert json.loads(forked.pop("out")) == json.loads(started.pop("out"))
+    assert forked == started == {"code": 0, "error": ""}
+
+
+ENDS = {
+    "code": "import sys; print('out'); sys.exit(3)",
+    "large code": "import sys; sys.exit(256 + 5)",
+    "message": "import sys; sys.exit('no data')",
+    "error": "def f(x):\n    return 1 / x\nprint('before')\nf(0)\n",
+    "chained error": "try:\n    {}['a']\nexcept KeyError as error:\n    raise ValueError('b') from error\n",
+    "syntax error": "x = (\n",
+    "hook": "import sys\nsys.excepthook = lambda *told: print('hook', told[1])\nraise ValueError(1)\n",
+    "interrupt": "import os, time\nprint('x', flush=True)\nos.kill(os.getpid(), 2)\ntime.sleep(9)\n",
+    "terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM); import time; time.sleep(9)",
+    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "aborted": "import os; os.abort()",
+    "ended": "import os; os._exit(7)",
+    "exit functions": "import atexit\natexit.register(print, 'one')\natexit.register(print, 'two')\nprint('end')\n",
+    "error of an exit function": "import atexit\ndef f():\n    1 / 0\natexit.register(f)\n",
+    "thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.3), print('thread'))).start()\n",
+    "own object": "class A:\n    def __del__(self):\n        print('freed')\na = A()\nprint('end')\n",
+    "kept by a module": "import atexit, json\nclass A: pass\njson.kept = A()\n"
+    "atexit.register(lambda: print(type(json.kept).__name__))\n",
+    "lost output": "import os, sys\nos.close(1)\nprint('lost')\n",
+    "argument": "import sys; print(sys.argv, sys.stdin.read())",
+    "pickle": "import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)\n",
+    "spawned": "import multiprocessing\ndef f(queue):\n    queue.put(__name__)\n"
+    "if __name__ == '__main__':\n    context = multiprocessing.get_context('spawn')\n    queue = context.Queue()\n"
+    "    child = context.Process(target=f, args=(queue,))\n    child.start()\n    print(queue.get(), child.join())\n",
+    "forked": "import multiprocessing\ndef f(queue):\n    queue.put(__name__)\n"
+    "if __name__ == '__main__':\n    context = multiprocessing.get_context('fork')\n    queue = context.Queue()\n"
+    "    child = context.Process(target=f, args=(queue,))\n    child.start()\n    print(queue.get(), child.join())\n",
+    "import beside": "import beside; print(beside.__name__, __import__('os').path.basename(beside.__file__))",
+    "missing import": "import a_module_that_is_not_there\n",
+    "program": "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(5)'], capture_output=1))\n",
+    "signals of a program": "import subprocess\nprint(subprocess.run(['grep', 'Sig[BIC]', '/proc/self/status'],"
+    " capture_output=True).stdout)\n",
+}
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("script", ENDS.values(), ids=ENDS)
+def test_a_forked_rank_does_what_a_started_one_does(
+    tmp_path: Path, script: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    (tmp_path / "beside.py").write_text("")
+    forked = warm(tmp_path, script)
+    started = cold(tmp_path, script)
+    for each in (forked, started):
+        each["error"] = re.sub(r"0x[0-9a-f]+", "ADDRESS", each["error"])
+    assert forked == started
+
+
+def test_a_module_runs_as_by_python_m(tmp_path: Path) -> None:
+    (tmp_path / "tool").mkdir()
+    (tmp_path / "tool" / "__init__.py").write_text("")
+    (tmp_path / "tool" / "__main__.py").write_text("import sys; print(sys.argv, __name__, __package__, sys.path[0])")
+    assert warm(tmp_path, "", "-m", "tool", "a") == cold(tmp_path, "", "-m", "tool", "a")
+
+
+def test_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
+    script = "import random, numpy, uuid; print(random.random(), numpy.random.random(), uuid.uuid4())"
+    drawn = []
+    for _ in range(2):
+        ready, ended = drive(tmp_path, "warm", script, modules=["numpy", "random"], extras=[])
+        assert ready == {"problem": "", "note": ""}
+        drawn.append(ended["out"].split())
+    assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+IMPORTS = {
+    "a variable of the rank": ("import os; RANK = os.environ.get('RANK')", "the import of beside reads RANK"),
+    "in another way": ("import os; RANK = os.getenv('RANK', '0')", "the import of beside reads RANK"),
+    "and in another": ("import os; RANK = 'RANK' in os.environ", "the import of beside reads RANK"),
+    "a thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+        "an import started a thread",
+    ),
+    "a file": ("file = open('/etc/hostname')", "an import opened /etc/hostname"),
+    "a socket": ("import socket; file = socket.socket()", "an import opened socket:"),
+}
+
+
+@pytest.mark.parametrize(("imported", "why"), IMPORTS.values(), ids=IMPORTS)
+@pytest.mark.parametrize("extra", [False, True])
+def test_an_import_that_a_fork_would_not_repeat_is_left_to_the_rank(
+    tmp_path: Path, imported: str, why: str, extra: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "beside.py").write_text(imported)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    names: dict[str, Any] = {"modules": [] if extra else ["beside"], "extras": ["beside"] if extra else []}
+    told = drive(tmp_path, "warm", "import beside, sys; print('ran')", **names, RANK="1")
+    problems = [each.get("problem") or each.get("note") or "" for each in told]
+    assert any(each.startswith(why) for each in problems), told
+    if extra and "reads" not in why:
+        assert told[0]["problem"] == ""
+        assert told[1]["out"] == "ran\n"  # without the module
+
+
+def test_a_module_beside_the_script_that_replaces_an_imported_one_is_not_hidden(tmp_path: Path) -> None:
+    (tmp_path / "decimal.py").write_text("NAME = 'own'")
+    told = drive(tmp_path, "warm", "import decimal; print(decimal.NAME)", modules=["decimal"], extras=[])
+    assert told == [{"problem": "decimal.py beside the script replaces the module decimal", "note": ""}]
+
+
+def test_the_parent_outlives_a_stop_and_ends_with_its_own_parent(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    program = (
+        "import json, sys, time\nfrom smddp.process.warm_parent import WarmParent\n"
+        "parent = WarmParent([sys.executable, 'train.py'], modules=[], extras=['csv'], environ={})\n"
+        "parent.await_ready()\nprint(parent.pid, flush=True)\ntime.sleep(60)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    parent = int(owner.stdout.readline())
+    children = Path(f"/proc/{parent}/task/{parent}/children")
+    child = int(children.read_text())
+    for each in (parent, child):
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(each, signum)
+    time.sleep(0.3)
+    assert Path(f"/proc/{parent}/stat").read_text().split()[2] == "S"
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{each}/cmdline").exists() for each in (parent, child)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    owner.stdout.close()
