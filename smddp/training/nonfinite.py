@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -23,14 +23,18 @@ logger = logging.getLogger(__name__)
 OnNonfinite = Literal["skip", "stop", "raise"]
 
 _TOLD = 10
+_SHOWN_SAMPLES = 32
+_SHOWN_RANKS = 3
 
 
 class NonfiniteGuard:
     """Check the gradients of each optimizer step before they are applied. This waits for the GPU once a step.
 
     ``"skip"`` drops the step, ``"raise"`` raises an error, and ``"stop"`` first calls ``save``, which must make the
-    state before the step durable. With a loss scaler, gradients that overflow while all losses are finite are the
-    scaler's business. Making it raises ValueError for an unknown action, or before PyTorch 2.6.
+    state before the step durable. Before any of them, ``compare`` raises if the ranks have different weights.
+    ``samples`` returns the indices of the samples in a micro-batch of the step, if known. With a loss scaler, gradients
+    that overflow while all losses are finite are the scaler's business. Making it raises ValueError for an unknown
+    action, or before PyTorch 2.6.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class NonfiniteGuard:
         *,
         steps: Callable[[], int],
         save: Callable[[], None],
+        compare: Callable[[], None],
+        samples: Callable[[int], Sequence[int]],
         has_scaler: bool,
     ) -> None:
         if action not in get_args(OnNonfinite):
@@ -54,6 +60,8 @@ class NonfiniteGuard:
         self._action = action
         self._steps = steps
         self._save = save
+        self._compare = compare
+        self._samples = samples
         self._has_scaler = has_scaler
         self._losses: list[Tensor] = []
         self._buffers: list[tuple[nn.Module, str, Tensor | None]] = []
@@ -72,20 +80,23 @@ class NonfiniteGuard:
     def accepts(self, norm: Tensor) -> bool:
         """Return whether to take the step with gradients of this total norm, unscaled and not clipped.
 
-        Raise TrainingDivergedError on all ranks if the norm is not finite and the action is ``"stop"`` or ``"raise"``.
+        If it is not finite, raise ReplicasDifferError on all ranks if their weights differ, else TrainingDivergedError
+        if the action is ``"stop"`` or ``"raise"``.
         """
         if torch.isfinite(norm):  # waits for the GPU
             self._losses.clear()
             self._keep_buffers()
             return True
-        is_finite = bool(torch.isfinite(torch.stack([loss.float() for loss in self._losses])).all())
-        finite = self._membership.ranks.gather(lambda: is_finite)
+        finite = torch.isfinite(torch.stack([loss.float() for loss in self._losses])).tolist()
+        own = None if all(finite) else self._name_samples([number for number, each in enumerate(finite) if not each])
+        causes = self._membership.ranks.gather(lambda: own)
         self._losses.clear()
-        if self._has_scaler and all(finite):
+        if self._has_scaler and not any(cause is not None for cause in causes):
             self._keep_buffers()
             return True  # the scaler skips it, and lowers its scale
+        self._compare()  # a flipped bit of a weight may be the cause: its replica differs until the step is taken
         self._restore_buffers()
-        self._act(self._event(finite))
+        self._act(self._event(causes))
         return False
 
     def _act(self, event: str) -> None:
@@ -108,15 +119,26 @@ class NonfiniteGuard:
         elif self._skipped & (self._skipped - 1) == 0:  # 16, 32, 64
             logger.warning("%d steps were skipped so far, whose gradients were not finite", self._skipped)
 
-    def _event(self, finite: list[bool]) -> str:
-        """Describe, for people, which losses and which gradients are not finite."""
-        ranks = [str(rank) for rank, is_finite in enumerate(finite) if not is_finite]
-        if not ranks:
+    def _name_samples(self, micro_batches: list[int]) -> str:
+        """Name, for people, the samples in these micro-batches; empty if they are not known."""
+        samples = [sample for micro_batch in micro_batches for sample in self._samples(micro_batch)]
+        more = f" and {len(samples) - _SHOWN_SAMPLES} more" if len(samples) > _SHOWN_SAMPLES else ""
+        return f"samples {', '.join(map(str, samples[:_SHOWN_SAMPLES]))}{more}" if samples else ""
+
+    def _event(self, causes: list[str | None]) -> str:
+        """Describe, for people, which losses and which gradients are not finite.
+
+        ``causes`` has the samples of each rank whose loss is not finite, and None for the other ranks.
+        """
+        named = {rank: samples for rank, samples in enumerate(causes) if samples is not None}
+        known = [f"rank {rank}: {samples}" if len(named) > 1 else samples for rank, samples in named.items() if samples]
+        where = f" ({'; '.join(known[:_SHOWN_RANKS])})" if known else ""
+        if not named:
             losses = "the losses of all ranks are finite"
-        elif len(finite) == 1:
-            losses = "the loss is not"
+        elif len(causes) == 1:
+            losses = f"the loss is not{where}"
         else:
-            losses = f"the loss of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} is not"
+            losses = f"the loss of rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))} is not{where}"
         return f"the gradients of step {self._steps() + 1} are not finite: {losses}, and {self._first()}"
 
     def _first(self) -> str:

@@ -14,6 +14,7 @@ from smddp.metrics.tracking import Tracker
 from smddp.training.active_runs import OpenRun
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.run_view import RunView
+from smddp.training.step_loss import LossSpikes
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_data import TrainingData
 
@@ -49,6 +50,7 @@ class RunReport:
             job, model.progress, trackers, device=model.device, name=name, live=progress, policy=policy
         )
         self._rate = StepRate()
+        self._spikes = LossSpikes()
         self._is_paced = log_every is None
         self.log_every = log_every or _LOG_EVERY
         """Optimizer steps from one metric line to the next."""
@@ -129,4 +131,5 @@ class RunReport:
             if (order := self._data.order) is not None:
                 metrics["samples_per_second"] = self._rate.lap(model.progress.steps) * order.global_batch
             self._view.show(metrics | timing, paced=self._is_paced)
+            self._spikes.note(model.progress.steps, loss)
         model.check_loss(loss)

@@ -1,9 +1,11 @@
-"""The losses of one optimizer step over all ranks, weighed and averaged, and the check for finite weights."""
+"""The losses of one optimizer step over all ranks, weighed and averaged; the checks for finite weights and spikes."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import deque
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,11 @@ from smddp.errors import TrainingDivergedError
 logger = logging.getLogger(__name__)
 
 _SHOWN = 3
+
+_REMEMBERED, _LEAST = 32, 16
+"""Losses that a loss is compared with: at most, and at least."""
+_FAR = 15.0
+"""A spike is so many median distances above the median; in a normal distribution, ten standard deviations."""
 
 
 class StepLoss:
@@ -78,6 +85,34 @@ class StepLoss:
 
     def _over_ranks(self, value: Tensor) -> float:
         return sum_over_ranks(value, self._membership).item() / self._membership.cluster.world_size
+
+
+class LossSpikes:
+    """Warn of a loss far above the last ones: by their median, which one spike does not move."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=_REMEMBERED)
+        self._quiet = 0
+
+    def note(self, step: int, loss: float) -> None:
+        """Compare the loss of a step with those noted before; warn once in ``_REMEMBERED`` losses at most."""
+        if not math.isfinite(loss):
+            return
+        self._quiet = max(self._quiet - 1, 0)
+        if len(self._last) >= _LEAST and not self._quiet:
+            middle = median(self._last)
+            distance = median(abs(each - middle) for each in self._last)
+            if loss - middle > max(_FAR * distance, abs(middle), max(self._last) - middle):
+                self._quiet = _REMEMBERED
+                logger.warning(
+                    "the loss of step %d is %.4g, and the median of the %d metric lines before is %.4g. If it stays "
+                    "high, lower the learning rate, set clip_norm, or look at the data of the last steps",
+                    step,
+                    loss,
+                    len(self._last),
+                    middle,
+                )
+        self._last.append(loss)
 
 
 # Weigh micro-batches by their number of items, such as tokens: the gradient is the mean over all items of a step.

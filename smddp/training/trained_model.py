@@ -48,8 +48,8 @@ class TrainedModel:
     """One model with its optimizers, on each rank; all ranks call its methods at the same points.
 
     Call ``model``: it is ``module`` in its precision, and with several ranks its DDP replica, which begins with rank
-    0's weights. ``save`` makes the current state durable, for ``on_nonfinite="stop"``. The other arguments, and the
-    errors, are the same as for `Trainer`.
+    0's weights. ``save`` makes the current state durable, for ``on_nonfinite="stop"``. ``samples`` returns the indices
+    of the samples in a micro-batch of the step. The other arguments, and the errors, are the same as for `Trainer`.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class TrainedModel:
         on_nonfinite: OnNonfinite | None,
         check_replicas: int | None,
         save: Callable[[], None],
+        samples: Callable[[int], Sequence[int]],
         move_model: bool,
         ddp: DDPOptions,
         timing: bool,
@@ -105,6 +106,8 @@ class TrainedModel:
                 on_nonfinite,
                 steps=lambda: self.progress.steps,
                 save=save,
+                samples=samples,
+                compare=lambda: self._compare_replicas(self.progress.steps),
                 has_scaler=self.scaler is not None,
             )
         self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
@@ -290,6 +293,7 @@ class TrainedModel:
             self._replica.averages = False
             step = self.progress.steps + 1
             if self._check_every is not None and step % self._check_every == 0:
+                self._replica.follow()
                 self._compare_replicas(step)  # before sharing, which hides differences
             self._replica.share_buffers()
         if self._average is not None and self.optimizer_step.applied:

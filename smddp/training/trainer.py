@@ -191,6 +191,7 @@ class Trainer(TrainingLoop):
             on_nonfinite=on_nonfinite,
             check_replicas=check_replicas,
             save=lambda: self._checkpoints.save_and_leave(),
+            samples=lambda micro_batch: self._data.samples(micro_batch),
             move_model=move_model,
             ddp=ddp,
             timing=timing,

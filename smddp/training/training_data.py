@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterable
+from itertools import islice
 from typing import Any, TypeGuard
 
 import torch
@@ -21,7 +22,7 @@ from torch.utils.data import (
 )
 
 from smddp.checkpoint.run_state import Stateful
-from smddp.data import EvaluationSampler
+from smddp.data import ElasticSampler, EvaluationSampler
 from smddp.data.build_order import AnyDataset, OrderOptions
 from smddp.data.loaders import DataLoaderOptions, Loaders, StatefulLoader
 from smddp.data.order import DataOrder
@@ -179,6 +180,17 @@ class TrainingData:
             self._check_taken((self._yielded - 1) % self._step.accumulate)
         order = self._loaders.order
         return 1.0 if order is None else order.loss_weight(self._step.micro_batch)
+
+    def samples(self, micro_batch: int) -> list[int]:
+        """Return the dataset's indices in this rank's micro-batch of the step under way; empty if they are not known.
+
+        Only a dataset with a length has indices.
+        """
+        order = self._loaders.order
+        is_past = self._yielded is not None and self._is_settled
+        if is_past or not isinstance(order, ElasticSampler):
+            return []
+        return next(islice(order, micro_batch, None), [])
 
     def count_step(self) -> None:
         """Count the data of an optimizer step as consumed, if the loop iterates over the loader itself."""

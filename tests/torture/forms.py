@@ -168,6 +168,18 @@ def name_culprits(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]
     return (name_culprits(directory, faults=count, seed=seed),)
 
 
+def flip_bits(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.flips import flip_bits
+
+    return (flip_bits(directory, flips=count, seed=seed),)
+
+
+def compare_undisturbed(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.flips import compare_undisturbed
+
+    return (compare_undisturbed(directory, steps=count),)
+
+
 def disturb_nothing(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
     from tests.torture.hangs import disturb_nothing
 
@@ -258,6 +270,14 @@ FORMS = (
         option="undisturbed-steps",
         count=100_000,
         run=disturb_nothing,
+    ),
+    Form(promises=("R19",), title="a bit of one replica flips", option="flipped-bits", count=300, run=flip_bits),
+    Form(
+        promises=("R19",),
+        title="nothing flips: no alarm",
+        option="compared-steps",
+        count=10_000,
+        run=compare_undisturbed,
     ),
     Form(promises=("R11",), title="what it costs training", option="measurements", count=3, run=cost),
 )

@@ -64,6 +64,14 @@ def test_the_watchdog_names_rank_and_kind_of_a_fault_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_bit_that_flips_in_one_replica_is_named_and_nothing_else() -> None:
+    told = torture("tests.torture.flips", "--flips", "8", "--steps", "60", "--seed", "1", seconds=500)
+    assert "done=8, unit='flips'" in told
+    assert "done=60, unit='steps'" in told
+
+
+@pytest.mark.slow
 def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
     # The machine is shared with all the other tests: one thread, which waits for no other, twice the bound, and the
     # best stall by the best memcpy of up to three processes: a neighbour may take the memory while one of them runs.

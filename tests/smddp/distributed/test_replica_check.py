@@ -103,7 +103,7 @@ class Model(nn.Module):
     def forward(self, x):
         return self.head(self.norm(self.frozen(self.embedding(x)) * self.scale))
 
-def flip(tensor, bit=7):
+def flip(tensor, bit):
     tensor.detach().reshape(-1).numpy().view("uint8")[3 % tensor.nbytes] ^= 1 << (bit % 8)
 
 warned = []
@@ -118,6 +118,7 @@ def train(job, plan):
     model = Model()
     trainer = smddp.Trainer(
         job, model, torch.optim.Adam(model.parameters(), lr=0.01), ema=0.9, check_replicas=plan.get("every"),
+        on_nonfinite=plan.get("on_nonfinite"),
         checkpoints=smddp.CheckpointPolicy(every=plan.get("saves"), seconds=None),
     )
     data = TensorDataset(torch.arange(240) % 8)
@@ -133,7 +134,7 @@ def train(job, plan):
                     average = trainer._trained._average.module
                     parts |= {"ema: " + name: each for name, each in average.named_parameters()}
                     for name in plan["names"]:
-                        flip(parts[name])
+                        flip(parts[name], plan.get("bit", 7))
                 if plan.get("evaluates"):
                     with torch.no_grad():  # in training mode: BatchNorm's statistics differ between the ranks
                         model(batch)
@@ -176,7 +177,7 @@ def test_a_flipped_bit_ends_both_ranks_with_its_name_and_no_further_checkpoint(
 ) -> None:
     weight = {"ranks": [1], "names": ["head.weight"]}
     nothing = {"step": 0, "ranks": [], "names": [], "every": 1, "saves": 2, "evaluates": True}
-    due, saved, off, several, frozen, average, undisturbed = train(
+    due, saved, off, several, frozen, average, huge, undisturbed = train(
         2,
         {**weight, "step": 3, "every": 4, "saves": 2},
         {**weight, "step": 4, "every": 100, "saves": 4},
@@ -184,6 +185,7 @@ def test_a_flipped_bit_ends_both_ranks_with_its_name_and_no_further_checkpoint(
         {"step": 1, "ranks": [0], "names": ["head.weight", "head.bias", "embedding.weight"], "every": 4},
         {"step": 4, "ranks": [1], "names": ["frozen.bias"], "every": 5},
         {"step": 9, "ranks": [1], "names": ["ema: norm.weight"], "every": 5},
+        {**weight, "step": 4, "every": 100, "bit": 6, "on_nonfinite": "skip"},
         nothing,
     )
     both = (
@@ -200,6 +202,8 @@ def test_a_flipped_bit_ends_both_ranks_with_its_name_and_no_further_checkpoint(
     assert all(found["error"].startswith(both.format(4, all_of_them, host=HOST)) for found in several)
     assert all(found["error"].startswith(both.format(5, "frozen.bias. No", host=HOST)) for found in frozen)
     assert all(found["error"].startswith(both.format(10, "ema: norm.weight. They", host=HOST)) for found in average)
+    # A weight of 1e38 makes the loss inf, and would make all weights of all ranks NaN.
+    assert all(found["error"].startswith(both.format(4, "head.weight. No", host=HOST)) for found in huge), huge
     assert all(found["error"] == "" and found["warned"] == [] and found["shared"] for found in undisturbed)
 
 

@@ -115,6 +115,29 @@ def test_the_norm_that_was_looked_at_is_in_the_metric_line(job: Job, caplog: pyt
     assert all("grad_norm=" in line for line in lines)
 
 
+@pytest.mark.parametrize(("accumulate", "samples"), [(1, "4, 5, 6, 7"), (2, "6, 7")])
+def test_the_samples_of_the_micro_batch_are_named(job: Job, accumulate: int, samples: str) -> None:
+    run = Run(job, set(), on_nonfinite="raise", accumulate=accumulate)
+    run.loader.dataset.dataset.tensors[0][7] = float("nan")  # type: ignore[attr-defined]
+    with pytest.raises(
+        TrainingDivergedError, match=rf"step 2 .*: the loss is not \(samples {samples}\), and the first"
+    ):
+        run.train()
+
+
+def test_samples_are_named_while_they_are_few_and_known(job: Job) -> None:
+    model = nn.Linear(1, 1)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), on_nonfinite="raise")
+    loader = trainer.loader(TensorDataset(torch.full((80, 1), float("nan"))), batch_size=40, shuffle=False)
+    with pytest.raises(TrainingDivergedError, match=r"\(samples 0, 1, .* 31 and 8 more\)"):
+        for (batch,) in trainer.batches(loader):
+            trainer.step(trainer.model(batch).sum())
+    for number, _ in enumerate(trainer.batches(loader)):
+        assert trainer._data.samples(0) == list(range(40 * number, 40 * number + 40))
+        trainer._data.settle()  # as a save does: the position is behind the batch now
+        assert trainer._data.samples(0) == []
+
+
 def test_an_infinite_loss_is_an_event_too(job: Job) -> None:
     run = Run(job, {2}, float("inf"), on_nonfinite="raise")
     with pytest.raises(TrainingDivergedError, match="gradients of step 2 are not finite: the loss is not"):
@@ -227,6 +250,20 @@ def main(job):
         sums = [value.double().sum().item() for value in model.state_dict().values()]
         assert all(value == value for value in sums), sums
         print(action, trainer.steps, *sums)
+    data = torch.ones(80, 2)
+    data[17] = float("nan")
+    model = nn.Linear(2, 1)
+    trainer = smddp.Trainer(
+        job, model, torch.optim.SGD(model.parameters(), lr=0.1), on_nonfinite="raise", name="data"
+    )
+    loader = trainer.loader(torch.utils.data.TensorDataset(data), batch_size=8)
+    try:
+        for _ in trainer.epochs(1):
+            for (batch,) in trainer.batches(loader):
+                mine = trainer._data.samples(0)
+                trainer.step(trainer.model(batch).sum())
+    except TrainingDivergedError as error:
+        print("not finite", 17 in mine, mine, str(error).partition(": ")[2])
 
 smddp.run(main)
 """
@@ -242,6 +279,11 @@ def test_all_ranks_do_the_same_and_name_the_one_whose_loss_it_was(
         "the gradients of step 2 are not finite: the loss of rank 1 is not, and the first of them is that of 0.weight"
     )
     one, other = ([line for line in rank.printed.splitlines() if "not finite" in line] for rank in ranks)
+    of_data = [one.pop(), other.pop()]
+    rank = next(rank for rank, line in enumerate(of_data) if line.startswith("not finite True"))
+    samples = of_data[rank].partition("[")[2].partition("]")[0]
+    assert len(samples.split(", ")) == 4
+    assert all(f" the loss of rank {rank} is not (samples {samples}), and" in line for line in of_data), of_data
     assert one == other
     assert [line.startswith(f"{action} {event}") for action, line in zip(["raise", "stop"], one, strict=True)] == [
         True

@@ -25,6 +25,7 @@ OPTIONS: dict[str, Any] = {
     "on_nonfinite": None,
     "check_replicas": 100,
     "save": lambda: None,
+    "samples": lambda _: [],
     "move_model": True,
     "ddp": DDPOptions(),
     "timing": False,
