@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from estimators.job_handle.follower import Follower
     from estimators.sdk.library import Session
     from smddp.checkpoint import CheckpointInfo
+    from smddp.goodput import Account
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +176,26 @@ class TrainingJob:
         from estimators.job_handle import files
 
         return files.list_checkpoints(files.checkpoints_uri(self.name, self.describe()), self._service.s3(), deep=deep)
+
+    def goodput(self) -> Account:
+        """Return what the wall time of the job's run was: training, waits, lost work; over all its attempts.
+
+        It is read from the ledger that a `smddp.Trainer` keeps beside the checkpoints. Attempts of earlier jobs, from
+        which this one resumed, count, too. Without a ledger the account has no attempts.
+
+        Raises:
+            EstimatorError: The job keeps no checkpoints.
+            StoreError: S3 can't be read.
+
+        Examples:
+            After a job with ``checkpoint_s3_uri``:
+
+                account = job.goodput()
+                print(f"{account.goodput:.0%} of {account.wall_seconds:.0f} s, {account.lost_steps} steps lost")
+        """
+        from estimators.job_handle import files
+
+        return files.read_goodput(files.checkpoints_uri(self.name, self.describe()), self._service.s3())
 
     def download(
         self, directory: str | os.PathLike[str], *, only: Literal["model", "output"] | None = None

@@ -7,6 +7,7 @@ together.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -16,16 +17,21 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from estimators.console.jobs import JobSource
+from estimators.errors import EstimatorError
 from estimators.job_handle.events import ENDED, MetricValue, StatusChange
 from estimators.job_handle.follower import Follower
 from estimators.job_handle.metrics import attempts_begun
 from estimators.log_reader import LogLine, LogReader
+from smddp.errors import SmddpError
 from smddp.safe_text import shown_line
 from smddp.secret_text import masked_text
 from smddp.storage.s3_errors import Cancelled
+
+if TYPE_CHECKING:
+    from smddp.goodput import Account
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,8 @@ _VERDICT = re.compile(r"\b(?:hang|slow): (?=(?:rank|the ranks|all ranks)\b)")
 _IDLE_SECONDS = 300.0
 """A watch stops after this time without a page request."""
 _AFTER_FAILURE_SECONDS = 15.0
+_LEDGER_SECONDS = 15.0
+"""Seconds from one reading of the goodput ledger of a job to the next."""
 _LINE_CHARACTERS = 100
 """Approximate overhead of a line, counted as characters."""
 
@@ -124,6 +132,9 @@ class JobWatch:
         self._curves: dict[str, MetricCurve] = {}
         self._verdicts: deque[str] = deque(maxlen=_MOST_VERDICTS)
         self._failed_at: float | None = None
+        self._ledger_read = -math.inf
+        self.goodput: Account | None = None
+        """What the run's wall time was, some seconds ago; None if unknown. Only the following thread sets it."""
         self.failure = ""
         """Why following failed; empty otherwise."""
         self._description = self._describe()
@@ -227,17 +238,31 @@ class JobWatch:
                     if not isinstance(event, float):
                         self._take(event)
                         continue
+                    self._read_ledger()  # before a page may count the job as read
                     self._looked.set()
                     idle = time.monotonic() - self._asked > _IDLE_SECONDS
                     if idle or self._closed.wait(max(event, self._pause())):
                         self._closed.set()
                         return
+            self._read_ledger()
         except Cancelled:
             return
         except Exception as error:  # any error: the page waits for this thread, and shows why it ended
             logger.exception("the job %s is not followed any more", self.name)
             self.failure, self._failed_at = str(error), time.monotonic()
         self._looked.set()
+
+    def _read_ledger(self) -> None:
+        """Read the job's goodput ledger, if it keeps checkpoints and the last reading is old; errors are logged."""
+        if "CheckpointConfig" not in self.description:
+            return
+        if not self.has_ended and time.monotonic() - self._ledger_read < _LEDGER_SECONDS:
+            return
+        self._ledger_read = time.monotonic()
+        try:
+            self.goodput = self._source.job(self.name).goodput()
+        except (SmddpError, EstimatorError, OSError) as error:
+            logger.info("the goodput ledger of %s can't be read: %s", self.name, error)
 
     def _take(self, event: StatusChange | LogLine | MetricValue) -> None:
         if isinstance(event, LogLine):

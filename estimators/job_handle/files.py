@@ -20,6 +20,7 @@ from smddp.storage.parallel import in_parallel
 if TYPE_CHECKING:
     from smddp.checkpoint import CheckpointInfo
     from smddp.checkpoint.stores import Store
+    from smddp.goodput import Account
 
 
 logger = logging.getLogger(__name__)
@@ -183,6 +184,13 @@ def list_checkpoints(uri: str, s3: Any, *, deep: bool) -> list[CheckpointInfo]:
     store = _store(uri, s3)
     looks = [partial(inspect_each_alone, store, step, deep=deep) for step in store.steps()]
     return CheckpointList(in_parallel(looks, threads=1 if deep else _LOOKS_AT_A_TIME))
+
+
+def read_goodput(uri: str, s3: Any) -> Account:
+    """Return the account of the goodput ledger below a URI."""
+    from smddp.goodput import read_account
+
+    return read_account(_store(uri, s3))
 
 
 def require_checkpoint(uri: str, s3: Any) -> None:

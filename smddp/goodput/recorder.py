@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from time import perf_counter
 
 from smddp.checkpoint.stores import Store
 from smddp.errors import CheckpointError
@@ -31,7 +32,7 @@ from smddp.process.launch_time import launched
 
 logger = logging.getLogger(__name__)
 
-_LEAST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 1.0, 30.0, 0.01
+_LEAST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.5, 30.0, 0.01
 """Seconds from one sign of life to the next, and the share of the attempt's time so far."""
 _LAST_SECONDS = 5.0
 """Bound on the wait for the last write."""
@@ -45,12 +46,12 @@ class PartClock:
         self.part = "start"
         """The part under way."""
         self.marks: list[Mark] = []
-        self._first = self._since = time.perf_counter()
+        self._first = self._since = perf_counter()
         self._seconds = dict.fromkeys(MEASURED, 0.0)
 
     def enter(self, part: str) -> None:
         """End the part under way, and begin another."""
-        now = time.perf_counter()
+        now = perf_counter()
         self._seconds[self.part] += now - self._since
         self._since = now
         self.part = part
@@ -88,7 +89,7 @@ class PartClock:
         """Return the seconds of each part so far. Any thread may ask."""
         part = self.part
         seconds = dict(self._seconds)
-        seconds[part] += max(time.perf_counter() - self._first - sum(seconds.values()), 0.0)
+        seconds[part] += max(perf_counter() - self._first - sum(seconds.values()), 0.0)
         return seconds
 
     def hang(self) -> None:
@@ -192,25 +193,33 @@ class _Writer:
 
     def run(self) -> None:
         """Write the record again and again; the thread's program."""
+        self._write()  # first of all: who is killed in the next moment was an attempt, too
         try:
-            attempts, problems = read_attempts(self._store)
-            self.earlier = attempts
+            self.earlier, problems = self._read_earlier()
             for problem in problems:
                 logger.info("%s", problem)
         except (CheckpointError, OSError) as error:
             self._warn(error)
-        while True:
+        is_over = False
+        while not is_over:
             is_over = self._is_over
             self._woken.clear()
-            record = self.attempt()
-            try:
-                self._store.write_beside(DIRECTORY, record.name, record.to_json())
-            except (CheckpointError, OSError) as error:
-                self._warn(error)
-            if is_over:
-                return
-            if not self._is_over:
-                self._woken.wait(record.pause)
+            pause = self._write()
+            if not (is_over or self._is_over):
+                self._woken.wait(pause)
+
+    def _read_earlier(self) -> tuple[Sequence[Attempt], list[str]]:
+        attempts, problems = read_attempts(self._store)
+        return [attempt for attempt in attempts if attempt.id != self._first.id], problems
+
+    def _write(self) -> float:
+        """Write the record, and return the seconds until it is due again."""
+        record = self.attempt()
+        try:
+            self._store.write_beside(DIRECTORY, record.name, record.to_json())
+        except (CheckpointError, OSError) as error:
+            self._warn(error)
+        return record.pause
 
     def _warn(self, error: Exception) -> None:
         level = logging.DEBUG if self._has_failed or self._is_over else logging.WARNING

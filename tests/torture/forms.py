@@ -186,6 +186,12 @@ def disturb_nothing(count: int, _seed: int, directory: Path) -> tuple[Outcome, .
     return (disturb_nothing(directory, steps=count),)
 
 
+def keep_ledgers(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.goodput import lead_lives, outcome
+
+    return (outcome(lead_lives(directory / "runs", lives=count, seed=seed)),)
+
+
 FORMS = (
     Form(promises=("R1",), title="SIGKILL at random", option="kills", count=200, run=kill_one_rank),
     Form(promises=("R1",), title="SIGKILL at random, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
@@ -278,6 +284,13 @@ FORMS = (
         option="compared-steps",
         count=10_000,
         run=compare_undisturbed,
+    ),
+    Form(
+        promises=("R20",),
+        title="the goodput ledger through stops, kills, hangs and restarts",
+        option="goodput-lives",
+        count=50,
+        run=keep_ledgers,
     ),
     Form(promises=("R11",), title="what it costs training", option="measurements", count=3, run=cost),
 )

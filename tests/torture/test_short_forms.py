@@ -72,6 +72,14 @@ def test_a_bit_that_flips_in_one_replica_is_named_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_ledger_of_a_run_that_is_stopped_and_killed_adds_up_to_its_wall_time() -> None:
+    told = torture("tests.torture.goodput", "--lives", "3", "--seed", "2", "--largest-error", "0.04", seconds=350)
+    assert "done=3, unit='lives'" in told
+    assert "failures=()" in told
+
+
+@pytest.mark.slow
 def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
     # The machine is shared with all the other tests: one thread, which waits for no other, twice the bound, and the
     # best stall by the best memcpy of up to three processes: a neighbour may take the memory while one of them runs.

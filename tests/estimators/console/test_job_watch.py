@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from moto import mock_aws
 from estimators.console import job_watch
 from estimators.console.job_watch import Watches
 from estimators.console.jobs import JobSource
+from estimators.console.server import Console
 from estimators.log_reader import LOG_GROUP
-from tests.estimators.console.conftest import log, request
+from tests.estimators.console.conftest import Client, entered, log, request
+from tests.smddp.goodput.test_account import attempt
 
 
 @pytest.fixture
@@ -101,3 +104,32 @@ def test_a_defect_while_a_job_is_followed_is_shown_in_place_of_an_endless_wait(
     watch = watches.of("job")
     watch.look(10)
     assert "division by zero" in watch.failure
+
+
+def test_the_goodput_ledger_beside_the_checkpoints_is_shown(source: JobSource) -> None:
+    s3 = source.session.client("s3")
+    s3.create_bucket(Bucket="saves")
+    for name, uri in (("saving", "s3://saves/run"), ("without", "s3://saves/other"), ("barred", "s3://absent/run")):
+        source.sagemaker.create_training_job(**request(name, CheckpointConfig={"S3Uri": uri}))
+        log(source.logs, name, "algo-1", ["a line"])
+    record = attempt(1e9, step=10, saved=(8,), end="failed")
+    s3.put_object(Bucket="saves", Key=f"run/goodput/{record.name}", Body=record.to_json())
+    s3.put_object(Bucket="saves", Key=f"run/goodput/{record.name.replace('2001', '2002')}", Body=b"{")
+    with Console(source) as console:
+        client = entered(console.link)
+        page = _read(client, "saving")
+        assert re.search(r"Goodput.*42\.4 %", page)
+        assert re.search(r"<span>lost</span><b[^>]*>11\.8 %", page)
+        assert "Of 17 s in 1 attempt; 2 steps lost." in page
+        assert "is damaged, and left out" in page
+        for name in ("without", "barred", "job"):
+            assert "Goodput" not in _read(client, name)
+
+
+def _read(client: Client, name: str) -> str:
+    """Return a job's page once its log is read."""
+    deadline = time.monotonic() + 30
+    while "The log is being read" in (page := client.text(f"/jobs/{name}")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return page

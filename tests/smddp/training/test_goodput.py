@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from smddp.goodput import read_account
 from smddp.goodput.attempt import read_attempts
 from smddp.job import Job
 from smddp.training.active_runs import active_runs
+from tests.torture.s3_server import s3_server
 
 
 class Slow(Dataset[Tensor]):
@@ -137,3 +139,28 @@ def test_a_named_trainer_has_a_ledger_of_its_own(job: Job) -> None:
     end()
     assert len(read_account(open_store(job.part("generator").checkpoint_location)).attempts) == 1
     assert not read_account(open_store(job.checkpoint_location)).attempts
+
+
+@pytest.mark.seaweedfs
+def test_the_ledger_goes_where_the_checkpoints_go_into_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server(tmp_path / "server") as server:
+        server.client().create_bucket(Bucket="saves")
+        for name, value in server.environ().items():
+            monkeypatch.setenv(name, value)
+        uri = "s3://saves/run"
+        job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run"), "SMDDP_CHECKPOINT_S3_URI": uri})
+        for _ in range(2):
+            training = trainer(job)
+            loader = training.loader(Slow(), 4)
+            for _ in training.epochs(2, max_steps=training.steps + 3 if training.resume() else 3):
+                for batch in training.batches(loader):
+                    training.step(training.model(batch).sum())
+            end()
+            smddp.leave()
+        found = read_account(open_store(uri))
+    assert [(each.attempt.resumed, each.attempt.step, each.end) for each in found.attempts] == [
+        (0, 3, "finished"),
+        (3, 6, "finished"),
+    ]
+    assert found.seconds["data"] >= 6 * 4 * 0.005
+    assert not list((tmp_path / "run").rglob("goodput"))
