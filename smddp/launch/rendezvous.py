@@ -8,6 +8,8 @@ stays on the first host. The agent decides what ends a round, and how many round
 3. A node that joins a round sets ``begun``, which ends the round before on all nodes, and its own arrival key.
 4. The round begins once every node's arrival key is set, or fails after JOIN_SECONDS (REJOIN_SECONDS in later rounds).
 5. In the first round, each node then opens its line: a connection to the first node.
+6. The ranks of the first round meet in this store, those of each later round in a new one, which the first node serves:
+   the process group of a script would read the addresses of earlier ranks.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class NodeRendezvous(RendezvousHandler):
         self._address = address
         self._port = port
         self._served: Store | None = None
+        self._of_ranks: Store | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round, and wait for the other nodes.
@@ -83,10 +86,11 @@ class NodeRendezvous(RendezvousHandler):
                 time.sleep(_LOOK_SECONDS)
             if self.number < 0 and self._nodes > 1:
                 self._open_lines(store)
+            port = self._port if self.number < 0 else self._open_store_of_ranks(store)
         except RuntimeError as error:
             raise self.lost() from error
         self.number += 1
-        return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(self._address, self._port))
+        return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(self._address, port))
 
     def next_has_begun(self) -> bool:
         """Return whether another node has ended this round; False once the first node has left.
@@ -121,9 +125,10 @@ class NodeRendezvous(RendezvousHandler):
 
         If the first node and its store are gone, log that the ranks can't be told.
         """
-        assert self._served is not None
+        store = self._of_ranks or self._served
+        assert store is not None
         try:
-            return publish(self._served, report)
+            return publish(store, report)
         except RuntimeError as error:
             logger.warning("The ranks can't be told of the failure, the store is gone: %s", error)
             return report
@@ -188,6 +193,16 @@ class NodeRendezvous(RendezvousHandler):
                 f"the first node does not answer at {self._address}:{port} ({error}): the hosts of a job must reach "
                 "one another at any port"
             ) from error
+
+    def _open_store_of_ranks(self, store: Store) -> int:
+        """Connect to the store in which the ranks of a later round meet, and return its port."""
+        is_master = self._node == 0
+        self._of_ranks = TCPStore(
+            self._address, 0 if is_master else int(store.get("port")), is_master=is_master, wait_for_workers=False
+        )
+        if is_master:
+            store.set("port", str(self._of_ranks.port))
+        return int(self._of_ranks.port)
 
     def _store_of(self, number: int) -> Store:
         assert self._served is not None

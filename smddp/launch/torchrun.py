@@ -168,8 +168,6 @@ def _run_agent(
         entrypoint=command[0],
         max_restarts=node.max_restarts,
         monitor_interval=0.001,  # each check of the ranks waits up to POLL_SECONDS itself
-        master_addr=node.master_addr,
-        master_port=port,
     )
     agent = Agent(
         spec,

@@ -251,3 +251,19 @@ def test_training_goes_on_from_the_newest_checkpoint_with_each_sample_once(start
     kept = [sample for number, step, samples in steps if number == 1 or step <= resumed for sample in samples]
     assert sorted(kept) == list(range(240))
     assert not (tmp_path / "runs" / "train" / "output" / "failure").exists()
+
+
+def test_the_process_group_of_a_plain_script_meets_again_after_a_restart(agents, script):
+    # Rank 0 is late in the second round: the other ranks must not read the address that it had in the first one.
+    text = (
+        "import datetime, torch, torch.distributed as dist\n"
+        "if round and rank == 0: time.sleep(2)\n"
+        "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=20))\n"
+        "total = torch.ones(1)\ndist.all_reduce(total)\nsay(f'{round} {rank} {total.item():g}')\n"
+        "dist.barrier()\n"
+        "if not round: os.kill(os.getpid(), 9) if rank == 1 else wait()\n"
+        "dist.destroy_process_group()\n"
+    )
+    first, second = ended(agents(script(ROUND + text), "--max-restarts", "1"))
+    assert first[:2] == (0, ["0 0 2", "1 0 2"]), first[2]
+    assert second[:2] == (0, ["0 1 2", "1 1 2"]), second[2]
