@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import random
 import signal
@@ -133,6 +134,12 @@ def happen(phase: str, step: int) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "SIGKILL":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGABRT":
+            ctypes.CDLL(None).abort()
+        case "SIGSEGV":
+            ctypes.string_at(0)
+        case "SIGBUS":
+            _read_past_the_end()
         case "exception":
             raise ValueError("injected")
         case "early end":
@@ -143,6 +150,15 @@ def happen(phase: str, step: int) -> None:
 
 def _note(step: int) -> None:
     Path("fault").write_text(f"{time.time()} {step} {os.getpid()} {process_tree.started(os.getpid())}")
+
+
+def _read_past_the_end() -> bytes:
+    """Read a page of a file that has lost it, as shared memory does that is full."""
+    with Path("file").open("wb+") as file:
+        file.truncate(mmap.PAGESIZE)
+        mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        return mapped[:1]
 
 
 def _save_to_fifo() -> None:

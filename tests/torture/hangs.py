@@ -47,9 +47,12 @@ _ANYWHERE = (*_IN_STEP, "data", "save")
 _GIL = "native call with the GIL"
 _WARNED = re.compile(r" slow: rank (\d+) .*torch\.save\(")
 _OF = r" \(rank {rank} of {world_size} on "
-_KILLED = r"Rank {rank} of {world_size} on \S+ was killed by SIGKILL"
+_KILLED = r"Rank {rank} of {world_size} on \S+ was killed by "
+_BY_SIGKILL = r"SIGKILL, by a person or a program: the kernel has counted no OOM kill"
 _UNEQUAL = r"(?:Hang \(unequal steps\)|Unequal steps): rank {rank} o[fn] .* after {step} optimizer steps, and rank "
-_WORKER_KILLED = rf"(?:RuntimeError: DataLoader worker .*{_OF}|\w+Error.*{_OF}.*\nA DataLoader worker ended)"
+_WORKER_KILLED = (
+    rf"(?:RuntimeError: DataLoader worker|\w+Error).*{_OF}(?s:.*)\nA DataLoader worker (?:ended|was killed by "
+)
 _RAISED = r"(?:.*: )?ValueError: (?s:.*)injected(?s:.*)" + _OF
 
 
@@ -89,8 +92,31 @@ KINDS = (
         for each in ("skipped collective", "other collective", "other shape", "other type")
     ),
     Kind(name="full FIFO", fault="full FIFO", phases=("script", "evaluation", "save"), reason=""),
-    Kind(name="SIGKILL", fault="SIGKILL", phases=_ANYWHERE, reason=_KILLED, waits=False),
-    Kind(name="SIGKILL of a worker", fault="SIGKILL", phases=("worker",), reason=_WORKER_KILLED, waits=False),
+    Kind(name="SIGKILL", fault="SIGKILL", phases=_ANYWHERE, reason=_KILLED + _BY_SIGKILL, waits=False),
+    *(
+        Kind(
+            name=name,
+            fault=name,
+            phases=_ANYWHERE,
+            reason=rf"{_KILLED}{name}.*: Fatal Python error: {printed}\n(?s:.*)hanging_job\.py:\d+ {where}: ",
+            waits=False,
+        )
+        for name, printed, where in (
+            ("SIGABRT", "Aborted", "happen"),
+            ("SIGSEGV", "Segmentation fault", "happen"),
+            ("SIGBUS", "Bus error", "_read_past_the_end"),
+        )
+    ),
+    *(
+        Kind(
+            name=f"{name} of a worker",
+            fault=name,
+            phases=("worker",),
+            reason=rf"{_WORKER_KILLED}(?:ended|was killed by {how})",
+            waits=False,
+        )
+        for name, how in (("SIGKILL", _BY_SIGKILL), ("SIGBUS", "SIGBUS, often because /dev/shm is full; it has "))
+    ),
     Kind(name="exception", fault="exception", phases=(*_ANYWHERE, "worker"), reason=_RAISED, waits=False),
 )
 
