@@ -50,9 +50,7 @@ _OF = r" \(rank {rank} of {world_size} on "
 _KILLED = r"Rank {rank} of {world_size} on \S+ was killed by "
 _BY_SIGKILL = r"SIGKILL, by a person or a program: the kernel has counted no OOM kill"
 _UNEQUAL = r"(?:Hang \(unequal steps\)|Unequal steps): rank {rank} o[fn] .* after {step} optimizer steps, and rank "
-_WORKER_KILLED = (
-    rf"(?:RuntimeError: DataLoader worker|\w+Error).*{_OF}(?s:.*)\nA DataLoader worker (?:ended|was killed by "
-)
+_WORKER_KILLED = rf"(?:RuntimeError: DataLoader worker|\w+Error).*{_OF}(?s:.*)\nA DataLoader worker "
 _RAISED = r"(?:.*: )?ValueError: (?s:.*)injected(?s:.*)" + _OF
 
 
