@@ -37,6 +37,7 @@ _PHASES = (
     ("/torch/_inductor/", "compile"),
     ("/smddp/checkpoint/", "checkpoint"),
     ("/torch/distributed/", "collective"),
+    ("/torch/nn/parallel/distributed.py", "collective"),  # DDP itself: the model's forward has frames of its own
     ("/torch/nn/", "forward"),
     ("/socket.py", "network"),
     ("/ssl.py", "network"),

@@ -16,6 +16,8 @@ from torch.distributed import HashStore
 from smddp.watch.collective_log import CollectiveLog
 from smddp.watch.fingerprints import Fingerprints
 
+pytestmark = pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="this PyTorch has no hooks")
+
 
 @pytest.fixture
 def log() -> Iterator[CollectiveLog]:

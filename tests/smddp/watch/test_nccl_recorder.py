@@ -106,6 +106,7 @@ def test_the_recorder_is_on_only_if_nobody_else_has_said_how_much_it_keeps(monke
     for name in ("register_pre_hook", "register_post_hook"):
         monkeypatch.delattr(dist.ProcessGroup, name, raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "__version__", "2.8.0")
     environ: dict[str, str] = {}
     assert nccl_recorder.switch_on(environ) == environ
     assert environ == {"TORCH_FR_BUFFER_SIZE": "64", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}

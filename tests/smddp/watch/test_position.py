@@ -32,6 +32,8 @@ def frames(*files: str) -> list[FrameSummary]:
         (["/job/train.py", "/env/torch/_tensor.py", "/env/torch/autograd/graph.py", "/job/hooks.py"], "script"),
         (["/job/train.py", "/env/torch/distributed/distributed_c10d.py", "/env/torch/_ops.py"], "collective"),
         (["/env/torch/autograd/graph.py", "/env/smddp/watch/collective_log.py"], "backward"),  # it is held
+        (["/job/train.py", "/env/torch/nn/modules/module.py", "/env/torch/nn/parallel/distributed.py"], "collective"),
+        (["/env/torch/nn/parallel/distributed.py", "/env/torch/nn/modules/linear.py"], "forward"),
         (["/job/train.py", "/env/torch/optim/adamw.py"], "optimizer"),
         (["/job/train.py", "/env/smddp/checkpoint/save/rank_saver.py"], "checkpoint"),
         (["/job/train.py"], "script"),

@@ -21,7 +21,7 @@ class ProcessGroupSmddp(dist.ProcessGroup):
     """all_reduce, all_gather, broadcast and barrier of the one process group there may be."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(store, rank, size)
+        super().__init__(rank, size)
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         kind = dist.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(kind)
