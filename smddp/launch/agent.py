@@ -204,7 +204,7 @@ class Agent(SimpleElasticAgent):
             (
                 exited
                 for exited, error in zip(failures, printed, strict=True)
-                if (killed_by(exited.code) != "SIGTERM" if error is None else not error.is_lost_contact)
+                if killed_by(exited.code) != "SIGTERM" and not (error is not None and error.is_lost_contact)
             ),
             None,
         )

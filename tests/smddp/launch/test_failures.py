@@ -162,8 +162,25 @@ def test_the_traceback_of_the_rank_that_failed_first_is_the_reason_on_all_hosts(
         ),
         ("if rank: sys.exit('no such file')", "Rank 1 of 2 on * ended with code 1: no such file"),
         (f"if rank == 0: {LOST}\nos.abort()", "Rank 1 of 2 on * was killed by SIGABRT."),
+        (
+            "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "if rank == 0: time.sleep(0.5); sys.stderr.write(NCCL); sys.stderr.flush(); os.abort()\n"
+            "time.sleep(1); os.kill(os.getpid(), 9)",
+            "Rank 1 of 2 on * was killed by SIGKILL, by a person",
+        ),
+        (
+            f"if rank == 0: time.sleep(1); {LOST}\nsys.stderr.write(PRINTED + 'step 1\\n'); sys.stderr.flush()",
+            "RuntimeError: [[]pair.cc:545] Read error: Connection reset by peer (rank 0 of 2",
+        ),
     ],
-    ids=["torch's prefix", "an abort", "a message", "an abort after a lost contact"],
+    ids=[
+        "torch's prefix",
+        "an abort",
+        "a message",
+        "an abort after a lost contact",
+        "a kill after NCCL's abort of a peer",
+        "SIGTERM is an effect",
+    ],
 )
 def test_the_reason_of_a_script_alone_is_what_its_rank_has_printed(start, tmp_path, monkeypatch, text, reason):
     printed = "PRINTED = '[rank1]: Traceback (most recent call last):\\n[rank1]:   File a.py, line 1\\n"
@@ -171,7 +188,11 @@ def test_the_reason_of_a_script_alone_is_what_its_rank_has_printed(start, tmp_pa
     gloo = (
         "GLOO = 'terminate called after throwing gloo::EnforceNotMet\\n  what():  op.preamble.length <= op.nbytes\\n'\n"
     )
-    (tmp_path / "train.py").write_text(BROKEN + printed + gloo + text + "\ntime.sleep(600)")
+    nccl = (
+        "NCCL = \"terminate called after throwing an instance of 'c10::DistBackendError'\\n  what():  [PG ID 0] "
+        'Process group watchdog thread terminated with exception: [Rank 0] Watchdog caught collective operation timeout\\n"\n'
+    )
+    (tmp_path / "train.py").write_text(BROKEN + printed + gloo + nccl + text + "\ntime.sleep(600)")
     monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path))
     agent = start("-m", "smddp.launch.torchrun", "--nproc-per-node", "2", tmp_path / "train.py")
     log = agent.communicate(timeout=60)[1]
