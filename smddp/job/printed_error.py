@@ -94,6 +94,8 @@ class PrintedError:
     @property
     def is_lost_contact(self) -> bool:
         """Whether it only reports an unreachable rank, so that the cause is another rank's failure."""
+        if _WATCHDOG.match(self.message):  # NCCL's, which ends the ranks that waited
+            return True
         if _REFUSED.match(self.message) is None or _HINTS[0][0].search(self.message):
             return False
         return LOST_CONTACT.search(self.message) is not None
@@ -222,7 +224,9 @@ def _crash(lines: Sequence[str]) -> PrintedError | None:
             what = " ".join(_what(lines[number + 1 :])) if pattern is _TERMINATE else ""
             message = f"{lines[number].strip()}: {what}" if what else lines[number].strip()
             found.append(PrintedError(message=message, context="\n".join(_stack(lines))))
-    return next((crash for crash in found if not crash.is_lost_contact), found[0] if found else None)
+    # Python says "Aborted" of each abort, whatever its reason.
+    causes = (crash for crash in found if not crash.is_lost_contact and not crash.message.endswith(": Aborted"))
+    return next(causes, found[0] if found else None)
 
 
 def _what(lines: Sequence[str]) -> Iterator[str]:

@@ -543,6 +543,22 @@ def test_of_ranks_that_crash_the_one_that_did_not_lose_another_counts() -> None:
     assert "Connection closed by peer" in of_rank(lost, 134)
 
 
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  [PG ID 0 Rank 0] Process "
+        "group watchdog thread terminated with exception: Watchdog caught collective operation timeout: WorkNCCL(S\n",
+        "[rank0]:[E1127 08:00:00.0 ProcessGroupNCCL2.cpp:9] Watchdog caught collective operation timeout: NCCL "
+        "operation timed out\n",
+    ],
+    ids=["nccl", "nccl2"],
+)
+def test_a_rank_that_nccls_watchdog_ends_is_a_victim(printed: str) -> None:
+    found = find_printed(134, printed + CRASH.replace("free(): invalid pointer\n", ""))
+    assert found is not None
+    assert found.is_lost_contact
+
+
 def test_a_rank_that_lost_another_one_and_aborts_at_its_end_is_a_victim() -> None:
     printed = find_printed(134, PEER + CRASH.replace("free(): invalid pointer\n", ""))
     assert printed is not None

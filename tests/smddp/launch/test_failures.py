@@ -190,7 +190,7 @@ def test_the_reason_of_a_script_alone_is_what_its_rank_has_printed(start, tmp_pa
     )
     nccl = (
         "NCCL = \"terminate called after throwing an instance of 'c10::DistBackendError'\\n  what():  [PG ID 0] "
-        'Process group watchdog thread terminated with exception: [Rank 0] Watchdog caught collective operation timeout\\n"\n'
+        'Process group watchdog thread terminated with exception: Watchdog caught collective operation timeout\\n"\n'
     )
     (tmp_path / "train.py").write_text(BROKEN + printed + gloo + nccl + text + "\ntime.sleep(600)")
     monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path))
