@@ -6,12 +6,13 @@ DistributedDataParallel averages gradients only, so replicas that differ once st
    the ranks gather a hash of each tensor, by which all name the same one.
 2. The hash is ``sum(word * weight)`` modulo 2**64 over the bits, in words of at most 32 bits, with a fixed random odd
    weight for each word; sums of blocks are hashed the same way. One flipped bit always changes it, because an odd
-   weight has an inverse. Any other difference changes it with probability 1 - 2**-32 or more (Lemire and Kaser,
-   "Strongly universal string hashing is fast", 2014). NaN payloads and -0.0 count by their bits.
-3. A buffer belongs to rank 0: `Replica.share_buffers` copies it to all ranks after each step. Between two copies the
-   forward passes write BatchNorm's statistics on each rank, differently. So each rank only compares a buffer with its
-   values at the last copy, and all must agree which ones have changed. A change on some ranks only is a warning,
-   because the next copy makes the buffer equal again.
+   weight has an inverse. Any other difference changes it with a probability of 1 - 2**-32 or more over the choice of
+   the weights (Lemire and Kaser, "Strongly universal string hashing is fast", 2014). NaN payloads and -0.0 count by
+   their bits.
+3. A buffer belongs to rank 0: `Replica.share_buffers` copies it to all ranks after each step. Between two copies
+   forward passes write buffers on each rank, differently, as BatchNorm does, and perhaps on some ranks only. So each
+   rank compares a buffer with its values at the last copy. A difference is a warning, because the next copy removes it;
+   and only if nothing but one bit of one buffer has changed on some ranks and not on others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from __future__ import annotations
 import logging
 import socket
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
 from functools import cache
 
 import torch
@@ -46,6 +48,14 @@ Hash = tuple[int, int]
 """A hash of the shapes and types, and one of the bits."""
 
 
+class _Change(Enum):
+    """How a buffer has changed since it was shared."""
+
+    NONE = auto()
+    BIT = auto()
+    MORE = auto()
+
+
 class ReplicaCheck:
     """Compare one model's replicas, and the average of its weights; all ranks call ``compare`` at the same steps."""
 
@@ -62,25 +72,28 @@ class ReplicaCheck:
         Call it before the buffers are shared anew.
         """
         weights = [weight for module in self._modules.values() for weight in tensors_of(module)[0]]
-        changed = [has_changed for _, has_changed in self._buffers()]
+        changed = [change is not _Change.NONE for _, change in self._buffers()]
         if not self._membership.ranks.have_equal(*hash_of(weights), zlib.crc32(bytes(changed))):
             self._name_difference(step)
         self._equal_at = step
 
-    def _buffers(self) -> list[tuple[Tensor, bool]]:
-        """Return the buffers that were shared, and whether each has changed on this rank since."""
-        found: list[tuple[Tensor, bool]] = []
+    def _buffers(self) -> list[tuple[Tensor, _Change]]:
+        """Return the buffers that were shared, and how each has changed on this rank since."""
+        found: list[tuple[Tensor, _Change]] = []
         for buffers, together in self._replica.shared_buffers:
             values = torch.split(together, [buffer.numel() for buffer in buffers])
-            pairs = zip(buffers, values, strict=True)
-            changed = [(_words(buffer.detach()) != _words(value)).any() for buffer, value in pairs]
-            found += zip(buffers, torch.stack(changed).tolist(), strict=True)
+            bits = [_words(each.detach()) ^ _words(value) for each, value in zip(buffers, values, strict=True)]
+            words = torch.stack([each.count_nonzero() for each in bits]).tolist()
+            further_bits = torch.stack([(each & (each - 1)).count_nonzero() for each in bits]).tolist()
+            for buffer, count, further in zip(buffers, words, further_bits, strict=True):
+                is_bit = count == 1 and not further
+                found.append((buffer, _Change.BIT if is_bit else _Change.MORE if count else _Change.NONE))
         return found
 
     def _name_difference(self, step: int) -> None:
         """Gather a hash of each tensor, and tell which ones differ."""
         names_of_buffers = {id(buffer): name for name, buffer in self._modules[""].named_buffers()}
-        buffers = {names_of_buffers.get(id(buffer), ""): has_changed for buffer, has_changed in self._buffers()}
+        buffers = {names_of_buffers.get(id(buffer), ""): change for buffer, change in self._buffers()}
         weights = {
             prefix + name: hash_of([weight])
             for prefix, module in self._modules.items()
@@ -88,22 +101,29 @@ class ReplicaCheck:
         }
         of_ranks = self._membership.ranks.gather(lambda: (socket.gethostname(), weights, buffers))
         hosts, of_weights, of_buffers = zip(*of_ranks, strict=True)
-        for name in buffers:
-            ranks = [rank for rank, each in enumerate(of_buffers) if each.get(name)]
-            if 0 < len(ranks) < len(hosts) and name not in self._told:
-                self._told.add(name)
-                if self._membership.cluster.is_main:
-                    logger.warning(
-                        "step %d: since the step before, the buffer %s has changed on %s only. All ranks get rank 0's "
-                        "values. If the script does not write it there, suspect the memory or GPU",
-                        step,
-                        name,
-                        _named(ranks, hosts),
-                    )
+        self._warn_of_buffer(step, of_buffers, hosts)
         names = dict.fromkeys(name for each in of_weights for name in each)
         groups = {name: _groups(each.get(name) for each in of_weights) for name in names}
         if differing := {name: each for name, each in groups.items() if len(each) > 1}:
             raise ReplicasDifferError(self._describe(step, differing, hosts))
+
+    def _warn_of_buffer(self, step: int, of_ranks: Sequence[Mapping[str, _Change]], hosts: tuple[str, ...]) -> None:
+        """Warn if one bit of one buffer has changed on some ranks, and nothing else differs so."""
+        changes = {name: [each.get(name, _Change.NONE) for each in of_ranks] for name in of_ranks[0]}
+        on_some = {name: each for name, each in changes.items() if _Change.NONE in each and set(each) != {_Change.NONE}}
+        if len(on_some) != 1:
+            return
+        ((name, found),) = on_some.items()
+        if _Change.MORE not in found and name not in self._told:
+            self._told.add(name)
+            if self._membership.cluster.is_main:
+                logger.warning(
+                    "step %d: since the step before, one bit of the buffer %s has changed, on %s only. All ranks get "
+                    "rank 0's values. If the script does not write it there, suspect the memory or GPU",
+                    step,
+                    name,
+                    _named([rank for rank, change in enumerate(found) if change is _Change.BIT], hosts),
+                )
 
     def _describe(self, step: int, differing: Mapping[str, list[list[int]]], hosts: tuple[str, ...]) -> str:
         first, *others = differing

@@ -87,9 +87,10 @@ def train(job: smddp.Job, plan: dict[str, Any]) -> dict[str, Any]:
                 if is_done and trainer.steps == plan["step"] and job.cluster.rank == plan["rank"]:
                     content = tensors(network)[plan["name"]].detach().reshape(-1).view(torch.uint8)
                     content[plan["byte"]] ^= 1 << plan["bit"]
-                if is_done and trainer.steps % 10 == 0:
-                    with torch.no_grad():  # in training mode, so that each rank has statistics of its own
-                        network(batch)
+                if is_done and not plan["name"] and trainer.steps % 7 == 0:
+                    with torch.no_grad():  # in training mode: statistics differ, or change on some ranks only
+                        for _ in range((trainer.steps + job.cluster.rank) % 3):
+                            network(batch)
     except SmddpError as raised:
         error = f"{type(raised).__name__}: {raised}"
     finally:

@@ -91,7 +91,9 @@ def judge(plan: Plan, told: list[Told]) -> tuple[str, str]:
     who = rf"rank {rank} on \S+"
     at = "|".join(map(str, range(plan["step"], found_at + 1)))  # a loss that is not finite is looked into earlier
     if plan["is_buffer"]:
-        pattern = rf"step ({at}): since the step before, the buffer {re.escape(name)} has changed on {who} only\."
+        pattern = (
+            rf"step ({at}): since the step before, one bit of the buffer {re.escape(name)} has changed, on {who} only\."
+        )
         allowed = f"$|TrainingDivergedError: .* the loss of rank {rank} is not"
         problems = [each["error"] for each in told if not re.match(allowed, each["error"])]
     else:
