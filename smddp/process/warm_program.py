@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +39,7 @@ _SIGNALS = sorted(set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
 _ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)
 """The first and the last address of that memory: fields of /proc/self/stat, from 0 behind the name."""
 _PIECE_BYTES = 1 << 20
+_LOOK_SECONDS = 0.0002
 _LOST_OUTPUT = 120
 """Python's own exit code if output could not be written."""
 
@@ -226,6 +228,7 @@ def _fork_twice() -> int:
         os.waitpid(first, 0)  # from now on the rank has its new parent
         with os.fdopen(told, "rb") as pipe:
             return int(pipe.read() or -1)
+    first = os.getpid()
     try:
         second = os.fork()
         if second:
@@ -236,6 +239,8 @@ def _fork_twice() -> int:
         os._exit(0)
     os.close(told)
     os.close(telling)
+    while os.getppid() == first:  # it ends at once; what a rank reads of its parent must be true
+        time.sleep(_LOOK_SECONDS)
     return 0
 
 

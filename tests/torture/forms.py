@@ -192,6 +192,12 @@ def keep_ledgers(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
     return (outcome(lead_lives(directory / "runs", lives=count, seed=seed)),)
 
 
+def kill_warm_starts(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.warm_starts import kill_warm_starts
+
+    return (kill_warm_starts(directory, kills=count, seed=seed),)
+
+
 FORMS = (
     Form(promises=("R1",), title="SIGKILL at random", option="kills", count=200, run=kill_one_rank),
     Form(promises=("R1",), title="SIGKILL at random, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
@@ -291,6 +297,13 @@ FORMS = (
         option="goodput-lives",
         count=50,
         run=keep_ledgers,
+    ),
+    Form(
+        promises=("R21",),
+        title="SIGKILL of a warm parent, a rank or their launcher",
+        option="warm-starts",
+        count=300,
+        run=kill_warm_starts,
     ),
     Form(promises=("R11",), title="what it costs training", option="measurements", count=3, run=cost),
 )

@@ -80,6 +80,12 @@ def test_the_ledger_of_a_run_that_is_stopped_and_killed_adds_up_to_its_wall_time
 
 
 @pytest.mark.slow
+def test_nothing_is_left_of_a_warm_start_that_is_killed() -> None:
+    told = torture("tests.torture.warm_starts", "--kills", "12", "--seed", "1")
+    assert "done=12, unit='warm starts'" in told
+
+
+@pytest.mark.slow
 def test_a_save_holds_training_for_little_more_than_a_copy_of_the_state(tmp_path: Path) -> None:
     # The machine is shared with all the other tests: one thread, which waits for no other, twice the bound, and the
     # best stall by the best memcpy of up to three processes: a neighbour may take the memory while one of them runs.

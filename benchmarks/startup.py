@@ -1,0 +1,129 @@
+"""Seconds from the command to the first optimizer step of all ranks, and from a killed rank to the next step.
+
+``torchrun`` and ``smddp run`` start the same script, a DDP loop by hand with AdamW over gloo, in turn, in one run;
+``smddp run`` with and without a warm parent. Also the memory of the ranks before they have a model: their proportional
+set size, in which a page that several processes share counts once.
+
+    python -m benchmarks.startup [--ranks 2 8] [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+SCRIPT = """
+import os, signal, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def note(name):
+    Path(f"{name}-{os.environ['RANK']}").write_text(str(time.time()))
+
+def main():
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    # torch 2.15 reads the keys of an earlier attempt, also under torchrun.
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.PrefixStore(attempt, store)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    if int(os.environ["MEASURE_MEMORY"]):
+        dist.barrier()
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        kilobytes = next(line.split()[1] for line in lines if line.startswith("Pss:"))
+        Path(f"pss-{os.environ['RANK']}").write_text(kilobytes)
+        dist.barrier()
+    model = DistributedDataParallel(torch.nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(3):
+        model(torch.randn(32, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 0:
+            note(f"first-{attempt}")
+    if attempt == "0" and int(os.environ["KILL"]):
+        dist.barrier()
+        if os.environ["RANK"] == "1":
+            note("killed")
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+WAYS = ("torchrun", "smddp run, cold", "smddp run")
+
+
+def run(directory: Path, way: str, ranks: int, *, kill: bool = False, memory: bool = False) -> float:
+    """Run the script in a new directory, and return when it was started."""
+    directory.mkdir()
+    (directory / "train.py").write_text(SCRIPT)
+    programs = Path(sys.executable).parent
+    options = ["--max-restarts", "1"] if kill else []
+    if way == "torchrun":
+        command = [programs / "torchrun", "--nproc-per-node", str(ranks), "--standalone", *options, "train.py"]
+    else:
+        command = [programs / "smddp", "run", "--processes-per-node", str(ranks), *options, "train.py"]
+    warm = "0" if way.endswith("cold") else "1"
+    environ = {"KILL": str(int(kill)), "MEASURE_MEMORY": str(int(memory)), "SMDDP_WARM": warm}
+    environ["OMP_NUM_THREADS"] = "1"
+    started = time.time()
+    subprocess.run(command, cwd=directory, env={**os.environ, **environ}, check=True, capture_output=True, timeout=300)
+    return started
+
+
+def last(directory: Path, name: str) -> float:
+    """Return the latest of the ranks' times."""
+    return max(float(each.read_text()) for each in directory.glob(f"{name}-*"))
+
+
+def row(name: str, seconds: dict[str, list[float]], unit: str = "s") -> str:
+    """Return a line of the table: the medians, and their ratio to torchrun's."""
+    medians = {way: statistics.median(each) for way, each in seconds.items()}
+    base = medians["torchrun"]
+    return f"| {name} | " + " | ".join(f"{medians[way]:.2f} {unit} ({medians[way] / base:.2f})" for way in WAYS) + " |"
+
+
+def measure(directory: Path, all_ranks: Sequence[int], repeats: int) -> None:
+    """Print the table."""
+    print("| | " + " | ".join(WAYS) + " |\n|---|---|---|---|")
+    for ranks in all_ranks:
+        first: dict[str, list[float]] = {way: [] for way in WAYS}
+        again: dict[str, list[float]] = {way: [] for way in WAYS}
+        for repeat in range(repeats):
+            for way in WAYS:
+                own = directory / f"{ranks}-{repeat}-{way.replace(' ', '')}"
+                started = run(own, way, ranks, kill=True)
+                first[way].append(last(own, "first-0") - started)
+                again[way].append(last(own, "first-1") - last(own, "killed"))
+        print(row(f"{ranks} ranks, to the first step", first))
+        print(row(f"{ranks} ranks, from a kill to the next step", again), flush=True)
+    memory: dict[str, list[float]] = {}
+    for way in WAYS:
+        own = directory / f"memory-{way.replace(' ', '')}"
+        run(own, way, all_ranks[-1], memory=True)
+        memory[way] = [sum(int(each.read_text()) for each in own.glob("pss-*")) / 1e6]
+    print(row(f"memory of {all_ranks[-1]} ranks", memory, "GB"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8])
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        measure(Path(directory), arguments.ranks, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()
