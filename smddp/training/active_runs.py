@@ -271,6 +271,11 @@ class ActiveRuns:
         """Return the runs that may still save, including the runs of dropped trainers."""
         return [run for run in self._open if run.is_open]
 
+    def note_stop(self) -> None:
+        """Note that the script ends by a stop: it heeded one itself, or ``Trainer`` did."""
+        for run in self.open_runs():
+            run.was_stopped = True
+
     def end_ledgers(self, end: End) -> None:
         """Write the last records of all runs, because the process ends. Any thread may call it."""
         for run in list(self._open):

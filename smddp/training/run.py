@@ -197,6 +197,8 @@ def _train(
             code = _run_well(main)
         _end_fork(process, code)
         lost = active_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
+        if code == RESUMABLE and not lost:
+            active_runs.note_stop()
         following = _following_run(job)
         saves.close()  # waits until the last checkpoint is durable or has failed, with a log line
         if lost:
@@ -231,6 +233,7 @@ def _train(
         _end_soon(membership)
         if code != _INTERRUPTED:
             saves.__exit__(type(error), error, error.__traceback__)  # trackers hear of the failure, if contact was lost
+        active_runs.end_ledgers("failed")  # after Ctrl-C, no other line has
         return code
     first_failure.close(code=code)
     _tell(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from pathlib import Path
 
@@ -137,6 +139,43 @@ def test_a_named_trainer_has_a_ledger_of_its_own(job: Job) -> None:
     end()
     assert len(read_account(open_store(job.part("generator").checkpoint_location)).attempts) == 1
     assert not read_account(open_store(job.checkpoint_location)).attempts
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "end"),
+    [
+        (KeyboardInterrupt, 130, "failed"),
+        (ValueError, 1, "failed"),
+        (smddp.Stopped, 75, "stopped"),
+        (None, 0, "finished"),
+    ],
+)
+def test_under_run_the_record_says_how_the_attempt_ended(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ending: type[BaseException] | None,
+    code: int,
+    end: str,
+) -> None:
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    caplog.set_level(logging.INFO)
+
+    def main(job: Job) -> None:
+        training = trainer(job)
+        training.step(training.model(torch.ones(2, 4)).sum())
+        training.save(wait=True)
+        if ending is not None:
+            raise ending
+
+    with pytest.raises(SystemExit) as ended:
+        smddp.run(main)
+    assert ended.value.code == code
+    [found] = read_account(open_store(str(tmp_path / "run" / "checkpoints"))).attempts
+    assert (found.end, found.attempt.step, found.lost_steps) == (end, 1, 0)
+    lines = [line for line in caplog.messages if " goodput=" in line]
+    assert [line.split()[:2] for line in lines] == ([] if code == 130 else [["step=1", "epoch=1"]])
 
 
 @pytest.mark.seaweedfs
