@@ -68,7 +68,7 @@ def describe(error: BaseException, cluster: Cluster | None, memory: HostMemory |
         lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
     lines += [_shorten(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
     whole = str(told) if cause is told else f"{told}\n{cause}"
-    if meaning := _lost_worker(error, whole, memory or HostMemory()) or _meaning(f"{lines[0]}\n{whole}", Path()):
+    if meaning := _lost_worker(error, memory) or _meaning(f"{lines[0]}\n{whole}", Path(), memory):
         lines.append(meaning)
     frames = [_frame_line(frame) for frame in _telling(told)]
     if cause is not told:
@@ -90,7 +90,7 @@ def describe_exit(
     error = find_printed(code, tail, many=many)
     if error is None:
         return _with_last_lines(f"{head}.", remedy, tail if how else "", many=many)
-    return _with_printed(f"{head}: ", error, code_dir=code_dir, remedy=remedy)
+    return _with_printed(f"{head}: ", error, code_dir=code_dir, remedy=remedy, memory=memory)
 
 
 def describe_rank_exit(
@@ -119,9 +119,9 @@ def describe_rank_exit(
     if error.was_raised and not how:
         # If several ranks printed several exceptions, the rank of each one is unknown.
         whose = f"one of {world_size} ranks; the first to end was r{where}" if many and error.others else f"r{where}"
-        return _with_printed("", error, f" ({whose})")
+        return _with_printed("", error, f" ({whose})", memory=memory)
     before = f"R{where} was {how}: " if how else f"R{where} ended with code {code}: "
-    return _with_printed(before, error, remedy=remedy)
+    return _with_printed(before, error, remedy=remedy, memory=memory)
 
 
 def main_thread_traceback() -> TracebackType | None:
@@ -231,13 +231,11 @@ def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
         (output_dir / "failure").unlink(missing_ok=True)
 
 
-def _lost_worker(error: BaseException, text: str, memory: HostMemory) -> str | None:
-    """Return how a DataLoader worker was killed, and the remedy; None if another error is the reason."""
-    if killed := _KILLED_WORKER.search(text):
-        name = _SIGNALS[killed[1]]
-        return f"A DataLoader worker was killed by {name}{memory.explain(name)}. {memory.remedy(name)}".rstrip()
+def _lost_worker(error: BaseException, memory: HostMemory | None) -> str | None:
+    """Return what is known of a DataLoader worker whose connection broke; None if another error is the reason."""
     if not _is_lost_worker(error):
         return None
+    memory = memory or HostMemory()
     how = memory.oom_kill() or ""
     what = f"A DataLoader worker ended while it handed over a batch: it was killed{how and f', {how}'}."
     return f"{what} {memory.remedy('SIGKILL')}".rstrip()
@@ -254,8 +252,11 @@ def _is_lost_worker(error: BaseException) -> bool:
     return is_broken and all("multiprocessing" in Path(file).parts for file in below)
 
 
-def _meaning(error: str, code_dir: Path) -> str | None:
+def _meaning(error: str, code_dir: Path, memory: HostMemory | None) -> str | None:
     """Return the usual remedy of an error; None if unknown."""
+    if killed := _KILLED_WORKER.search(error):
+        how, remedy = _kill(128 + signal.Signals[_SIGNALS[killed[1]]], memory)
+        return f"A DataLoader worker was {how}. {remedy}".rstrip()
     if package := missing_package(error, code_dir):
         in_job = is_on_sagemaker(without_run_variables(os.environ))
         if in_job:
@@ -277,7 +278,13 @@ def _with_last_lines(head: str, remedy: str, tail: str, *, many: bool) -> str:
 
 
 def _with_printed(
-    before: str, error: PrintedError, after: str = "", *, code_dir: Path = Path(), remedy: str = ""
+    before: str,
+    error: PrintedError,
+    after: str = "",
+    *,
+    code_dir: Path = Path(),
+    remedy: str = "",
+    memory: HostMemory | None = None,
 ) -> str:
     """Return a reason that quotes a printed error, and the end of its context as far as it fits.
 
@@ -287,7 +294,7 @@ def _with_printed(
     # A short message leaves room for the context, and a short context for the message.
     most = max(_PRINTED_LIMIT, LIMIT - 1 - len(before) - len(after) - len(context))
     told = before + _shorten(_plain(error.message), most) + after
-    if meaning := remedy or _meaning(error.message, code_dir):
+    if meaning := remedy or _meaning(error.message, code_dir, memory):
         told = f"{_shorten(told, LIMIT - 1 - len(meaning))}\n{meaning}"
     room = LIMIT - len(told) - 1
     if room < _LEAST_CONTEXT or not context:

@@ -22,9 +22,7 @@ _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60
 """From so many bytes on, a limit of cgroup version 1 means none."""
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-_SHARED_MEMORY_IS_FULL = re.compile(
-    r"(?:shared memory|/dev/shm).*No space left on device|out of shared memory|insufficient shared memory", re.DOTALL
-)
+_SHARED_MEMORY_IS_FULL = re.compile(r"(?:shared memory|/dev/shm).*No space left on device", re.DOTALL)
 """Matches what PyTorch's data loader and NCCL say of a full /dev/shm."""
 _REMEDIES = {
     "SIGKILL": "Use fewer num_workers, smaller batches, or a host with more memory.",

@@ -89,6 +89,9 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     if waiting and not behind:
         has_hung = len(waiting) == len(positions) and all(each.still >= _PATIENCE * after for each in waiting)
         return _network(waiting) if has_hung else None
+    # A rank that has entered a collective a moment ago is late, or has shared nothing since and will count as silent.
+    if waiting and any(each.waits and each.still < after for each in behind):
+        return None
     # A rank whose script has ended well is a culprit only if another rank waits for it.
     behind = [each for each in behind if waiting or each.phase != "ended"]
     if not behind or not (waiting or all(each.idle >= after for each in behind)):

@@ -563,3 +563,15 @@ def test_a_rank_that_lost_another_one_and_aborts_at_its_end_is_a_victim() -> Non
     printed = find_printed(134, PEER + CRASH.replace("free(): invalid pointer\n", ""))
     assert printed is not None
     assert printed.is_lost_contact
+
+
+def test_a_killed_worker_that_the_script_printed_is_explained() -> None:
+    printed = ROOT.replace(
+        "ValueError: bad label 11", "RuntimeError: DataLoader worker (pid 7) is killed by signal: {}. "
+    )
+    assert "\nA DataLoader worker was killed by SIGBUS, often because /dev/shm is full.\n" in of_rank(
+        printed.format("Bus error")
+    )
+    assert "\nA DataLoader worker was killed by SIGKILL, often because the host ran out" in of_rank(
+        printed.format("Killed")
+    )

@@ -109,6 +109,7 @@ def test_the_culprit_is_named_with_its_kind(
 @pytest.mark.parametrize(
     "positions",
     [
+        [waiting(0), waiting(1, collectives=9, idle=0.0, still=0.0, phase="script")],  # an old position
         [at(0, idle=2.0, still=2.0), at(1)],  # rank 0 trains on: the ranks do not wait for each other
         [waiting(0, still=2.0, idle=2.0), at(1, idle=2.0, still=2.0)],
         [waiting(0), at(1, idle=3.0, still=3.0)],  # it has just come from a long step
