@@ -169,8 +169,6 @@ class RunView:
         assert self._open_run is not None
         self.hide_line()
         self._tell_trackers()
-        if error is None and not self._open_run.was_stopped:
-            self._say_done()
         if (ledger := self._open_run.ledger) is not None:
             report(
                 self._progress.steps,
@@ -179,6 +177,8 @@ class RunView:
                 epochs=self._epochs,
                 trainer=self._name,
             )
+        if error is None and not self._open_run.was_stopped:
+            self._say_done()
         self._ending.end("stopped" if self._open_run.was_stopped else "finished" if error is None else "failed")
 
     def _say_done(self) -> None:
