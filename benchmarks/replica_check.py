@@ -74,7 +74,9 @@ def compare(rank: int, directory: str, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=50)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
