@@ -14,6 +14,7 @@ import pytest
 
 from smddp.watch.pace import Pace, find_slow, to_json
 from smddp.watch.position import WAITING, Position
+from tests.smddp.watch.test_faults import with_hooks
 from tests.smddp.watch.test_verdict import at
 
 
@@ -134,6 +135,7 @@ smddp.run(main)
 """
 
 
+@with_hooks
 @pytest.mark.slow
 @pytest.mark.usefixtures("fork_python")
 @pytest.mark.parametrize("slow", [0, 1, -1])
