@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
@@ -140,8 +140,11 @@ class Checkpointer:
             self._rank_saver = RankSaver(self._store, group, committer, snapshotter)
             self._saves.is_main = ranks.is_main
 
-    def load(self) -> Manifest | None:
+    def load(self, *, kept: Collection[str] = ()) -> Manifest | None:
         """Restore the newest valid checkpoint; collective.
+
+        Args:
+            kept: The names of parts that stay as they are.
 
         Returns:
             The manifest of the checkpoint; None if there is no checkpoint at all.
@@ -161,6 +164,7 @@ class Checkpointer:
                 state=self._state,
                 per_rank=self._per_rank,
                 hyperparameters=self._hyperparameters,
+                kept=kept,
             )
         committer.loaded = manifest
         if manifest is not None:

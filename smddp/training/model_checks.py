@@ -195,6 +195,8 @@ def why_not_inner(policy: CheckpointPolicy, on_nonfinite: OnNonfinite | None, *,
     """
     if on_nonfinite == "stop":
         return "on_nonfinite='stop' saves, and a Trainer in state= has no checkpoints: use 'raise' or 'skip'"
+    if on_nonfinite == "rewind":
+        return "on_nonfinite='rewind' loads a checkpoint, and a Trainer in state= has none: use 'raise' or 'skip'"
     if measures:
         return "a Trainer in state= has no loop to measure: give timing= and profile= to the other one"
     if replace(policy, on_change="keep") != CheckpointPolicy():

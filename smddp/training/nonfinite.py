@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from smddp.distributed import Membership
 from smddp.errors import TrainingDivergedError
+from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 
-OnNonfinite = Literal["skip", "stop", "raise"]
+OnNonfinite = Literal["skip", "stop", "raise", "rewind"]
 
 _TOLD = 10
 _SHOWN_SAMPLES = 32
@@ -31,8 +32,9 @@ class NonfiniteGuard:
     """Check the gradients of each optimizer step before they are applied. This waits for the GPU once a step.
 
     ``"skip"`` drops the step, ``"raise"`` raises an error, and ``"stop"`` first calls ``save``, which must make the
-    state before the step durable. Before any of them, ``compare`` raises if the ranks have different weights.
-    ``samples`` returns the indices of the samples in a micro-batch of the step, if known. With a loss scaler, gradients
+    state before the step durable. ``"rewind"`` drops the step and leaves its ``event`` for the loop, which goes back
+    to a checkpoint, at most ``rewinds`` times. Before any of them, ``compare`` raises if the ranks have different
+    weights. ``samples`` returns the indices of the samples in a micro-batch, if known. With a loss scaler, gradients
     that overflow while all losses are finite are the scaler's business. Making it raises ValueError for an unknown
     action, or before PyTorch 2.6.
     """
@@ -48,10 +50,11 @@ class NonfiniteGuard:
         compare: Callable[[], None],
         samples: Callable[[int], Sequence[int]],
         has_scaler: bool,
+        rewinds: int,
     ) -> None:
         if action not in get_args(OnNonfinite):
             raise ValueError(
-                f'on_nonfinite={action!r}: give "skip", "stop", "raise", or None to look at metric lines only'
+                f'on_nonfinite={action!r}: give "skip", "stop", "raise", "rewind", or None to look at metric lines only'
             )
         if not hasattr(nn.utils, "get_total_norm"):
             raise ValueError(f"on_nonfinite={action!r} needs PyTorch 2.6 or later, and this is {torch.__version__}")
@@ -66,6 +69,9 @@ class NonfiniteGuard:
         self._losses: list[Tensor] = []
         self._buffers: list[tuple[nn.Module, str, Tensor | None]] = []
         self._skipped = 0
+        self._most_rewinds, self._rewinds = rewinds, 0
+        self.event: str | None = None
+        """What happened in a step because of which the loop must go back to a checkpoint; it resets this."""
         self.restart()
 
     def restart(self) -> None:
@@ -110,6 +116,15 @@ class NonfiniteGuard:
             steps = self._steps()
             saved = f"the checkpoint of step {steps} has the state before it" if steps else "nothing was to be saved"
             raise TrainingDivergedError(f"{event}. on_nonfinite='stop' ends the training here; {saved}")
+        if self._action == "rewind":
+            if self._rewinds == self._most_rewinds:
+                raise TrainingDivergedError(
+                    f"{event}. on_nonfinite='rewind' has gone back {counted(self._rewinds, 'time')}, as often as "
+                    "rewinds= allows: lower the learning rate, or look for NaN in those samples"
+                )
+            self._rewinds += 1
+            self.event = event
+            return
         self._skipped += 1
         if not self._membership.cluster.is_main:
             return

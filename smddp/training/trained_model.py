@@ -66,6 +66,7 @@ class TrainedModel:
         clip_value: float | None,
         ema: float | None,
         on_nonfinite: OnNonfinite | None,
+        rewinds: int,
         check_replicas: int | None,
         save: Callable[[], None],
         samples: Callable[[int], Sequence[int]],
@@ -98,9 +99,10 @@ class TrainedModel:
         """Measures the parts of a step; None without ``timing``."""
         if timing:
             self.timer = StepTimer(self.device, flops=StepFlops(model, self.device, numbers.dtype, logs=self._logs))
-        guard = None
+        self.guard: NonfiniteGuard | None = None
+        """Looks at each step's gradients; None without ``on_nonfinite``."""
         if on_nonfinite is not None:
-            guard = NonfiniteGuard(
+            self.guard = NonfiniteGuard(
                 self.module,
                 membership,
                 on_nonfinite,
@@ -109,6 +111,7 @@ class TrainedModel:
                 samples=samples,
                 compare=lambda: self._compare_replicas(self.progress.steps),
                 has_scaler=self.scaler is not None,
+                rewinds=rewinds,
             )
         self._epoch_schedules = EpochSchedules(schedulers) if schedule_each == "epoch" else None
         self.optimizer_step = OptimizerStep(
@@ -118,7 +121,7 @@ class TrainedModel:
             accumulate=accumulate,
             clip_norm=clip_norm,
             clip_value=clip_value,
-            guard=guard,
+            guard=self.guard,
             tells_applied=ema is not None,
             timer=self.timer,
         )
@@ -133,6 +136,7 @@ class TrainedModel:
             clip_value=clip_value,
             ema=ema,
             on_nonfinite=on_nonfinite,
+            rewinds=rewinds,
             check_replicas=check_replicas,
             ddp=ddp,
         )

@@ -92,6 +92,7 @@ class Trainer(TrainingLoop):
         clip_value: float | None = None,
         ema: float | None = None,
         on_nonfinite: OnNonfinite | None = None,
+        rewinds: int = 3,
         check_replicas: int | None = 100,
         checkpoints: CheckpointPolicy = _DEFAULT_POLICY,
         seed: int = 0,
@@ -122,8 +123,11 @@ class Trainer(TrainingLoop):
             ema: The decay of an exponential moving average of the weights, such as 0.999, kept as ``trainer.ema``; or
                 None for no average.
             on_nonfinite: What to do with a step whose gradients are NaN or inf: ``"skip"`` the step, ``"raise"`` an
-                error, or ``"stop"``: raise it after a checkpoint of the state before the step. This check waits for the
-                GPU once a step. None checks only at metric lines and saves whether the weights are finite.
+                error, or ``"stop"``: raise it after a checkpoint of the state before the step. ``"rewind"`` loads the
+                newest checkpoint and goes on with the data behind the step: weights and steps go back, and the samples
+                since the checkpoint are passed over. This check waits for the GPU once a step. None checks only at
+                metric lines and saves whether the weights are finite.
+            rewinds: How often an attempt may go back by ``on_nonfinite="rewind"``; the next time is an error.
             check_replicas: Optimizer steps from one comparison of the ranks' weights to the next, bit by bit; each save
                 compares them, too. A difference is an error on all ranks that names the weight and the rank. None
                 compares nothing.
@@ -160,7 +164,7 @@ class Trainer(TrainingLoop):
             move_model = place
         check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name, ddp=ddp)
         check_kinds(trackers=trackers, move_model=move_model, progress=progress, timing=timing, profile=profile)
-        check_counts(accumulate=accumulate, log_every=1 if log_every is None else log_every)
+        check_counts(accumulate=accumulate, rewinds=rewinds, log_every=1 if log_every is None else log_every)
         check_counts(check_replicas=1 if check_replicas is None else check_replicas)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
@@ -189,6 +193,7 @@ class Trainer(TrainingLoop):
             clip_value=clip_value,
             ema=ema,
             on_nonfinite=on_nonfinite,
+            rewinds=rewinds,
             check_replicas=check_replicas,
             save=lambda: self._checkpoints.save_and_leave(),
             samples=lambda micro_batch: self._data.samples(micro_batch),

@@ -121,6 +121,15 @@ class TrainingCheckpoints:
             model.restart()
         return is_resumed
 
+    def rewind(self, event: str) -> None:
+        """Go back to the newest checkpoint because of an event in the last step; the data continue where they are.
+
+        Raise TrainingDivergedError if there is no checkpoint.
+        """
+        self.run.rewind(event, kept=["position", *self._data.per_rank_state])
+        for model in self.models.values():
+            model.restart()
+
     def begin_anew(self) -> None:
         """Save in the location from now on. Raise ValueError if it has checkpoints: they should have been resumed."""
         self.run.begin_anew(self.state, self._per_rank_state(), self._data.order)

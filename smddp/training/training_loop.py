@@ -241,6 +241,11 @@ class TrainingLoop:
         """Show an optimizer step of the model, and save or stop if due, unless a batch is under way."""
         self._data.count_step()
         self._report.after_step()
+        guard = self._trained.guard
+        if guard is not None and guard.event is not None:
+            self._checkpoints.rewind(guard.event)
+            guard.event = None
+            self._report.restart()
         if not self._in_step:  # else `_training_batches` does it when the script is done with the batch
             if not (self._run.is_inner or self._run.has_started):
                 self._checkpoints.begin_anew()

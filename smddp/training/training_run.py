@@ -17,7 +17,7 @@ import logging
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
@@ -26,7 +26,7 @@ from smddp.checkpoint.run_state import Stateful, capture_random_state, restore_r
 from smddp.checkpoint.save.attempt import Moment
 from smddp.data.order import DataOrder
 from smddp.distributed import Membership, PeerFailedError, Ranks
-from smddp.errors import CheckpointError
+from smddp.errors import CheckpointError, TrainingDivergedError
 from smddp.goodput import PartClock
 from smddp.job import Job
 from smddp.path_text import shown_path
@@ -107,6 +107,20 @@ class TrainingRun:
         found = run.checkpointer.load() is not None
         self._start(run)
         return found
+
+    def rewind(self, event: str, *, kept: Collection[str]) -> None:
+        """Load the newest checkpoint again because of an event, except the parts ``kept`` and the epoch."""
+        self.finish()
+        loaded = None if self._open is None else self._open.checkpointer.load(kept=["progress", *kept])
+        if loaded is None:
+            raise TrainingDivergedError(
+                f"{event}. on_nonfinite='rewind' needs a checkpoint to go back to, and there is none yet: save "
+                "earlier, by CheckpointPolicy(every=…), or give on_nonfinite='skip'"
+            )
+        if self._is_main:
+            logger.warning("%s: back to the checkpoint of step %d; the data go on behind that step", event, loaded.step)
+        self.progress.steps = loaded.step
+        self._schedule.start(loaded.step, saved=loaded.step)
 
     def begin_anew(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -45,10 +45,11 @@ def restore_newest(
     state: Mapping[str, Stateful],
     per_rank: Mapping[str, Stateful],
     hyperparameters: Mapping[str, Any],
+    kept: Collection[str] = (),
 ) -> Manifest | None:
     """Restore the newest valid checkpoint, and return its manifest; None if there is no checkpoint. Collective.
 
-    The rank that fails raises its own error, and the other ranks raise PeerFailedError.
+    Parts in ``kept`` stay as they are. The rank that fails raises its own error, and the others raise PeerFailedError.
     """
 
     def read() -> Loaded | None:
@@ -59,7 +60,7 @@ def restore_newest(
         return None
     restoration = ranks.agree(lambda: Restoration(loaded, state=state, per_rank=per_rank, rank=ranks.rank))
     ranks.agree(restoration.check)  # note 3
-    ranks.agree(restoration.apply)
+    ranks.agree(lambda: restoration.apply(kept))
     return loaded.manifest
 
 
@@ -168,10 +169,12 @@ class Restoration:
         if unused and self._rank == 0:
             logger.warning("%s also has %s: not used", self._what, ", ".join(unused))
 
-    def apply(self) -> None:
-        """Load the state into each part. Raise CheckpointError if a part fails to load."""
+    def apply(self, kept: Collection[str] = ()) -> None:
+        """Load the state into each part that is not ``kept``. Raise CheckpointError if a part fails to load."""
+        state_of_all = {name: part for name, part in self._state.items() if name not in kept}
+        state_of_rank = {name: part for name, part in self._per_rank.items() if name not in kept}
         # Modules last: once checked they load without errors, and a part that fails before leaves them unchanged.
-        for name, part in sorted(self._state.items(), key=lambda item: isinstance(item[1], torch.nn.Module)):
+        for name, part in sorted(state_of_all.items(), key=lambda item: isinstance(item[1], torch.nn.Module)):
             state = self._loaded.unflatten(name)
             if isinstance(part, torch.nn.Module):
                 state = in_names_of(part.state_dict(), state)
@@ -181,7 +184,7 @@ class Restoration:
             self._give(name, part, state)
         is_new = self._rank >= len(self._ranks)
         own = {} if is_new else self._ranks[self._rank]
-        for name, part in self._per_rank.items():
+        for name, part in state_of_rank.items():
             if name in own:
                 self._give(name, part, own[name])
             elif name not in self._ranks[0]:  # saved as a part that is the same on all ranks

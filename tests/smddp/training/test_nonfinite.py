@@ -36,8 +36,10 @@ class Run:
         self.trainer = Trainer(job, self.model, self.optimizer, scheduler=self.scheduler, **options)
         self.loader = self.trainer.loader(TensorDataset(inputs), batch_size=4, shuffle=False)
 
-    def train(self, loss: Callable[[Tensor], Tensor] = lambda output: output.square().mean()) -> None:
-        for _ in self.trainer.epochs(1):
+    def train(
+        self, loss: Callable[[Tensor], Tensor] = lambda output: output.square().mean(), max_steps: int | None = None
+    ) -> None:
+        for _ in self.trainer.epochs(1, max_steps=max_steps):
             for (batch,) in self.trainer.batches(self.loader):
                 self.trainer.step(loss(self.trainer.model(batch)))
 
@@ -296,3 +298,118 @@ def test_all_ranks_do_the_same_and_name_the_one_whose_loss_it_was(
     assert [path.name for path in (tmp_path / "run").rglob("step-*") if "stop" in str(path)][:1] == [
         "step-000000000001"
     ]
+
+
+class Noisy(Run):
+    """A run with dropout and an average, so that its weights depend on the random state and on each step."""
+
+    def __init__(self, job: Job, bad: set[int], **options: Any) -> None:
+        super().__init__(job, bad, ema=0.9, checkpoints=CheckpointPolicy(every=2), **options)
+
+    def train(
+        self, loss: Callable[[Tensor], Tensor] = lambda output: output.square().mean(), max_steps: int | None = None
+    ) -> None:
+        super().train(lambda output: loss(nn.functional.dropout(output, 0.3)), max_steps)
+
+
+def everything(run: Run) -> dict[str, Any]:
+    average = run.trainer._checkpoints.state["ema"]
+    return {"weights": state(run), "ema": average.state_dict(), "rate": run.scheduler.get_last_lr()}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_rewind_is_a_resume_that_passes_over_the_samples(tmp_path: Path, precision: Any) -> None:
+    # Step 4 is bad: the weights go back to step 2, and the batches of the steps 5 and 6 come next.
+    options: dict[str, Any] = {"on_nonfinite": "rewind", "precision": precision}
+    run = Noisy(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")}), {4}, **options)
+    run.train()
+    assert run.trainer.steps == 4
+    rewound = everything(run)
+    leave()
+
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "without")})
+    Noisy(job, set(), **options).train(max_steps=2)
+    leave()
+    after = Noisy(job, set(), **options)
+    after.trainer.resume()
+    order = after.trainer._data.order
+    assert order is not None
+    order.load_state_dict({**order.state_dict(), "consumed": 16})
+    after.train()
+    assert same(rewound, everything(after))
+
+
+def test_a_rewind_is_in_the_next_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
+    Noisy(job, {4}, on_nonfinite="rewind").train()
+    assert "back to the checkpoint of step 2; the data go on behind that step" in caplog.text
+    newest = list_checkpoints(str(job.checkpoint_dir))[-1].manifest
+    assert newest is not None
+    assert (newest.step, newest.epoch) == (4, 1)
+    leave()
+    again = Noisy(job, {4}, on_nonfinite="rewind")
+    again.train()
+    assert again.trainer.steps == 4
+
+
+def test_without_a_checkpoint_there_is_no_way_back(job: Job) -> None:
+    run = Noisy(job, {1}, on_nonfinite="rewind")
+    with pytest.raises(TrainingDivergedError, match=r"gradients of step 1 .* there is none yet: save earlier"):
+        run.train()
+
+
+def test_only_so_many_rewinds_are_made(job: Job) -> None:
+    run = Noisy(job, {4, 5, 6}, on_nonfinite="rewind", rewinds=2)
+    with pytest.raises(TrainingDivergedError, match="has gone back 2 times, as often as rewinds= allows"):
+        run.train()
+
+
+def test_an_inner_trainer_can_not_rewind(job: Job) -> None:
+    models = [network(), network()]
+    inner, outer = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+    part = Trainer(job, models[0], inner, on_nonfinite="rewind")
+    with pytest.raises(ValueError, match="on_nonfinite='rewind' loads a checkpoint"):
+        Trainer(job, models[1], outer, state={"inner": part})
+
+
+TWO_RANKS = """
+import os, sys, torch
+from torch import nn
+import smddp
+from smddp.process.exit_codes import RESUMABLE
+
+def main(job):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    inputs = torch.randn(48, 2)
+    if BAD:
+        inputs[24:28] = float("nan")  # step 4 on rank 0 alone
+    policy = smddp.CheckpointPolicy(every=2)
+    trainer = smddp.Trainer(
+        job, model, torch.optim.Adam(model.parameters()), on_nonfinite="rewind", checkpoints=policy, ema=0.9
+    )
+    loader = trainer.loader(torch.utils.data.TensorDataset(inputs), batch_size=8, shuffle=False)
+    batches = trainer.batches(loader)
+    for step in trainer.steps_to(5):
+        trainer.step(trainer.model(next(batches)[0]).square().mean())
+    print(trainer.steps, [each.sum().item() for each in [*model.parameters(), *trainer.ema.parameters()]])
+
+BAD = os.environ["BAD"] == "1"
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_go_back_together(run_ranks: Any, tmp_path: Path) -> None:
+    first, second = run_ranks(TWO_RANKS, [{"BAD": "1", "SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
+    assert (first.code, second.code) == (0, 0), first.logged
+    assert first.printed == second.printed != ""
+    assert first.printed.startswith("5 ")
+    assert first.logged.count("back to the checkpoint of step ") == 1, first.logged
+    assert "the loss of rank 0 is not" in first.logged
