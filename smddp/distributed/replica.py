@@ -70,8 +70,10 @@ class Replica(DistributedDataParallel):
         self._membership = membership
         self._accumulates = accumulates
         self._options = options
+        self.keeps_shared = False
+        """Whether to keep the values of shared buffers."""
         self.shared_buffers: list[tuple[list[Tensor], Tensor]] = []
-        """The buffers that the last ``share_buffers`` has made equal, in lists of one type, with their values then."""
+        """With `keeps_shared`: the buffers that the last ``share_buffers`` has made equal, and their values then."""
         self.powersgd = powersgd
         self.averages = False
         """Whether the backward pass of the newest forward pass averages the gradients over the ranks."""
@@ -115,7 +117,8 @@ class Replica(DistributedDataParallel):
             received = torch.split(together, [buffer.numel() for buffer in buffers])
             for buffer, values in zip(buffers, received, strict=True):
                 buffer.detach().copy_(values.view_as(buffer))
-            self.shared_buffers.append((buffers, together))
+            if self.keeps_shared:
+                self.shared_buffers.append((buffers, together))
 
     def average_gradients(self) -> None:
         """Average gradients that were only added locally; all ranks must call it."""

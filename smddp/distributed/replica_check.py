@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import socket
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import cache
 
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from smddp.distributed.membership import Membership
-from smddp.distributed.replica import Replica, alike, tensors_of
+from smddp.distributed.replica import Replica, alike
 from smddp.errors import ReplicasDifferError
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class ReplicaCheck:
 
     def __init__(self, replica: Replica, module: nn.Module, membership: Membership, average: nn.Module | None) -> None:
         self._replica = replica
+        replica.keeps_shared = True
         self._modules = {"": module} if average is None else {"": module, "ema: ": average}
         self._membership = membership
         self._equal_at: int | None = None
@@ -71,7 +72,7 @@ class ReplicaCheck:
 
         Call it before the buffers are shared anew.
         """
-        weights = [weight for module in self._modules.values() for weight in tensors_of(module)[0]]
+        weights = [weight for module in self._modules.values() for _, weight in _weights_of(module)]
         changed = [change is not _Change.NONE for _, change in self._buffers()]
         if not self._membership.ranks.have_equal(*hash_of(weights), zlib.crc32(bytes(changed))):
             self._name_difference(step)
@@ -81,6 +82,8 @@ class ReplicaCheck:
         """Return the buffers that were shared, and how each has changed on this rank since."""
         found: list[tuple[Tensor, _Change]] = []
         for buffers, together in self._replica.shared_buffers:
+            if sum(buffer.numel() for buffer in buffers) != together.numel():  # the script has replaced one
+                continue
             values = torch.split(together, [buffer.numel() for buffer in buffers])
             bits = [_words(each.detach()) ^ _words(value) for each, value in zip(buffers, values, strict=True)]
             words = torch.stack([each.count_nonzero() for each in bits]).tolist()
@@ -97,7 +100,7 @@ class ReplicaCheck:
         weights = {
             prefix + name: hash_of([weight])
             for prefix, module in self._modules.items()
-            for name, weight in module.named_parameters()
+            for name, weight in _weights_of(module)
         }
         of_ranks = self._membership.ranks.gather(lambda: (socket.gethostname(), weights, buffers))
         hosts, of_weights, of_buffers = zip(*of_ranks, strict=True)
@@ -136,11 +139,19 @@ class ReplicaCheck:
         who = _who_differs(differing[first], hosts)
         return (
             f"at step {step} the ranks have different weights: {who} in {first}{more}. "
-            f"{before}. Nothing of it was saved: start the job again, and all ranks resume from the newest checkpoint. "
-            "If it happens again, look for code that changes weights on some ranks only, or that computes a loss by "
-            "layers instead of trainer.model(...); if the host is the same each time, suspect its memory or GPU. "
-            "check_replicas=None turns the comparison off"
+            f"{before}. This state was not saved: start the job again, and all ranks resume from the newest "
+            "checkpoint. If it happens again, look for code that changes weights on some ranks only, or that computes "
+            "a loss by layers instead of trainer.model(...); if the host is the same each time, suspect its memory or "
+            "GPU. check_replicas=None turns the comparison off"
         )
+
+
+def _weights_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights that DistributedDataParallel makes equal, with their names: it can be told to ignore some."""
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    for name, weight in module.named_parameters():
+        if name not in ignored and not weight.is_meta and not is_lazy(weight):
+            yield name, weight
 
 
 def _groups(values: Iterable[Hash | None]) -> list[list[int]]:

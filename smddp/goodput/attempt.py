@@ -140,7 +140,7 @@ class Attempt:
         except (KeyError, TypeError) as error:
             raise ValueError(f"a field is missing, or is of another kind: {error}") from error
         if not (isinstance(attempt.id, str) and _ID.fullmatch(attempt.id)) or not _is_host(attempt.host):
-            raise ValueError("its id or host is none")
+            raise ValueError("its id or host is not valid")
         attempt._check_order()
         return attempt
 
@@ -183,7 +183,7 @@ def _numbers(seconds: Seconds) -> list[float]:
 
 def _seconds(values: Any) -> Seconds:
     if not isinstance(values, list) or len(values) != len(MEASURED):
-        raise ValueError(f"it has not {len(MEASURED)} parts")
+        raise ValueError(f"it does not have {len(MEASURED)} parts")
     return {part: _number(value) for part, value in zip(MEASURED, values, strict=True)}
 
 

@@ -193,7 +193,7 @@ class _Writer:
 
     def run(self) -> None:
         """Write the record again and again; the thread's program."""
-        self._write()  # first of all: who is killed in the next moment was an attempt, too
+        self._write()  # first: an attempt that is killed in the next moment is in the ledger, too
         try:
             self.earlier, problems = self._read_earlier()
             for problem in problems:

@@ -110,6 +110,7 @@ def launch(node: Node, command: Sequence[str], environ: Mapping[str, str], warm:
             ended = outcome.get(timeout=SIGNAL_SECONDS)
     failed = any(exited.code != 0 for exited in ranks.exits)
     ranks.kill()  # ranks still run only if the agent itself failed
+    ranks.close_warm()
     ranks.end_leftovers()
     if isinstance(ended, BaseException):
         if not failed:
@@ -226,11 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python = [sys.executable, "-m"] if given.module else [sys.executable]
         command = [*python, given.script, *given.arguments]
         environ = _rank_defaults(node.processes) | dict(os.environ)
-        with ExitStack() as warmth:
-            warm = None if given.module else start_warm_parent(Path(given.script), command, environ)
-            if warm is not None:
-                warmth.callback(warm.close)
-            return launch(node, command, environ, warm)
+        warm = None if given.module else start_warm_parent(Path(given.script), command, environ)
+        return launch(node, command, environ, warm)
     except DistributedError as error:
         tell_failure(error)
         return 1

@@ -1,14 +1,17 @@
-"""Starts the warm parent of a node's ranks, with the modules that every run of the script imports.
+"""Starts the warm parent of a node's ranks, with the modules that every run of the script imports first.
 
-A script that imports neither torch nor smddp starts faster without one.
+The parent runs none of the script's code. So it imports only what the script imports before any statement that may
+change what an import does, such as a call or a change of ``os.environ``, and in the script's order. A script that
+imports neither torch nor smddp there starts faster without a parent.
 """
 
 from __future__ import annotations
 
 import ast
 import logging
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from smddp.process.warm_parent import VARIABLE, WarmParent
@@ -20,6 +23,15 @@ _TORCH = ("torch", "torch.distributed", "torch.nn.parallel")
 _OF_OPTIMIZERS = "torch._dynamo"
 """What the first step of an optimizer imports, in seconds."""
 _OWN = ("smddp.training", "smddp.watch")
+_USUALLY_FIRST = frozenset({"torch", "torchvision", "numpy", PACKAGE})
+"""Packages before which torch may be imported. Others may want to be first."""
+_SETS_VARIABLES = re.compile(rb"environ\s*(?:\[[^\]]*\]\s*=[^=]|\.(?:setdefault|update|pop)\b|\|=)|putenv|dotenv")
+_OF_RANKS = (
+    *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    *("TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
+)
+"""Variables that the parent does not have, and each rank has."""
 
 
 def start_warm_parent(script: Path, command: Sequence[str], environ: Mapping[str, str]) -> WarmParent | None:
@@ -28,32 +40,64 @@ def start_warm_parent(script: Path, command: Sequence[str], environ: Mapping[str
         return None
     modules = Modules(path=script, directories=[script.parent], named={})
     try:
-        extras = _imported(modules)
+        first = list(dict.fromkeys(_imported_first(modules)))
         texts = [module.text for module in modules.reached]
     except (OSError, RecursionError):  # running the script reports it
         return None
-    packages = {name.partition(".")[0] for name in extras}
-    uses_own = any(PACKAGE.encode() in text for text in texts)
+    packages = [name.partition(".")[0] for name in first]
+    uses_own = PACKAGE in packages
     if not uses_own and "torch" not in packages:
         return None
-    common = [
-        *_TORCH,
-        *(_OWN if uses_own else ()),
-        *([_OF_OPTIMIZERS] if any(b"optim" in text for text in texts) else ()),
-    ]
+    common = [*_TORCH, *(_OWN if uses_own else ())]
+    if any(b"optim" in text for text in texts) and not any(map(_SETS_VARIABLES.search, texts)):
+        common.append(_OF_OPTIMIZERS)
+    is_usual = packages[0] in _USUALLY_FIRST
     try:
-        return WarmParent(command, modules=common, extras=extras, environ=environ)
+        return WarmParent(
+            command,
+            modules=common if is_usual else [*first, *common],
+            extras=first if is_usual else [],
+            environ=environ,
+            of_ranks=_OF_RANKS,
+        )
     except OSError as error:
         logger.info("the ranks start cold: %s", error)
         return None
 
 
-def _imported(modules: Modules) -> list[str]:
-    """Return the modules from outside that every run imports, in their order."""
-    sure = {id(node) for _, node in executed(modules)}
-    names: dict[str, None] = {}
-    for _, statement, _ in outside_imports(modules, [modules.path.parent]):
-        if id(statement) in sure:
-            found = [each.name for each in statement.names] if isinstance(statement, ast.Import) else [statement.module]
-            names.update(dict.fromkeys(name for name in found if name))
-    return list(names)
+def _imported_first(modules: Modules) -> Iterator[str]:
+    """Yield the modules from outside that every run imports before anything else happens, and smddp's, in order."""
+    outside = {id(statement) for _, statement, _ in outside_imports(modules, [modules.path.parent])}
+    for _, node in executed(modules):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if id(node) in outside or any(name.partition(".")[0] == PACKAGE for name in names):
+                yield from filter(None, names)
+        elif isinstance(node, ast.stmt) and not _is_neutral(node):
+            return
+
+
+def _is_neutral(statement: ast.stmt) -> bool:
+    """Return whether a statement can't change what a later import does: it calls nothing, and sets only names."""
+    match statement:
+        case ast.Import() | ast.ImportFrom() | ast.Pass():
+            return True
+        case ast.If() | ast.Try():
+            blocks = [statement.body, statement.orelse, *(each.body for each in getattr(statement, "handlers", []))]
+            blocks.append(getattr(statement, "finalbody", []))
+            return all(_is_neutral(each) for block in blocks for each in block) and not _calls(
+                getattr(statement, "test", None)
+            )
+        case ast.FunctionDef(decorator_list=decorators, args=arguments):
+            return not any(map(_calls, [*decorators, arguments]))
+        case ast.ClassDef(decorator_list=decorators, bases=bases, keywords=keywords, body=body):
+            return not any(map(_calls, [*decorators, *bases, *keywords])) and all(map(_is_neutral, body))
+        case ast.Expr() | ast.Assign() | ast.AnnAssign():
+            changes = (ast.Attribute, ast.Subscript)
+            stores = (node for node in ast.walk(statement) if isinstance(node, changes))
+            return not _calls(statement) and all(isinstance(node.ctx, ast.Load) for node in stores)
+    return False
+
+
+def _calls(node: ast.AST | None) -> bool:
+    return node is not None and any(isinstance(each, ast.Call | ast.Await | ast.NamedExpr) for each in ast.walk(node))

@@ -128,6 +128,12 @@ class ChildProcesses:
     def _heed(self, problem: str) -> None:
         if problem:
             logger.info("the ranks start cold: %s", problem)
+            self.close_warm()
+
+    def close_warm(self) -> None:
+        """End the warm parent, if there is one; children live on."""
+        if self.warm is not None:
+            self.warm.close()
             self.warm = None
 
     def forward(self, signum: int) -> bool:

@@ -1,4 +1,4 @@
-"""When the launcher of a job's ranks began: what was before then in a run was no start, but a wait."""
+"""When the launcher of a job's ranks began. Time before that counts as waiting, not as start."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ _ROOM_VARIABLE = "SMDDP_WARM_ROOM"
 _ROOM_BYTES = 16 << 10
 """Room for the variables of a rank that its parent does not have: a rank's environment is shown in the same memory."""
 _PIECE_BYTES = 1 << 16
+_FORK_SECONDS = 20.0
+"""Seconds in which a rank must be forked: the parent may be stopped, or its host may be out of memory."""
 
 
 class ForkedProcess:
@@ -61,13 +63,20 @@ class ForkedProcess:
 
 
 class WarmParent:
-    """Starts the program with exactly `environ`; `modules` are imported for all scripts, `extras` for this one.
+    """Starts the program with exactly the variables `environ`, from which ranks with `command` are forked.
 
-    `command` is what the ranks run: Python, and a script or ``-m`` and a module. This process must adopt orphans.
+    It imports `modules`, and in a child `extras`, the script's own imports. `of_ranks` are the variables that each rank
+    has for itself. This process must adopt orphans.
     """
 
     def __init__(
-        self, command: Sequence[str], *, modules: Sequence[str], extras: Sequence[str], environ: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        *,
+        modules: Sequence[str],
+        extras: Sequence[str],
+        environ: Mapping[str, str],
+        of_ranks: Sequence[str] = (),
     ) -> None:
         self._connection, theirs = socket.socketpair()
         program = "from smddp.process import warm_program as w; import sys; w.main(int(sys.argv[1]))"
@@ -87,19 +96,19 @@ class WarmParent:
         self.pid = self._process.pid
         self._is_ready = False
         self._lock = threading.Lock()
-        directory = Path.cwd() if command[1] == "-m" else Path(command[1]).resolve().parent
         self._send(
             {
                 "modules": list(modules),
                 "extras": list(extras),
-                "directory": str(directory),
+                "directory": str(Path(command[1]).resolve().parent),
+                "of_ranks": list(of_ranks),
                 "parent": os.getpid(),
                 "room": _ROOM_VARIABLE,
             }
         )
 
     def await_ready(self) -> tuple[str, str]:
-        """Wait for the imports; return why no rank can be forked, and why not with the script's modules; else empty."""
+        """Wait for the imports. Return why no rank can be forked, and why none has the script's modules; else empty."""
         with self._lock:
             answer = {"problem": "", "note": ""} if self._is_ready else self._read()
             self._is_ready = not answer["problem"]
@@ -110,6 +119,7 @@ class WarmParent:
         with ExitStack() as opened, self._lock:
             ends = [os.pipe() for _ in range(2 if pipes else 0)]
             read = [opened.enter_context(os.fdopen(reading, "rb")) for reading, _ in ends]
+            self._connection.settimeout(_FORK_SECONDS)
             try:
                 self._send({"command": list(command), "environ": dict(environ)}, [writing for _, writing in ends])
             finally:
@@ -142,4 +152,6 @@ class WarmParent:
                 if not piece:
                     break
                 data += piece
-        return json.loads(data) if data.endswith(b"\n") else {"problem": "the warm parent has ended", "pid": 0}
+        return (
+            json.loads(data) if data.endswith(b"\n") else {"problem": "the warm parent has ended, or does not answer"}
+        )

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import NoReturn
@@ -101,7 +101,8 @@ def run_with_config(
     refuse_in_notebook()
     _steps_taken = 0
     if not faulthandler.is_enabled():
-        faulthandler.enable(sys.__stderr__ or 2)  # a crash, such as SIGSEGV, then tells its line
+        with suppress(OSError, ValueError):  # the script has closed it
+            faulthandler.enable(sys.__stderr__ or 2)  # a crash, such as SIGSEGV, then tells its line
     with stop_signal, register_optimizer_step_post_hook(_note_training):
         stop_signal.on_unheeded = _end_unheeded
         try:

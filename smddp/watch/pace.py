@@ -1,4 +1,4 @@
-"""Finds a rank that is slower than the others, by what each is seen in: equally spaced glances tell its phase.
+"""Finds the rank that is slower than the others, from glances at each rank's phase at equal intervals.
 
 The ranks of a job take equally long for a step, since they wait for each other. So a slow rank is the one that waits
 least, and the phase in which it is seen more often than the others is the one that is slow.
@@ -56,7 +56,7 @@ class Pace:
     def compare(self, positions: Sequence[Position]) -> Straggler | None:
         """Return a rank that is slow for some comparisons now, once for each of its phases."""
         glances = {each.rank: Counter(each.glances) for each in positions}
-        if self._before.keys() != glances.keys():
+        if self._before.keys() != glances.keys() or len(glances) < 2:  # a rank alone waits for nobody
             self._before = glances
             return None
         since = {rank: glances[rank] - self._before[rank] for rank in glances}
@@ -65,7 +65,7 @@ class Pace:
         self._before = glances
         shares = {rank: _shares(each) for rank, each in since.items()}
         slow = find_slow(shares)
-        self._found = [*self._found, slow and slow[0]][-_IN_A_ROW:] if slow else []
+        self._found = [*self._found, slow[0]][-_IN_A_ROW:] if slow else []
         if slow is None or self._found != [slow[0]] * _IN_A_ROW or slow in self._named:
             return None
         self._named.add(slow)

@@ -15,8 +15,8 @@ class Watch:
     """When a job counts as hanging, and what happens then: ``smddp.run(main, watch=smddp.Watch(after=60))``.
 
     Args:
-        after: Seconds without a step or a collective after which a rank is judged; at least five times what the job
-            usually takes from one to the next. The rank counts as stuck if meanwhile it
+        after: Seconds without a step or a collective after which a rank is judged; or five times the usual
+            pause between two of them, if that is longer. The rank counts as stuck if meanwhile it
             and its child processes used under 2 % of a core, and read and wrote under 1 MiB; otherwise it is busy,
             which is only logged.
         patience: Seconds from the verdict to the end of the job, in which the rank may move again. A mismatched

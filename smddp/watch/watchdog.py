@@ -175,7 +175,7 @@ class Watchdog:
     def _look(self) -> None:
         own = self._sampler.sample({})
         after = self._bound([own])
-        compares = self._rank == 0 and time.monotonic() > self._compared + _COMPARE_SECONDS
+        compares = self._rank == 0 and self._world_size > 1 and time.monotonic() > self._compared + _COMPARE_SECONDS
         self._exchange.reads = compares or own.idle > (2 * self._period if self._rank < _FIRST_JUDGES else 2 * after)
         heard = self._hear(own)
         here = [each for each in heard.silent if each.processes == own.processes]

@@ -19,7 +19,12 @@ from smddp.launch.warm_start import start_warm_parent
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What warm parents were asked to import."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(warm_start, "WarmParent", lambda _command, **options: asked.append(options) or "parent")
+
+    def ask(_command: Sequence[str], **options: Any) -> str:
+        asked.append(options)
+        return "parent"
+
+    monkeypatch.setattr(warm_start, "WarmParent", ask)
     return asked
 
 
@@ -28,21 +33,48 @@ def start(directory: Path, text: str, name: str = "train.py", **environ: str) ->
     return start_warm_parent(directory / name, [sys.executable, name], environ)
 
 
-def test_what_every_run_imports_is_imported_before(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
-    (tmp_path / "data.py").write_text("import torchvision.transforms as transforms\nfrom numpy.random import rand\n")
-    text = (
-        "import argparse\nimport torch\nimport data\nfrom torch.optim import SGD\n"
-        "try:\n    import apex\nexcept ImportError:\n    apex = None\n"
-        "if argparse:\n    import pandas\ndef unused():\n    import sklearn\nimport smddp\n"
-    )
+@pytest.mark.parametrize(
+    ("text", "extras"),
+    [
+        ("import torch\nfrom torch.optim import SGD\nimport numpy as np\n", ["torch", "torch.optim", "numpy"]),
+        ("import torch\nimport data\nimport yaml\n", ["torch", "torchvision.transforms", "yaml"]),
+        ("try:\n    import apex\nexcept ImportError:\n    apex = None\nimport torch\n", ["torch"]),
+        (
+            "import torch\ndef unused():\n    import sklearn\nX = 3\nclass A:\n    a = 1\nimport yaml\n",
+            ["torch", "yaml"],
+        ),
+        ("import smddp\nimport torch\nif __name__ == '__main__':\n    import yaml\n", ["smddp", "torch", "yaml"]),
+        # What may change a later import ends the list.
+        ("import torch\nimport os\nos.environ['HF_HOME'] = 'x'\nimport transformers\n", ["torch"]),
+        ("import torch\nimport sys\nsys.path.insert(0, 'vendored')\nimport yaml\n", ["torch"]),
+        ("import torch\nif torch.cuda.is_available():\n    import apex\nimport yaml\n", ["torch"]),
+        ("import torch\nfor name in ():\n    pass\nimport yaml\n", ["torch"]),
+        ("import torch\nimport patches\nimport yaml\n", ["torch"]),
+    ],
+)
+def test_what_every_run_imports_before_anything_else_is_imported_before(
+    tmp_path: Path, asked: list[dict[str, Any]], text: str, extras: list[str]
+) -> None:
+    (tmp_path / "data.py").write_text("import torchvision.transforms as transforms\nSIZE = 3\n")
+    (tmp_path / "patches.py").write_text("import torch\ntorch.set_num_threads(1)\n")
     assert start(tmp_path, text) == "parent"
-    assert asked[0]["extras"] == ["torch", "torch.optim", "torchvision.transforms", "numpy.random"]
-    assert set(asked[0]["modules"]) >= {"torch", "torch._dynamo", "smddp.training"}
+    assert asked[0]["extras"] == extras
+    assert set(asked[0]["modules"]) >= {"torch", "torch.distributed"}
+
+
+def test_a_package_that_wants_to_be_first_is(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+    start(tmp_path, "import comet_ml\nimport torch\n")
+    assert asked[0]["modules"][:2] == ["comet_ml", "torch"]
+    assert asked[0]["extras"] == []
 
 
 @pytest.mark.parametrize(
     ("text", "without"),
-    [("import torch\nprint(torch.ones(1))\n", "torch._dynamo"), ("import torch.optim\n", "smddp.training")],
+    [
+        ("import torch\nprint(torch.ones(1))\n", "torch._dynamo"),
+        ("import os, torch\nos.environ['TORCH_LOGS'] = 'dynamo'\ntorch.optim.SGD([])\n", "torch._dynamo"),
+        ("import torch.optim\n", "smddp.training"),
+    ],
 )
 def test_what_the_script_does_not_use_is_not_imported(
     tmp_path: Path, asked: list[dict[str, Any]], text: str, without: str
@@ -57,6 +89,8 @@ def test_what_the_script_does_not_use_is_not_imported(
         ("train.py", "print(1)\n", {}),
         ("train.py", "import torch\n", {"SMDDP_WARM": "0"}),
         ("train.sh", "import torch\n", {}),
+        ("train.py", "import os\nos.environ['OMP_NUM_THREADS'] = '2'\nimport torch\n", {}),
+        ("train.py", "from gevent import monkey\nmonkey.patch_all()\nimport torch\n", {}),
         ("train.py", "import torch (\n", {}),
     ],
 )
@@ -68,10 +102,9 @@ def test_a_script_that_would_not_start_faster_has_no_parent(
 
 
 SCRIPT = """
-import os, sys
+import os, signal, subprocess, sys, torch
 ATTEMPT = os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("rank", os.environ["RANK"], "attempt", ATTEMPT, "torch" in sys.modules, flush=True)
-import signal, subprocess, torch
+print("rank", os.environ["RANK"], "attempt", ATTEMPT, "smddp.process.warm_program" in sys.modules, flush=True)
 if ATTEMPT == "0" and os.environ["RANK"] == "1":
     if os.environ.get("LOSE_PARENT"):
         subprocess.run(["pkill", "-KILL", "-P", str(os.getppid()), "-f", "warm_program"], check=True)

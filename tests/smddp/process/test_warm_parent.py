@@ -21,6 +21,9 @@ from smddp.process.process_tree import adopt_orphans
 from smddp.process.warm_parent import ForkedProcess, WarmParent
 
 way, modules, extras, differing, *command = json.loads(sys.argv[1])
+if "IGNORE_HANGUP" in os.environ:
+    import signal
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 adopt_orphans()
 environ = {**os.environ, "SAME": "1"}
 of_rank = {**environ, **differing}
@@ -28,7 +31,7 @@ if way == "cold":
     import subprocess
     process = subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 else:
-    parent = WarmParent(command, modules=modules, extras=extras, environ=environ)
+    parent = WarmParent(command, modules=modules, extras=extras, environ=environ, of_ranks=["OF_RANK"])
     problem, note = parent.await_ready()
     print(json.dumps({"problem": problem, "note": note}))
     if problem:
@@ -132,6 +135,15 @@ ENDS = {
     "forked": "import multiprocessing\ndef f(queue):\n    queue.put(__name__)\n"
     "if __name__ == '__main__':\n    context = multiprocessing.get_context('fork')\n    queue = context.Queue()\n"
     "    child = context.Process(target=f, args=(queue,))\n    child.start()\n    print(queue.get(), child.join())\n",
+    "open files": "file = open('kept', 'w')\nfile.write('text')\nimport beside\nbeside.file = open('kept', 'a')\n"
+    "beside.file.write('more')\nprint('end')\n",
+    "open file at an error": "def f():\n    file = open('kept', 'w')\n    file.write('text')\n    1 / 0\nf()\n",
+    "daemon thread": "import threading, time\ndef f():\n    while True:\n        time.sleep(0.001)\n"
+    "threading.Thread(target=f, daemon=True).start()\ntime.sleep(0.1)\nprint('end')\n",
+    "annotations": "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: int = 1\n"
+    "print([each.type for each in dataclasses.fields(A)])\n",
+    "builtins": "print(type(__builtins__).__name__)\n",
+    "original arguments": "import sys; print(sys.orig_argv)\n",
     "import beside": "import beside; print(beside.__name__, __import__('os').path.basename(beside.__file__))",
     "missing import": "import a_module_that_is_not_there\n",
     "program": "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(5)'], capture_output=1))\n",
@@ -148,17 +160,14 @@ def test_a_forked_rank_does_what_a_started_one_does(
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     (tmp_path / "beside.py").write_text("")
     forked = warm(tmp_path, script)
+    kept = tmp_path / "kept"
+    forked["kept"] = kept.read_text() if kept.exists() else ""
+    kept.unlink(missing_ok=True)
     started = cold(tmp_path, script)
+    started["kept"] = kept.read_text() if kept.exists() else ""
     for each in (forked, started):
         each["error"] = re.sub(r"0x[0-9a-f]+", "ADDRESS", each["error"])
     assert forked == started
-
-
-def test_a_module_runs_as_by_python_m(tmp_path: Path) -> None:
-    (tmp_path / "tool").mkdir()
-    (tmp_path / "tool" / "__init__.py").write_text("")
-    (tmp_path / "tool" / "__main__.py").write_text("import sys; print(sys.argv, __name__, __package__, sys.path[0])")
-    assert warm(tmp_path, "", "-m", "tool", "a") == cold(tmp_path, "", "-m", "tool", "a")
 
 
 def test_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
@@ -199,6 +208,40 @@ def test_an_import_that_a_fork_would_not_repeat_is_left_to_the_rank(
     if extra and "reads" not in why:
         assert told[0]["problem"] == ""
         assert told[1]["out"] == "ran\n"  # without the module
+
+
+def test_a_variable_of_each_rank_that_an_import_reads_is_known_before_the_first_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "beside.py").write_text("import os; RANK = os.environ.get('OF_RANK')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    script = "import beside; print(beside.RANK)"
+    ready, ended = drive(tmp_path, "warm", script, modules=["csv"], extras=["beside"], OF_RANK="3")
+    assert ready == {"problem": "", "note": "the import of beside reads OF_RANK, which each rank has for itself"}
+    assert ended["out"] == "3\n"
+
+
+def test_what_an_import_sets_in_the_environment_each_rank_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    text = "import os; os.environ['SET'] = '1'; os.environ.pop('SAME', None)"
+    (tmp_path / "elsewhere" / "beside.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    script = "import beside, os; print(os.environ.get('SET'), os.environ.get('SAME'), os.environ['RANK'])"
+    _, ended = drive(tmp_path, "warm", script, modules=["beside"], extras=[], RANK="1")
+    assert ended["out"] == cold(tmp_path, script, RANK="1")["out"] == "1 None 1\n"
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IGNORE_HANGUP", "1")
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGHUP); print('lives', signal.getsignal(signal.SIGHUP))"
+    assert warm(tmp_path, script) == cold(tmp_path, script)
+
+
+def test_a_directory_that_can_not_be_read_is_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "decimal").mkdir(mode=0)
+    (tmp_path / "other").mkdir(mode=0)
+    assert warm(tmp_path, "print(1)")["out"] == "1\n"
 
 
 def test_a_module_beside_the_script_that_replaces_an_imported_one_is_not_hidden(tmp_path: Path) -> None:

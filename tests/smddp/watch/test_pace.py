@@ -85,6 +85,12 @@ def test_equally_fast_ranks_are_not_named_by_chance(world_size: int) -> None:
         assert pace.compare([at(rank, glances=dict(each)) for rank, each in enumerate(total)]) is None
 
 
+def test_no_position_and_one_position_are_no_comparison() -> None:
+    pace = Pace()
+    for positions in ([], [], [seen(0, **FAST)], [seen(0, 2, **FAST)]):
+        assert pace.compare(positions) is None
+
+
 def test_ranks_that_do_not_wait_for_each_other_are_not_slow() -> None:
     assert find_slow({0: {"data": 1.0}, 1: {"forward": 1.0}}) is None
 

@@ -105,3 +105,16 @@ def test_a_job_whose_steps_take_long_is_judged_later(dog: Watchdog, other: Any, 
     slow["idle"] = slow["still"] = 101.0
     look(dog, other, clock, waiting(0, **slow), at(1, beat=9, **slow))
     assert "hang: rank 1" in caplog.text
+
+
+def test_a_rank_alone_is_compared_with_nobody(
+    clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
+    membership: Any = SimpleNamespace(cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"))
+    options: dict[str, Any] = {"publish": lambda _: True, "end": lambda _: None}
+    alone = Watchdog(Watch(after=AFTER), membership, steps=lambda: 0, output_dir=tmp_path, **options)
+    for _ in range(100):
+        look(alone, other, clock, at(0, idle=0.0, still=0.0))
+    alone._report_pace()
+    assert not list(tmp_path.iterdir())
