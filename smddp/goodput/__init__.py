@@ -4,7 +4,7 @@ Rank 0 of each attempt keeps one record beside the checkpoints (`recorder`); a r
 """
 
 from smddp.goodput.account import Account as Account
-from smddp.goodput.account import account as account
+from smddp.goodput.account import join_attempts as join_attempts
 from smddp.goodput.account import read_account as read_account
 from smddp.goodput.recorder import PartClock as PartClock
 from smddp.goodput.recorder import Recorder as Recorder

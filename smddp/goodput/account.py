@@ -115,10 +115,10 @@ def read_account(store: Store) -> Account:
     Raise StoreError if the store can't be read.
     """
     attempts, problems = read_attempts(store)
-    return account(attempts, problems=problems)
+    return join_attempts(attempts, problems=problems)
 
 
-def account(attempts: Sequence[Attempt], *, problems: Sequence[str] = (), now: float | None = None) -> Account:
+def join_attempts(attempts: Sequence[Attempt], *, problems: Sequence[str] = (), now: float | None = None) -> Account:
     """Join the attempts of one run. ``now`` decides which attempt is still running; by default this host's clock."""
     now = time.time() if now is None else now
     ordered = sorted(attempts, key=lambda attempt: attempt.began)

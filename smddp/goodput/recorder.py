@@ -26,7 +26,7 @@ from time import perf_counter
 
 from smddp.checkpoint.stores import Store
 from smddp.errors import CheckpointError
-from smddp.goodput.account import Account, account
+from smddp.goodput.account import Account, join_attempts
 from smddp.goodput.attempt import DIRECTORY, MEASURED, MOST_MARKS, Attempt, End, Mark, Seconds, read_attempts
 from smddp.process.launch_time import launched
 
@@ -125,7 +125,7 @@ class Recorder:
 
     def account(self) -> Account:
         """Return the account of the run up to now."""
-        return account([*self._writer.earlier, self._writer.attempt()])
+        return join_attempts([*self._writer.earlier, self._writer.attempt()])
 
     def close(self, end: End = "") -> None:
         """Write the last record, and wait for it `_LAST_SECONDS` at most. Does nothing the second time, or in a fork.

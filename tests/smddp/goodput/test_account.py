@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.checkpoint.stores.directory import DirectoryStore
-from smddp.goodput import account, read_account
+from smddp.goodput import join_attempts, read_account
 from smddp.goodput.attempt import DIRECTORY, MEASURED, Attempt, End, Mark
 
 _NOTHING = dict.fromkeys(MEASURED, 0.0)
@@ -51,7 +51,9 @@ def attempt(
 
 
 def parts(*attempts: Attempt, now: float = 1e9) -> dict[str, float]:
-    return {part: round(seconds, 6) for part, seconds in account(attempts, now=now).seconds.items() if seconds > 1e-9}
+    return {
+        part: round(seconds, 6) for part, seconds in join_attempts(attempts, now=now).seconds.items() if seconds > 1e-9
+    }
 
 
 def test_one_attempt_starts_with_its_launcher() -> None:
@@ -60,7 +62,7 @@ def test_one_attempt_starts_with_its_launcher() -> None:
 
 def test_what_a_later_attempt_repeats_is_lost() -> None:
     first, second = attempt(100, step=10, saved=(4, 8)), attempt(130, resumed=8, step=9, end="finished")
-    found = account([second, first], now=1e9)  # in any order
+    found = join_attempts([second, first], now=1e9)  # in any order
     assert [each.lost_steps for each in found.attempts] == [2, 0]
     assert parts(first, second) == pytest.approx(
         {"training": 8.1, "data": 0.9, "lost": 2, "start": 7, "waiting": 13, "restart": 7}
@@ -73,14 +75,16 @@ def test_a_resume_from_an_older_checkpoint_loses_the_steps_of_all_attempts_since
         attempt(130, resumed=10, step=14, saved=(12,)),
         attempt(160, resumed=4, step=20, saved=(20,), end="finished"),  # the others were damaged
     ]
-    found = account(runs, now=1e9)
+    found = join_attempts(runs, now=1e9)
     assert [each.lost_steps for each in found.attempts] == [6, 4, 0]
     assert found.seconds["lost"] == pytest.approx(10)
     assert found.seconds["training"] == pytest.approx(18)
 
 
 def test_between_two_saves_the_lost_time_is_in_proportion_to_the_steps() -> None:
-    found = account([attempt(100, step=10, saved=(2, 8)), attempt(130, resumed=5, step=6, end="finished")], now=1e9)
+    found = join_attempts(
+        [attempt(100, step=10, saved=(2, 8)), attempt(130, resumed=5, step=6, end="finished")], now=1e9
+    )
     assert found.attempts[0].lost_steps == 5
     assert found.seconds["lost"] == pytest.approx(5)
 
@@ -99,8 +103,8 @@ def test_without_a_later_attempt_a_failed_one_loses_what_is_not_durable_and_a_ru
     under_way = replace(failed, end="")
     assert "lost" not in parts(under_way, now=under_way.ended + 1)
     assert parts(under_way)["lost"] == 2
-    assert account([under_way], now=under_way.ended + 1).attempts[0].end == "running"
-    assert account([under_way]).attempts[0].end == "killed"
+    assert join_attempts([under_way], now=under_way.ended + 1).attempts[0].end == "running"
+    assert join_attempts([under_way]).attempts[0].end == "killed"
 
 
 def test_a_restart_by_the_agent_is_no_wait_for_capacity() -> None:
@@ -116,7 +120,7 @@ def test_after_an_attempt_that_finished_nothing_waits() -> None:
 
 def test_attempts_that_overlap_are_told() -> None:
     first, second = attempt(100, step=50, saved=(50,), end="stopped"), attempt(120, resumed=50, step=51, end="finished")
-    found = account([first, second], now=1e9)
+    found = join_attempts([first, second], now=1e9)
     assert "35 s before the end of an earlier one" in found.problems[0]
     assert found.wall_seconds == pytest.approx(57 + 6)
 
@@ -145,7 +149,7 @@ def _lives(draw: st.DrawFn) -> list[Attempt]:
 
 @given(_lives())
 def test_the_parts_add_up_to_the_wall_time_and_none_is_negative(lives: list[Attempt]) -> None:
-    found = account(lives, now=1e9)
+    found = join_attempts(lives, now=1e9)
     wall = lives[-1].ended - min(lives[0].launched, lives[0].began)
     for before, after in pairwise(lives):
         if before.end == "finished":  # the pause does not count
