@@ -41,7 +41,7 @@ def test_a_stopped_job_shows_what_it_did_and_another_one_goes_on_from_it(
     assert losses["step"].tolist()[:6] == [5, 10, 15, 20, 25, 30]
     assert losses["epoch"].tolist()[:6] == [1, 1, 1, 1, 2, 2]  # as in the log
     assert first.final_metrics()["loss"] == losses["value"].iloc[-1]
-    assert set(frame["metric"]) == {"loss", "lr", "samples_per_second"}
+    assert set(frame["metric"]) == {"loss", "lr", "samples_per_second", "goodput"}
     assert len(first.plot("loss").axes) == 1
     checkpoints = first.checkpoints()
     last = checkpoints[-1].step

@@ -184,5 +184,5 @@ def test_an_interrupted_spot_job_saves_and_goes_on(platform, submit):
     job = await_end(platform, name, seconds=500)
     told = messages(platform, name)
     assert job["TrainingJobStatus"] == "Completed", "\n".join([job.get("FailureReason", ""), *told])
-    said = {text: sum(text in line for line in told) for text in ("rank 0 of 1 on", "stopped at step", " step=")}
-    assert said == {"rank 0 of 1 on": 2, "stopped at step": 1, " step=": 100}, "\n".join(told)
+    said = {text: sum(text in line for line in told) for text in ("rank 0 of 1 on", "stopped at step", " loss=")}
+    assert said == {"rank 0 of 1 on": 2, "stopped at step": 1, " loss=": 100}, "\n".join(told)
