@@ -194,7 +194,7 @@ def test_a_flipped_bit_ends_both_ranks_with_its_name_and_no_further_checkpoint(
         "at step {} the ranks have different weights: rank 0 on {host}, rank 1 on {host} differ from each other in {}"
     )
     for found in due:
-        assert found["error"].startswith(both.format(4, "head.weight. They were equal at step 2. Nothing", host=HOST))
+        assert found["error"].startswith(both.format(4, "head.weight. They were equal at step 2. This", host=HOST))
         assert (found["last"], found["saved"]) == (3, [2])
     for found in saved:
         assert found["error"].startswith(both.format(4, "head.weight. No earlier step of this attempt was", host=HOST))

@@ -161,7 +161,12 @@ def test_the_traceback_of_the_rank_that_failed_first_is_the_reason_on_all_hosts(
             "Rank 1 of 2 on * was killed by SIGABRT: term",
         ),
         ("if rank: sys.exit('no such file')", "Rank 1 of 2 on * ended with code 1: no such file"),
-        (f"if rank == 0: {LOST}\nos.abort()", "Rank 1 of 2 on * was killed by SIGABRT."),
+        (
+            # Rank 1 takes no SIGTERM, which the agent sends as soon as rank 0 has ended.
+            "import signal\nif rank: signal.signal(signal.SIGTERM, signal.SIG_IGN); open('ready', 'w').close()\n"
+            f"while not os.path.exists('ready'): time.sleep(0.01)\nif rank == 0: {LOST}\ntime.sleep(0.5); os.abort()",
+            "Rank 1 of 2 on * was killed by SIGABRT.",
+        ),
         (
             "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
             "if rank == 0: time.sleep(0.5); sys.stderr.write(NCCL); sys.stderr.flush(); os.abort()\n"

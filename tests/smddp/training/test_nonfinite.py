@@ -223,7 +223,7 @@ def test_a_trainer_in_the_state_of_another_skips_too_and_cannot_stop(job: Job) -
 
 def test_an_action_that_is_none_is_refused(job: Job) -> None:
     model = network()
-    with pytest.raises(ValueError, match=r'on_nonfinite=\'ignore\': give "skip", "stop", "raise", or None'):
+    with pytest.raises(ValueError, match=r'on_nonfinite=\'ignore\': give "skip", "stop", "raise", "rewind", or'):
         Trainer(job, model, torch.optim.SGD(model.parameters()), on_nonfinite="ignore")  # type: ignore[arg-type]
 
 

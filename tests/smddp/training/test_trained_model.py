@@ -23,6 +23,7 @@ OPTIONS: dict[str, Any] = {
     "clip_value": None,
     "ema": None,
     "on_nonfinite": None,
+    "rewinds": 3,
     "check_replicas": 100,
     "save": lambda: None,
     "samples": lambda _: [],
