@@ -42,6 +42,7 @@ _ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)
 """The first and the last address of that memory: fields of /proc/self/stat, from 0 behind the name."""
 _PIECE_BYTES = 1 << 20
 _LOOK_SECONDS = 0.0002
+_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _LOST_OUTPUT = 120
 """Python's own exit code if output could not be written."""
 
@@ -289,8 +290,8 @@ def _become(rank: _Rank, before: _Before) -> None:
     unbuffered = bool(rank.environ.get("PYTHONUNBUFFERED"))
     for number, name in ((STDOUT, "stdout"), (STDERR, "stderr")):
         _open_stream(number, name, unbuffered=unbuffered)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # it has drawn its seed at the import
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # it has drawn its seed at the import
     for number, handler in before.handlers.items():
         if signal.getsignal(number) is _outlive:  # else an import has set its own
             signal.signal(number, handler)
@@ -360,7 +361,8 @@ def _end(code: int) -> NoReturn:
         vars(sys.modules["__main__"]).clear()
         gc.collect()
     for each in gc.get_objects():  # not those of the imports
-        if isinstance(each, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom) and each is not sys.stdout:
+        # By its type: isinstance asks a proxy, whose object may be gone.
+        if issubclass(type(each), _FILES) and each is not sys.stdout:
             with suppress(OSError, ValueError):
                 each.flush()
     if not all([_flushes(sys.stdout), _flushes(sys.stderr)]):

@@ -138,6 +138,7 @@ ENDS = {
     "open files": "file = open('kept', 'w')\nfile.write('text')\nimport beside\nbeside.file = open('kept', 'a')\n"
     "beside.file.write('more')\nprint('end')\n",
     "open file at an error": "def f():\n    file = open('kept', 'w')\n    file.write('text')\n    1 / 0\nf()\n",
+    "dead proxy": "import json, weakref\nclass A: pass\njson.kept = weakref.proxy(A())\nprint('end')\n",
     "daemon thread": "import threading, time\ndef f():\n    while True:\n        time.sleep(0.001)\n"
     "threading.Thread(target=f, daemon=True).start()\ntime.sleep(0.1)\nprint('end')\n",
     "annotations": "import dataclasses\n@dataclasses.dataclass\nclass A:\n    a: int = 1\n"
