@@ -119,6 +119,8 @@ def with_smddp_watched(steps: int) -> float:
             output_dir=Path(directory),
             publish=lambda _: True,
             end=lambda _: None,
+            hangs=lambda _: None,
+            moves=lambda _: None,
         )
         hook = register_optimizer_step_post_hook(lambda *_: newest.__setitem__(0, next(taken)))
         with watchdog:

@@ -4,15 +4,18 @@ The training thread only reads a clock where one part of its time ends and the n
 rank 0 writes the record: at the beginning, after each save, each hundredth of the attempt's time, and at the end. A
 failed write is logged once, and never ends the training.
 
-Notes on the two threads:
-  1. The training thread alone changes the clock and the marks; the other thread only copies them.
+Notes on the threads:
+  1. The training thread alone changes the seconds and the marks; the others only copy them.
   2. A copy takes the part first, then the seconds, and gives the part all time that is in no part's seconds. So a copy
      always adds up, whichever moment of `PartClock.enter` it meets.
+  3. The watchdog's thread only says from when to when the rank hung. That time of the part under way is ``hang``. What
+     earlier parts took stays: a mark may have it already. Who enters a part has moved, so it ends the hang.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -48,10 +51,17 @@ class PartClock:
         self.marks: list[Mark] = []
         self._first = self._since = perf_counter()
         self._seconds = dict.fromkeys(MEASURED, 0.0)
+        self._hangs: tuple[tuple[float, float], ...] = ()
+        """When the rank began to hang, and when it moved again, within the part under way; never changed in place."""
 
     def enter(self, part: str) -> None:
         """End the part under way, and begin another."""
         now = perf_counter()
+        if self._hangs:
+            hung = self._hung(now)
+            self._hangs = ()
+            self._seconds[self.part] -= hung  # first: what is in no part's seconds, a copy gives the part under way
+            self._seconds["hang"] += hung
         self._seconds[self.part] += now - self._since
         self._since = now
         self.part = part
@@ -89,12 +99,32 @@ class PartClock:
         """Return the seconds of each part so far. Any thread may ask."""
         part = self.part
         seconds = dict(self._seconds)
-        seconds[part] += max(perf_counter() - self._first - sum(seconds.values()), 0.0)
+        now = perf_counter()
+        seconds[part] += max(now - self._first - sum(seconds.values()), 0.0)
+        hung = self._hung(now)
+        seconds[part] -= hung
+        seconds["hang"] += hung
         return seconds
 
-    def hang(self) -> None:
-        """Count what passed since the last change of parts as ``hang``. Any thread may call it; the rank ends."""
-        self.part = "hang"
+    def begin_hang(self, seconds: float = math.inf) -> None:
+        """Count the last ``seconds`` of the part under way as ``hang``, and what follows. Any thread may call it.
+
+        A hang that is under way keeps its beginning.
+        """
+        hangs = self._hangs
+        last_end = hangs[-1][1] if hangs else -math.inf
+        if last_end < math.inf:
+            self._hangs = (*hangs, (max(perf_counter() - seconds, last_end), math.inf))
+
+    def end_hang(self, seconds: float) -> None:
+        """End a hang that is under way: the rank moved ``seconds`` ago. Any thread may call it."""
+        if (hangs := self._hangs) and hangs[-1][1] == math.inf:
+            self._hangs = (*hangs[:-1], (hangs[-1][0], perf_counter() - seconds))
+
+    def _hung(self, now: float) -> float:
+        """Return the seconds of the part under way in which the rank hung."""
+        since = self._since
+        return sum(max(min(ended, now) - max(began, since), 0.0) for began, ended in self._hangs)
 
 
 class Recorder:

@@ -276,11 +276,21 @@ class ActiveRuns:
         for run in self.open_runs():
             run.was_stopped = True
 
+    def begin_hang(self, seconds: float) -> None:
+        """Count the last seconds, and what follows, as a hang in the ledgers of all runs. Any thread may call it."""
+        for run in list(self._open):
+            run.clock.begin_hang(seconds)
+
+    def end_hang(self, seconds: float) -> None:
+        """End that hang: the rank moved so many seconds ago. Any thread may call it."""
+        for run in list(self._open):
+            run.clock.end_hang(seconds)
+
     def end_ledgers(self, end: End) -> None:
         """Write the last records of all runs, because the process ends. Any thread may call it."""
         for run in list(self._open):
             if end == "hang":
-                run.clock.hang()
+                run.clock.begin_hang()
             run.end_ledger(end)
 
     def newest_saves(self) -> list[tuple[int, int]]:

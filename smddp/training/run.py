@@ -185,6 +185,8 @@ def _train(
             output_dir=job.output_dir,
             publish=publish_verdict,
             end=partial(give_up, is_logged=True),
+            hangs=active_runs.begin_hang,
+            moves=active_runs.end_hang,
         )
     saves = ExitStack()
     process = os.getpid()

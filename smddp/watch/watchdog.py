@@ -86,6 +86,8 @@ class Watchdog:
     """Watches one rank. On a verdict it calls `publish` with the reason, or `end` if the ranks can't be told.
 
     `publish` returns whether the reason is the job's first failure: otherwise another rank has logged its verdict.
+    `hangs` is called again and again while a verdict is sure, with the seconds for which this rank has not moved, and
+    `moves` once it is over, with the seconds since then; both on the rank that judges: rank 0, as long as it answers.
     """
 
     def __init__(
@@ -97,10 +99,12 @@ class Watchdog:
         output_dir: Path,
         publish: Callable[[str], bool],
         end: Callable[[str], None],
+        hangs: Callable[[float], None],
+        moves: Callable[[float], None],
     ) -> None:
         self._watch = watch
         self._ends_hangs = watch.on_hang != "report"
-        self._publish, self._end = publish, end
+        self._publish, self._end, self._hangs, self._moves = publish, end, hangs, moves
         self._file = output_dir / REPORT
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
         self._period = min(_PERIOD, watch.after / 5)
@@ -183,7 +187,7 @@ class Watchdog:
         own = self._exchange.own = replace(own, neighbours={each.rank: self._state(each) for each in here})
         if own.idle < after:
             self._logged.clear()
-            self._hangs_since = None
+            self._end_hang(own.idle)
             if compares:
                 self._compare_pace()
             return
@@ -193,13 +197,21 @@ class Watchdog:
         after = self._bound([*answering, *heard.silent])
         judges = [each for each in answering if each.idle >= after and each.phase != "ended"]
         if not judges or judges[0].rank != self._rank:
-            self._hangs_since = None
+            self._end_hang(0.0)
             return
         verdict = judge(answering, heard.silent, after)
-        if verdict is None or not verdict.is_sure:
-            self._hangs_since = None
+        if verdict is not None and verdict.is_sure:
+            self._hangs(own.idle)
+        else:
+            self._end_hang(0.0)
         if verdict is not None:
             self._report(verdict, [*answering, *heard.silent])
+
+    def _end_hang(self, seconds: float) -> None:
+        """Forget the verdict, if one was sure: the rank moved so many seconds ago."""
+        if self._hangs_since is not None:
+            self._hangs_since = None
+            self._moves(seconds)
 
     def _bound(self, positions: Sequence[Position]) -> float:
         """Return the idle seconds after which these ranks are judged."""

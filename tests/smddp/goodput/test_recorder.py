@@ -82,9 +82,60 @@ def test_a_hang_takes_the_time_since_the_last_part_and_leaves_the_marks() -> Non
     time.sleep(0.02)
     clock.mark(5)
     time.sleep(0.03)
-    clock.hang()
+    clock.begin_hang()
     assert clock.seconds()["hang"] >= 0.03
     assert clock.seconds()["training"] >= clock.marks[-1].seconds["training"] >= 0.02
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_hangs_within_one_part_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Clock()
+    monkeypatch.setattr(recorder_module, "perf_counter", now)
+    clock = PartClock()
+    now.now += 5
+    clock.enter("evaluation")
+    now.now += 30
+    clock.begin_hang(20)
+    now.now += 1
+    clock.begin_hang(21)  # the same one
+    now.now += 10
+    clock.end_hang(2)
+    clock.end_hang(1)
+    clock.begin_hang(15)  # it began to move before, and did not
+    now.now += 3
+    clock.end_hang(0)
+    now.now += 7
+    expected = {"start": 5, "evaluation": 10 + 7, "hang": 29 + 2 + 3}
+    assert {part: value for part, value in clock.seconds().items() if value} == pytest.approx(expected)
+    clock.enter("data")
+    now.now += 4
+    expected["data"] = 4
+    assert {part: value for part, value in clock.seconds().items() if value} == pytest.approx(expected)
+
+
+def test_who_enters_a_part_no_longer_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Clock()
+    monkeypatch.setattr(recorder_module, "perf_counter", now)
+    clock = PartClock()
+    clock.enter("data")
+    now.now += 30
+    clock.begin_hang(40)  # the time before was another part's
+    now.now += 1
+    clock.enter("training")
+    now.now += 2
+    clock.mark(3)
+    clock.end_hang(2.5)
+    now.now += 1
+    seconds = {part: value for part, value in clock.seconds().items() if value}
+    assert seconds == pytest.approx({"hang": 31, "training": 3})
 
 
 def test_marks_stay_few_and_keep_the_first_and_the_newest() -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from smddp.checkpoint.stores.directory import DirectoryStore
+from smddp.goodput import read_account
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("fork_python")]
 
 HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
@@ -133,11 +136,14 @@ def test_a_rank_that_computes_for_long_ends_nothing(tmp_path: Path) -> None:
     assert "slow: rank 1 on localhost has been busy" in log
 
 
-def test_a_rank_that_continues_in_time_ends_nothing(tmp_path: Path) -> None:
+def test_a_rank_that_continues_in_time_ends_nothing_and_its_hang_is_in_the_ledger(tmp_path: Path) -> None:
     code, reason, log = run(tmp_path, "pause", 1, PATIENCE="120")
     assert (code, reason) == (0, ""), log
     assert "hang: rank 1 on localhost has not moved for " in log
     assert "The job ends in 120 s, unless it continues." in log
+    account = read_account(DirectoryStore(tmp_path / "run" / "checkpoints"))
+    assert [each.end for each in account.attempts] == ["finished"]
+    assert account.seconds["hang"] == pytest.approx(10, abs=1.5), account.seconds  # its pause
 
 
 @pytest.mark.parametrize("fault", ["sleep", "stop"])

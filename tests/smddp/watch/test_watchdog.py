@@ -43,8 +43,21 @@ def dog(clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
     cluster = dataclasses.replace(Cluster.detect({}), world_size=2, local_world_size=2)
     membership: Any = SimpleNamespace(cluster=cluster, device=SimpleNamespace(type="cpu"))
+    return watchdog_of(membership, tmp_path)
+
+
+def watchdog_of(membership: Any, directory: Path, told: list[tuple[str, float]] | None = None) -> Watchdog:
+    """Return a watchdog of a rank that notes in `told` when it hangs and moves."""
+    told = [] if told is None else told
     return Watchdog(
-        Watch(after=AFTER), membership, steps=lambda: 0, output_dir=tmp_path, publish=lambda _: True, end=lambda _: None
+        Watch(after=AFTER),
+        membership,
+        steps=lambda: 0,
+        output_dir=directory,
+        publish=lambda _: True,
+        end=lambda _: None,
+        hangs=lambda seconds: told.append(("hangs", seconds)),
+        moves=lambda seconds: told.append(("moves", seconds)),
     )
 
 
@@ -112,9 +125,24 @@ def test_a_rank_alone_is_compared_with_nobody(
 ) -> None:
     monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
     membership: Any = SimpleNamespace(cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"))
-    options: dict[str, Any] = {"publish": lambda _: True, "end": lambda _: None}
-    alone = Watchdog(Watch(after=AFTER), membership, steps=lambda: 0, output_dir=tmp_path, **options)
+    alone = watchdog_of(membership, tmp_path)
     for _ in range(100):
         look(alone, other, clock, at(0, idle=0.0, still=0.0))
     alone._report_pace()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_hang_is_told_from_the_last_movement_to_the_next(
+    clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
+    membership: Any = SimpleNamespace(cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"))
+    told: list[tuple[str, float]] = []
+    dog = watchdog_of(membership, tmp_path, told)
+    for idle in (0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 0.4, 1.4):
+        look(dog, other, clock, at(0, idle=idle, still=idle))
+    assert told == [("hangs", 5.5), ("hangs", 6.5), ("moves", 0.4)]
+    for idle in (2.4, 3.4, 4.4, 5.4):
+        look(dog, other, clock, at(0, idle=idle, still=idle))
+    look(dog, other, clock, at(0, idle=6.4, still=0.1))  # it computes
+    assert told[3:] == [("hangs", 5.4), ("moves", 0.0)]
