@@ -15,7 +15,10 @@ from pathlib import Path
 _NAME = "smddp-collectives"
 _SLOTS = 1024
 """Collectives that a rank may be ahead of another one and still be compared with it."""
-_LOW = 0xFFFFFFFF
+_WRITTEN, _GROUPS, _NUMBERS, _FINGERPRINTS = 1 << 39, 0x7FFFFF, 0xFFFF, 0xFFFFFF
+"""A slot is one word, so that who reads it while it is written reads the old one or the new one: a bit that tells it
+from an empty slot, 23 bits of the group, 16 of the number (no rank is so far ahead that they repeat), 24 of what it
+is."""
 
 
 class Fingerprints:
@@ -39,15 +42,17 @@ class Fingerprints:
                 if str(file.readlink()).startswith(f"/memfd:{_NAME} "):
                     self._others.append(_map(file))
 
-    def differ(self, number: int, fingerprint: int) -> bool:
-        """Note this rank's collective of this number; return whether another rank has entered a different one.
+    def differ(self, group: int, number: int, fingerprint: int) -> bool:
+        """Note this rank's collective of this number in a group; return whether another rank has a different one there.
 
-        Order: each rank notes its own before it looks at the others'. So of two ranks the later one sees both.
+        Groups share the slots, so a rank may miss a comparison after a thousand collectives of other groups. Order:
+        each rank notes its own before it looks at the others'. So of two ranks the later one sees both.
         """
-        slot = number % _SLOTS
-        own = self._own[slot] = (number & _LOW) << 32 | fingerprint & _LOW
+        slot = (group + number) % _SLOTS
+        place = _WRITTEN | (group & _GROUPS) << 16 | number & _NUMBERS
+        own = self._own[slot] = place << 24 | fingerprint & _FINGERPRINTS
         for other in self._others:  # noqa: SIM110, any() takes a microsecond more
-            if (there := other[slot]) != own and there >> 32 == own >> 32:
+            if (there := other[slot]) != own and there >> 24 == place:
                 return True
         return False
 

@@ -54,12 +54,10 @@ def switch_on(environ: MutableMapping[str, str]) -> dict[str, str]:
 
 
 def is_on() -> bool:
-    """Return whether NCCL records the collectives of this process."""
+    """Return whether NCCL records the collectives of the default group; it tells nothing before the first one."""
     sizes = [os.environ.get(name, "") for name in _SIZE_VARIABLES]
     is_asked = any(size.isdecimal() and int(size) > 0 for size in sizes)
-    return is_asked and any(
-        group.get("desc") == _GROUP for group in _dump(collectives=False).get("pg_config", {}).values()
-    )
+    return is_asked and _find_dump() is not None and "nccl" in dist.get_backend_config()
 
 
 def read() -> Recorded | None:
@@ -84,9 +82,13 @@ def describe(number: int) -> str:
     return ""
 
 
-def _dump(*, collectives: bool) -> dict[str, Any]:
+def _find_dump() -> Any:
     # PyTorch has no public name for it. It is absent without CUDA, and before PyTorch 2.5.
-    dump = getattr(importlib.import_module("torch._C._distributed_c10d"), "_dump_nccl_trace_json", None)
+    return getattr(importlib.import_module("torch._C._distributed_c10d"), "_dump_nccl_trace_json", None)
+
+
+def _dump(*, collectives: bool) -> dict[str, Any]:
+    dump = _find_dump()
     if dump is None:
         return {}
     # The second argument: only those that have not ended.

@@ -77,12 +77,16 @@ class Position:
     beat: int
     """The number of this sample: a rank whose number stays the same does not answer."""
     step: int
+    group: str
+    """The key of the process group of `collective`; empty for the default group."""
     collectives: int
-    """Collectives entered; 0 on a PyTorch without hooks."""
+    """The number of `collective` in its group; 0 on a PyTorch without hooks."""
     collective: str
-    """The last collective entered."""
+    """The last collective entered, of those that have not ended if there are any."""
     waits: bool
     """Whether that collective has not ended on this rank."""
+    entered: Mapping[str, int]
+    """Collectives entered by group, for each group of this rank."""
     idle: float
     """Seconds without a step and without a collective."""
     usual: float
@@ -142,7 +146,7 @@ class Sampler:
 
     def glance(self, *, with_line: bool) -> None:
         """Count the phase in which the main thread is now; `with_line`: note its line, too, which takes longer."""
-        _ = self._collectives.count  # NCCL's recorder is read here
+        self._collectives.entered()  # NCCL's recorder is read here
         phase = _phase(_main_files())
         if self._collectives.is_inside(in_call=phase in WAITING_PHASES) and (self._on_gpu or not _main_computes()):
             phase = WAITING
@@ -153,7 +157,8 @@ class Sampler:
     def sample(self, neighbours: Mapping[int, str], *, end: str | None = None) -> Position:
         """Return the position now. `end` is the phase of the last sample: ended, failed or unwatched."""
         now = time.monotonic()
-        progress = self._steps(), self._collectives.count, self._collectives.transfers
+        entered = self._collectives.entered()
+        progress = self._steps(), sum(entered.values()), self._collectives.transfers
         stack: Sequence[traceback.FrameSummary] = ()
         if progress != self._progress:
             if self._progress is not None and any(self._progress):  # the time before the first step is the start's
@@ -163,7 +168,7 @@ class Sampler:
             stack = main_stack()
             self._look_for_activity(now, may_wait_for_network=phase_of(stack) in _NETWORK_PHASES)
         phase = end or phase_of(stack)
-        waits = self._collectives.is_inside(in_call=phase in WAITING_PHASES)
+        group, number, collective, waits = self._collectives.last(in_call=phase in WAITING_PHASES)
         if waits and self._on_gpu:
             # CUDA computes while it waits for a GPU: a rank in a collective looks busy, and only waits.
             self._active = self._moved
@@ -175,9 +180,11 @@ class Sampler:
             processes=self._processes,
             beat=self._beat,
             step=progress[0],
-            collectives=progress[1],
-            collective=self._collectives.last,
+            group=group,
+            collectives=number,
+            collective=collective,
             waits=waits,
+            entered=entered,
             idle=now - self._moved,
             usual=self._usual,
             still=now - self._active,

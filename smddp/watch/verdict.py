@@ -3,10 +3,10 @@
 A rank that waits in a collective is a victim. The culprit is looked for in this order, and the first that is found ends
 the search:
 
-1. a rank that computes: it is only logged, for the others may wait for it by a file, a lock or another group;
+1. a rank that computes: it is only logged, for the others may wait for it by a file or a lock;
 2. a rank that no longer answers: its process is stopped, dead, or a native call holds Python's lock;
 3. ranks that wait in different collectives at the same place of their order;
-4. a rank that has entered fewer collectives than the others, or waits in none;
+4. a rank that has not entered a collective of its group in which another rank waits, or that waits in none;
 5. without collectives: a rank that is still.
 """
 
@@ -84,8 +84,8 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     # All victims vote, also those that have come late: the ranks enter the same collective as the same number.
     if waiting and (mismatch := _mismatch(victims)):
         return mismatch
-    most = max((each.collectives for each in waiting), default=0)
-    behind = [each for each in positions if not each.waits or each.collectives < most]
+    missing = [each for each in positions if _is_missing(each, waiting)]
+    behind = [each for each in positions if not each.waits or each in missing]
     if waiting and not behind:
         has_hung = len(waiting) == len(positions) and all(each.still >= _PATIENCE * after for each in waiting)
         return _network(waiting) if has_hung else None
@@ -96,11 +96,18 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     behind = [each for each in behind if waiting or each.phase != "ended"]
     if not behind or not (waiting or all(each.idle >= after for each in behind)):
         return None
-    # A rank in a collective of another group, or in a receive, waits, too.
-    culprit = min(behind, key=lambda each: each.phase in WAITING_PHASES)
+    # A rank in a receive waits, too; and a rank that another one's group lacks is likelier than one of no such group.
+    culprit = min(behind, key=lambda each: (each.phase in WAITING_PHASES, each not in missing))
     if culprit.phase in WAITING_PHASES and any(each.still < _PATIENCE * after for each in behind):
         return None
+    if len({each.group for each in behind if each.waits}) > 1 and culprit.waits:
+        return _between_groups([each for each in behind if each.waits])
     return _behind(culprit, victims, is_sure=_ONLY_TOLD.isdisjoint(each.phase for each in behind))
+
+
+def _is_missing(position: Position, waiting: Sequence[Position]) -> bool:
+    """Return whether a rank has not entered a collective of one of its groups in which another rank waits."""
+    return any(position.entered.get(each.group, each.collectives) < each.collectives for each in waiting)
 
 
 def _silent(positions: Sequence[Position], silent: Sequence[Position], victims: Sequence[Position]) -> Verdict:
@@ -119,23 +126,36 @@ def _silent(positions: Sequence[Position], silent: Sequence[Position], victims: 
 
 
 def _mismatch(waiting: Sequence[Position]) -> Verdict | None:
-    """Return the verdict if ranks wait in different collectives as the same one of their order."""
+    """Return the verdict if ranks wait in different collectives as the same one of their group's order."""
     known = [each for each in waiting if each.collectives and each.collective]
-    for count in {each.collectives for each in known}:
-        there = [each for each in known if each.collectives == count]
+    for group, count in {(each.group, each.collectives) for each in known}:
+        there = [each for each in known if (each.group, each.collectives) == (group, count)]
         names = Counter(each.collective for each in there)
         if len(names) > 1:
             usual, votes = names.most_common(1)[0]
             has_majority = votes > len(there) / 2
             odd = [each for each in there if each.collective != usual] if has_majority else there
-            places = "; ".join(f"{_name(each)} is in {each.collective} at {each.line}" for each in there)
             return Verdict(
                 kind="mismatched collective",
                 ranks=tuple(each.rank for each in odd),
-                text=f"the ranks are in different collectives, number {count} of each: {places}",
+                text=f"the ranks are in different collectives, number {count} of each: {_places(there)}",
                 is_sure=True,
             )
     return None
+
+
+def _between_groups(waiting: Sequence[Position]) -> Verdict:
+    return Verdict(
+        kind="deadlock",
+        ranks=tuple(each.rank for each in waiting),
+        text=f"ranks wait for each other in collectives of different groups: {_places(waiting)}. All ranks must "
+        "enter the collectives of their groups in one order",
+        is_sure=True,
+    )
+
+
+def _places(positions: Sequence[Position]) -> str:
+    return "; ".join(f"{_name(each)} is in {each.collective} at {each.line}" for each in positions)
 
 
 def _network(waiting: Sequence[Position]) -> Verdict:

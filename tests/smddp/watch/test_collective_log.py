@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,14 +31,50 @@ def log() -> Iterator[CollectiveLog]:
 
 def test_the_last_collective_is_told_with_its_shape_and_type(log: CollectiveLog) -> None:
     assert log.begin()
-    assert (log.count, log.last, log.is_inside(in_call=True)) == (0, "", False)
+    assert (log.entered(), log.last(in_call=True)) == ({"": 0}, ("", 0, "", False))
     dist.all_reduce(torch.ones(2, 3))
-    assert (log.count, log.last, log.is_inside(in_call=True)) == (1, "all_reduce of float32 [2, 3]", False)
+    assert (log.entered(), log.last(in_call=True)) == ({"": 1}, ("", 1, "all_reduce of float32 [2, 3]", False))
     dist.barrier()
-    assert (log.count, log.last, log.is_inside(in_call=True)) == (2, "barrier", False)
+    assert (log.entered(), log.last(in_call=True)) == ({"": 2}, ("", 2, "barrier", False))
     log.end()
     dist.barrier()
-    assert log.count == 2
+    assert log.entered() == {"": 2}
+
+
+def test_groups_are_noted_from_their_creation_to_their_end(log: CollectiveLog) -> None:
+    early = dist.new_group([0])
+    log.begin()
+    late = dist.new_group([0], group_desc="experts")
+    lone = dist.new_group([0], use_local_synchronization=True)
+    told = set()
+    for number, (group, name) in enumerate([(early, ""), (late, "experts "), (lone, "")]):
+        dist.all_reduce(torch.ones(number + 1), group=group)
+        key, *last = log.last(in_call=False)
+        assert last == [1, f"all_reduce of float32 [{number + 1}] in the group {name}of ranks 0", False]
+        assert log.entered()[key] == 1
+        told.add(key)
+    assert len(told) == 3
+    assert "" not in told
+    dist.destroy_process_group(late)
+    del late
+    assert len(log.entered()) == 2 + 1  # the default group, too
+    log.end()
+    dist.all_reduce(torch.ones(1), group=early)
+    dist.new_group([0])
+    assert sorted(log.entered().values()) == [0, 1, 1]
+
+
+def test_of_several_collectives_one_that_has_not_ended_is_told(log: CollectiveLog) -> None:
+    log.begin()
+    group = dist.new_group([0])
+    dist.all_reduce(torch.ones(2), group=group)
+    [key] = log.entered().keys() - {""}
+    waiting = next(each for each in log._groups if each.key == key)
+    waiting._issued = [1, SimpleNamespace(is_completed=lambda: False)]
+    dist.barrier()
+    assert log.last(in_call=False) == (key, 1, "all_reduce of float32 [2] in the group of ranks 0", True)
+    waiting._issued = [1, SimpleNamespace(is_completed=lambda: True)]
+    assert log.last(in_call=False) == ("", 1, "barrier", False)
 
 
 def test_no_tensor_is_kept_once_it_is_described(log: CollectiveLog) -> None:
@@ -46,7 +83,7 @@ def test_no_tensor_is_kept_once_it_is_described(log: CollectiveLog) -> None:
     kept = weakref.ref(tensor)
     dist.all_reduce(tensor)
     assert not log.is_inside(in_call=False)
-    assert log.last == "all_reduce of float32 [2]"
+    assert log.last(in_call=False)[2] == "all_reduce of float32 [2]"
     del tensor
     gc.collect()
     assert kept() is None
@@ -59,20 +96,28 @@ def test_a_collective_that_raises_is_over(log: CollectiveLog) -> None:
     assert not log.is_inside(in_call=False)
 
 
-def test_a_collective_that_differs_from_another_ranks_waits_before_it_runs(log: CollectiveLog) -> None:
+@pytest.mark.parametrize("of_default", [True, False])
+def test_a_collective_that_differs_from_another_ranks_waits_before_it_runs(
+    log: CollectiveLog, of_default: bool
+) -> None:
+    log.begin()
+    group = None if of_default else dist.new_group([0])
+    [tag] = [int(key or "0", 16) for key in log.entered() if (key == "") == of_default]
+    log.end()
     own, other = Fingerprints.create(), Fingerprints.create()
     assert own is not None
     assert other is not None
     own.find_others({os.getpid()})
-    other.differ(2, 0)
+    other.differ(tag, 2, 0)
     log.begin(own)
-    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(3), group=group)
     tensor = torch.ones(4)
-    rank = threading.Thread(target=dist.all_reduce, args=(tensor,))
+    rank = threading.Thread(target=dist.all_reduce, args=(tensor,), kwargs={"group": group})
     rank.start()
     rank.join(0.5)
     assert rank.is_alive()
-    assert (log.last, log.is_inside(in_call=True)) == ("all_reduce of float32 [4]", True)
+    _, number, name, is_inside = log.last(in_call=True)
+    assert (number, name.partition(" in ")[0], is_inside) == (2, "all_reduce of float32 [4]", True)
     log.release()
     rank.join(60)
     assert not rank.is_alive()
@@ -82,4 +127,4 @@ def test_without_a_group_there_is_nothing_to_note() -> None:
     log = CollectiveLog()
     assert not log.begin()
     log.end()
-    assert (log.count, log.is_inside(in_call=True)) == (0, False)
+    assert (log.entered(), log.is_inside(in_call=True)) == ({}, False)

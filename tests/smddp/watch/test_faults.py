@@ -41,9 +41,13 @@ def main(job):
     model = torch.nn.Linear(8, 3)
     trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
     loader = trainer.loader(Data(), batch_size=8)
+    group = dist.new_group([0, 1], group_desc="pair") if FAULT.startswith("group") else None
     for epoch in trainer.epochs(1):
         for step, (x, y) in enumerate(trainer.batches(loader)):
             loss = torch.nn.functional.cross_entropy(trainer.model(x), y)
+            is_now = step == 5 and dist.get_rank() == CULPRIT
+            if group is not None and not (is_now and FAULT == "group skip"):
+                dist.all_reduce(torch.ones(3 if is_now and FAULT == "group shape" else 2), group=group)
             if step == 5 and dist.get_rank() == CULPRIT:
                 fault()
             trainer.step(loss)
@@ -127,6 +131,33 @@ def test_ranks_in_different_collectives_are_both_named(tmp_path: Path, fault: st
     assert reason.startswith("Hang (mismatched collective): "), log
     assert "rank 0 on localhost is in all_reduce of float32" in reason
     assert f"rank 1 on localhost is in {other} at " in reason
+
+
+@with_hooks
+@pytest.mark.parametrize(
+    ("fault", "kind", "places"),
+    [
+        (
+            "group shape",
+            "mismatched collective",
+            ("all_reduce of float32 [2] in the group pair of ranks 0, 1", "[3] in"),
+        ),
+        (
+            "group skip",
+            "deadlock",
+            ("all_reduce of float32 [2] in the group pair of ranks 0, 1", "all_reduce of float32"),
+        ),
+    ],
+)
+def test_a_collective_of_another_group_is_compared_and_named(
+    tmp_path: Path, fault: str, kind: str, places: tuple[str, str]
+) -> None:
+    code, reason, log = run(tmp_path, fault, 1)
+    assert code != 0
+    assert reason.startswith(f"Hang ({kind}): "), log
+    first, second = reason.split("; rank 1 ")
+    assert places[0] in first
+    assert places[1] in second
 
 
 @with_hooks

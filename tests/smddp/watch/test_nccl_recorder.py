@@ -84,6 +84,7 @@ def test_a_pytorch_without_cuda_has_no_recorder(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr(_distributed_c10d, "_dump_nccl_trace_json", raising=False)
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "64")
     assert nccl_recorder.read() is None
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
     assert not nccl_recorder.is_on()
 
 
@@ -92,12 +93,16 @@ def test_the_log_reads_the_recorder_where_pytorch_has_no_hooks(
 ) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=object()))
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    config, dump["pg_config"] = dump["pg_config"], {}
     log = CollectiveLog()
-    assert log.begin()
-    assert (log.count, log.is_inside(in_call=False), log.last) == (28, True, "")
-    assert (log.count, log.is_inside(in_call=False), log.last) == (28, True, "all_reduce of float32 [19722]")
+    assert log.begin()  # the script has made the group, and NCCL connects in the first collective
+    assert (log.entered(), log.last(in_call=False)) == ({}, ("", 0, "", False))
+    dump["pg_config"] = config
+    assert (log.entered(), log.last(in_call=False)) == ({"": 28}, ("", 28, "", True))
+    assert (log.entered(), log.last(in_call=False)) == ({"": 28}, ("", 28, "all_reduce of float32 [19722]", True))
     set_status(dump, asked=32, ended=32)
-    assert (log.count, log.is_inside(in_call=False), log.last) == (32, False, "")
+    assert (log.entered(), log.last(in_call=False)) == ({"": 32}, ("", 32, "", False))
     log.end()
     assert not log.is_inside(in_call=True)
 

@@ -21,6 +21,7 @@ def at(rank: int, **others: Any) -> Position:
         "processes": "boot pid:[1]",
         "beat": 50,
         "step": 7,
+        "group": "",
         "collectives": 9,
         "collective": "all_reduce of float32 [8]",
         "waits": False,
@@ -30,7 +31,8 @@ def at(rank: int, **others: Any) -> Position:
         "phase": "script",
         "frames": ("job/train.py:31 main: time.sleep(600)",),
     }
-    return Position(**{"rank": rank, **fields, **others})
+    fields = {"rank": rank, **fields, **others}
+    return Position(**{"entered": {fields["group"]: fields["collectives"]}, **fields})
 
 
 def waiting(rank: int, **others: Any) -> Position:
@@ -90,6 +92,49 @@ def waiting(rank: int, **others: Any) -> Position:
             "rank 0",
         ),
         ([at(0)], [], "blocking call", (0,), "has not moved for 40 s.*: job/train.py:31 main: time.sleep"),
+        # ranks 0 and 1 have a group, as ranks 2 and 3: rank 3 skips its collective, and rank 1 waits for rank 3
+        (
+            [
+                waiting(0, group="a", collectives=4, entered={"": 9, "a": 4}),
+                waiting(1, group="", collectives=10, entered={"": 10, "a": 3}),
+                waiting(2, group="b", collectives=4, entered={"": 10, "b": 4}),
+                at(3, entered={"": 9, "b": 3}),
+            ],
+            [],
+            "blocking call",
+            (3,),
+            "rank 0 and 2 more wait for it",
+        ),
+        # rank 1 has skipped a collective of the group
+        (
+            [
+                waiting(0, still=130.0, group="a", collective="all_reduce of b", entered={"": 9, "a": 10}),
+                waiting(1, still=121.0, entered={"": 10, "a": 9}),
+            ],
+            [],
+            "deadlock",
+            (0, 1),
+            "rank 0 on algo-1 is in all_reduce of b at .*; rank 1 on algo-2 is in all_reduce of float32",
+        ),
+        # of two ranks that wait in no collective, the one that the group lacks
+        (
+            [at(0, entered={"": 9}), waiting(1, group="a", entered={"a": 10}), at(2, entered={"": 9, "a": 9})],
+            [],
+            "blocking call",
+            (2,),
+            "rank 1 waits for it",
+        ),
+        (
+            [
+                waiting(0, group="a", collective="barrier", entered={"a": 10}),
+                waiting(1, group="b", entered={"b": 10}),
+                waiting(2, group="a", entered={"a": 10}),
+            ],
+            [],
+            "mismatched collective",
+            (0, 2),
+            "number 10 of each: rank 0 .* is in barrier .*; rank 2 on algo-3 is in all_reduce",
+        ),
         ([waiting(0, neighbours={1: "stopped"})], [at(1)], "stopped process", (1,), "SIGSTOP"),
         ([waiting(0, neighbours={1: "blocked"})], [at(1)], "native block", (1,), "holds Python's lock"),
         ([waiting(0, neighbours={1: "dead"})], [at(1)], "dead process", (1,), "ended without a word"),
@@ -117,6 +162,7 @@ def test_the_culprit_is_named_with_its_kind(
         [waiting(0), at(1, phase="failed")],
         [at(0, phase="collective"), at(1, phase="backward")],  # the same without hooks
         [waiting(0), waiting(1)],  # a first collective of many hosts takes long
+        [waiting(0, group="a", collectives=1, entered={"a": 1}), waiting(1, collectives=1)],  # in two groups
         [at(0), at(1, still=2.0)],  # rank 0 waits for rank 1 by other means, as ranks that compile do
         [at(0, still=2.0), at(1, phase="ended", idle=50.0)],  # rank 0 evaluates on
         [at(0, still=2.0, idle=2.0), at(1, phase="ended")],
