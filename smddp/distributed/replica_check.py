@@ -189,7 +189,9 @@ def hash_of(tensors: Iterable[Tensor]) -> Hash:
 
 def _words(tensor: Tensor) -> Tensor:
     """Return the tensor's bits as a flat tensor of integers."""
-    return tensor.reshape(-1).view(_WORDS.get(tensor.element_size(), torch.int32))
+    # A view that conjugates or negates has other bits in memory than its values.
+    bits = tensor.resolve_conj().resolve_neg().reshape(-1)
+    return bits.view(_WORDS.get(tensor.element_size(), torch.int32))
 
 
 def _fold(parts: list[Tensor]) -> Tensor:

@@ -6,7 +6,8 @@ restart. So the parts add up to the wall time. Notes on the join:
   2. Between two attempts, the time until the next launcher begins is ``waiting``; from there on it is ``restart``, like
      the next attempt's own start. After an attempt that finished, nothing waits: that pause is not counted.
   3. What an attempt spent after the least step from which a later attempt continued was repeated: it is ``lost``.
-     Without a later attempt, what a failed one spent after its newest durable step is lost.
+     Without a later attempt, what a failed one spent after its newest durable step is lost. What an attempt undid
+     itself, when it went back to a checkpoint, is ``lost`` in its record.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from smddp.checkpoint.stores import Store
-from smddp.goodput.attempt import Attempt, read_attempts
+from smddp.goodput.attempt import REPEATED, Attempt, read_attempts
 from smddp.process.terminal_text import counted
 
 PARTS = ("training", "evaluation", "data", "checkpoint", "start", "lost", "restart", "waiting", "hang", "other")
 """All parts of a run's wall time, in the order in which they are shown."""
-_REPEATED = ("training", "evaluation", "data", "checkpoint", "other")
 _LATE_SECONDS = 30.0
 """Seconds by which a sign of life may be late, before its attempt counts as killed."""
 _SKEW_SECONDS = 1.0
@@ -37,7 +37,7 @@ class AttemptAccount:
     seconds: Mapping[str, float]
     """Seconds by part, with those between the attempt before and this one."""
     lost_steps: int
-    """Steps that a later attempt repeated, or would have to."""
+    """Steps that a later attempt repeated, or would have to, and those behind which the attempt itself went back."""
     end: Literal["finished", "stopped", "failed", "hang", "killed", "running"]
 
 
@@ -129,7 +129,7 @@ def join_attempts(attempts: Sequence[Attempt], *, problems: Sequence[str] = (), 
         later = [other.resumed for other in ordered[number + 1 :]]
         end = attempt.end or ("killed" if later or not _is_alive(attempt, now) else "running")
         seconds = {part: attempt.seconds.get(part, 0.0) for part in PARTS}
-        lost_steps = _move_lost(attempt, end, later, seconds)
+        lost_steps = attempt.undone + _move_lost(attempt, end, later, seconds)
         begins_anew = before is None or before.end == "finished"
         if not begins_anew:
             seconds["restart"], seconds["start"] = seconds["start"], 0.0
@@ -166,7 +166,7 @@ def _move_lost(attempt: Attempt, end: str, later: Sequence[int], seconds: dict[s
     if kept >= attempt.step and end in ("finished", "stopped"):
         return 0  # after its last save it only waited for it
     spent = attempt.at(kept)
-    for part in _REPEATED:
+    for part in REPEATED:
         seconds["lost"] += attempt.seconds[part] - spent[part]
         seconds[part] = spent[part]
     return max(attempt.step - max(kept, attempt.resumed), 0)

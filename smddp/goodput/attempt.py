@@ -19,8 +19,10 @@ from smddp.checkpoint.format.manifest import LARGEST_STEP, parse_json
 from smddp.checkpoint.stores import Store, StoreError
 from smddp.errors import CheckpointError
 
-MEASURED = ("start", "training", "evaluation", "data", "checkpoint", "hang", "other")
+MEASURED = ("start", "training", "evaluation", "data", "checkpoint", "lost", "hang", "other")
 """The parts that an attempt measures in itself."""
+REPEATED = ("training", "evaluation", "data", "checkpoint", "other")
+"""The parts that become ``lost`` if their steps are taken again."""
 End = Literal["", "finished", "stopped", "failed", "hang"]
 """How an attempt ended; empty while it is under way, and after a kill."""
 
@@ -30,7 +32,9 @@ MOST_MARKS = 64
 _LARGEST_RECORD = 2**16
 _MOST_RECORDS = 10_000
 _MOST_SECONDS = 1e10
-_FORMAT = 1
+_FORMAT = 2
+_DIGITS = 3
+"""Digits of a record's times: milliseconds."""
 _NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]{12}\.json", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{12}", re.ASCII)
 
@@ -65,6 +69,8 @@ class Attempt:
     """The last step, at the last sign of life."""
     durable: int
     """The newest step that this attempt saved, or resumed from."""
+    undone: int = 0
+    """Steps that the attempt took, and went back behind to a checkpoint."""
     marks: Sequence[Mark]
     """The start of training and the saved steps, oldest first; some older ones may be left out."""
     pause: float
@@ -79,7 +85,8 @@ class Attempt:
     @property
     def name(self) -> str:
         """The name of the record's file, which sorts by time."""
-        return f"{datetime.fromtimestamp(self.began, timezone.utc):%Y%m%dT%H%M%S}-{self.id}.json"
+        began = round(self.began, _DIGITS)  # as the record has it
+        return f"{datetime.fromtimestamp(began, timezone.utc):%Y%m%dT%H%M%S}-{self.id}.json"
 
     def at(self, step: int) -> Seconds:
         """Return what the attempt had spent when it had saved the step.
@@ -101,12 +108,13 @@ class Attempt:
             "id": self.id,
             "host": self.host,
             "world_size": self.world_size,
-            "launched": round(self.launched, 3),
-            "began": round(self.began, 3),
+            "launched": round(self.launched, _DIGITS),
+            "began": round(self.began, _DIGITS),
             "end": self.end,
             "resumed": self.resumed,
             "step": self.step,
             "durable": self.durable,
+            "undone": self.undone,
             "pause": round(self.pause, 3),
             "parts": MEASURED,
             "seconds": _numbers(self.seconds),
@@ -133,6 +141,7 @@ class Attempt:
                 resumed=_whole(content["resumed"]),
                 step=_whole(content["step"]),
                 durable=_whole(content["durable"]),
+                undone=_whole(content["undone"]),
                 marks=[Mark(step=_whole(step), seconds=_seconds(seconds)) for step, *seconds in content["marks"]],
                 pause=_number(content["pause"]),
                 end=content["end"],

@@ -30,7 +30,17 @@ from time import perf_counter
 from smddp.checkpoint.stores import Store
 from smddp.errors import CheckpointError
 from smddp.goodput.account import Account, join_attempts
-from smddp.goodput.attempt import DIRECTORY, MEASURED, MOST_MARKS, Attempt, End, Mark, Seconds, read_attempts
+from smddp.goodput.attempt import (
+    DIRECTORY,
+    MEASURED,
+    MOST_MARKS,
+    REPEATED,
+    Attempt,
+    End,
+    Mark,
+    Seconds,
+    read_attempts,
+)
 from smddp.process.launch_time import launched
 
 logger = logging.getLogger(__name__)
@@ -49,6 +59,8 @@ class PartClock:
         self.part = "start"
         """The part under way."""
         self.marks: list[Mark] = []
+        self.undone = 0
+        """Steps behind which the training went back to a checkpoint."""
         self._first = self._since = perf_counter()
         self._seconds = dict.fromkeys(MEASURED, 0.0)
         self._hangs: tuple[tuple[float, float], ...] = ()
@@ -94,6 +106,16 @@ class PartClock:
             half = len(marks) // 2
             marks = marks[:1] + marks[1:half:2] + marks[half:]
         self.marks = [*marks, Mark(step=step, seconds=dict(self._seconds))]
+
+    def go_back(self, step: int, *, undone: int) -> None:
+        """Count what was spent since the step was saved as ``lost``: these steps, ``undone`` in number, were undone."""
+        self.enter(self.part)
+        self.marks = [mark for mark in self.marks if mark.step <= step]
+        kept = self.marks[-1].seconds if self.marks else dict.fromkeys(MEASURED, 0.0)
+        seconds = {part: kept[part] if part in REPEATED else each for part, each in self._seconds.items()}
+        seconds["lost"] += sum(self._seconds.values()) - sum(seconds.values())
+        self._seconds = seconds  # in one assignment: a copy of another thread has all of it or nothing
+        self.undone += undone
 
     def seconds(self) -> Seconds:
         """Return the seconds of each part so far. Any thread may ask."""
@@ -209,6 +231,8 @@ class _Writer:
     def attempt(self) -> Attempt:
         """Return the record as of now."""
         marks, seconds = self._clock.marks, self._clock.seconds()
+        # A mark that was undone between the two lines has spent more.
+        marks = [mark for mark in marks if all(mark.seconds[part] <= seconds[part] for part in MEASURED)]
         pause = min(max(_PAUSE_SHARE * sum(seconds.values()), _LEAST_PAUSE), _LONGEST_PAUSE)
         self._newest = max(self._newest, self._durable())
         return replace(
@@ -216,6 +240,7 @@ class _Writer:
             seconds=seconds,
             step=max(self._steps(), marks[-1].step if marks else 0),
             durable=self._newest,
+            undone=self._clock.undone,
             marks=marks,
             pause=pause,
             end=self.end,

@@ -119,6 +119,7 @@ class TrainingRun:
             )
         if self._is_main:
             logger.warning("%s: back to the checkpoint of step %d; the data go on behind that step", event, loaded.step)
+        self._clock.go_back(loaded.step, undone=self.progress.steps - loaded.step)
         self.progress.steps = loaded.step
         self._schedule.start(loaded.step, saved=loaded.step)
 

@@ -137,7 +137,7 @@ class _Group:
         self._numbers = itertools.count(1)
         self._log = log
         self._group = weakref.ref(group)  # the script may destroy it
-        self._is_named = False
+        self._is_named = self._is_held = False
         self._key, self._tag, self._place = "", 0, ""
         group.register_pre_hook(_HOOK, self._enter)
         group.register_post_hook(_HOOK, self._issue)
@@ -164,6 +164,8 @@ class _Group:
         return str(entered[1])
 
     def is_inside(self, *, in_call: bool) -> bool:
+        if self._is_held:
+            return True
         issued = self._issued
         if issued[0] != self._entered[0]:
             return in_call
@@ -190,8 +192,10 @@ class _Group:
             self._name()
         fingerprints = log.fingerprints if self._is_named else None
         if fingerprints is not None and fingerprints.differ(self._tag, number, _fingerprint(operation, arguments)):
+            self._is_held = True  # also in another thread than the main one
             while log.fingerprints is not None:
                 time.sleep(_HOLD_SECONDS)
+            self._is_held = False
 
     def _issue(self, arguments: Any) -> None:
         if _counts(int(arguments.name), arguments):

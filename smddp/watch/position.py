@@ -55,11 +55,12 @@ _COMMUNICATING = ("/torch/", "/smddp/watch/")
 _NETWORK_PHASES = frozenset({"data", "checkpoint", "import", "network"})
 """Phases that may wait for the network alone: what this host receives and sends counts as activity, whoever does it."""
 _DEBUGGERS = (
-    *(str(Path(os.__file__).with_name(name)) for name in ("bdb.py", "code.py")),
+    *(str(Path(os.__file__).with_name(name)) for name in ("bdb.py", "pdb.py", "code.py")),
     "/pydevd.py",
     "/IPython/terminal/",
 )
-"""Python's debugger, which others build on, and its console; the debugger of VS Code and PyCharm; IPython's console."""
+"""Python's debugger, which others build on, at a line and after an error; its console; the debugger of VS Code and
+PyCharm; IPython's console."""
 _MOST_FRAMES = 12
 _NEWEST_SHARE = 0.1
 """The weight of the newest pause in what is usual."""

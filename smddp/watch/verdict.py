@@ -40,6 +40,7 @@ _UNJUDGED = frozenset({"debugger", "failed", "unwatched"})
 _ONLY_TOLD = frozenset({"checkpoint", "compile", "import"})
 """Phases that are only logged. A save has its own timeouts, and ending the job would lose it. A compilation or an
 import may wait for another job that compiles the same into the same cache."""
+_SHOWN = 3
 _PATIENCE = 4.0
 """If all ranks wait for each other, they count as hanging after so many times the usual bound: a first collective of
 many hosts takes long."""
@@ -77,7 +78,7 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     if working:
         # Twice: a rank that has just begun to sleep was busy a moment ago.
         busy = [each for each in working if each.idle >= 2 * after and victims]
-        return _behind(busy[0], victims, is_sure=False) if busy else None
+        return _behind(busy[0], (), victims, is_sure=False) if busy else None
     if silent:
         return _silent(positions, silent, victims)
     waiting = [each for each in victims if each.still >= after]
@@ -96,13 +97,20 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     behind = [each for each in behind if waiting or each.phase != "ended"]
     if not behind or not (waiting or all(each.idle >= after for each in behind)):
         return None
-    # A rank in a receive waits, too; and a rank that another one's group lacks is likelier than one of no such group.
-    culprit = min(behind, key=lambda each: (each.phase in WAITING_PHASES, each not in missing))
+
+    def likelihood(each: Position) -> tuple[bool, bool]:
+        # A rank in a receive waits, too. A rank that another one's group lacks is likelier than one of no such group.
+        return each.phase in WAITING_PHASES, each not in missing
+
+    culprit = min(behind, key=likelihood)
     if culprit.phase in WAITING_PHASES and any(each.still < _PATIENCE * after for each in behind):
         return None
     if len({each.group for each in behind if each.waits}) > 1 and culprit.waits:
         return _between_groups([each for each in behind if each.waits])
-    return _behind(culprit, victims, is_sure=_ONLY_TOLD.isdisjoint(each.phase for each in behind))
+    # Nothing tells which of several such ranks the others wait for: all are named.
+    others = [each for each in behind if each is not culprit and likelihood(each) == likelihood(culprit)]
+    others = [each for each in others if each.phase != "ended" != culprit.phase]
+    return _behind(culprit, others, victims, is_sure=_ONLY_TOLD.isdisjoint(each.phase for each in behind))
 
 
 def _is_missing(position: Position, waiting: Sequence[Position]) -> bool:
@@ -169,27 +177,42 @@ def _network(waiting: Sequence[Position]) -> Verdict:
     )
 
 
-def _behind(culprit: Position, waiting: Sequence[Position], *, is_sure: bool) -> Verdict:
+def _behind(culprit: Position, others: Sequence[Position], waiting: Sequence[Position], *, is_sure: bool) -> Verdict:
+    named = (culprit, *others)
     kind = _KINDS.get(culprit.phase, "blocking call")
     if culprit.phase in WAITING_PHASES:
         kind = "deadlock"
     if culprit.phase == "ended":
-        others = f"rank {waiting[0].rank} has taken {waiting[0].step}"
-        what = f"has ended its script after {culprit.step} optimizer steps, and {others}. {SAME_STEPS}"
+        first = f"rank {waiting[0].rank} has taken {waiting[0].step}"
+        what = f"has ended its script after {culprit.step} optimizer steps, and {first}. {SAME_STEPS}"
     else:
-        is_busy = culprit.still < culprit.idle / 2
+        # A rank that has stopped computing since is stuck, however long it was busy before.
+        is_busy = not is_sure and culprit.still < culprit.idle / 2
         doing = "has been busy, without a step or a collective," if is_busy else "has not moved"
-        what = f"{doing} for {culprit.idle:.0f} s after {culprit.step} optimizer steps: {culprit.line}"
+        seconds = culprit.idle if is_busy else culprit.still
+        what = f"{doing} for {seconds:.0f} s after {culprit.step} optimizer steps: {culprit.line}"
     return Verdict(
         kind=kind,
-        ranks=(culprit.rank,),
-        text=f"{_name(culprit)} {what}{_victims([each for each in waiting if each.rank != culprit.rank])}",
+        ranks=tuple(sorted((culprit.rank, *(each.rank for each in others)))),
+        text=f"{_name(culprit)} {what}{_others(others)}{_victims([each for each in waiting if each not in named])}",
         is_sure=is_sure,
     )
 
 
 def _name(position: Position) -> str:
     return f"rank {position.rank} on {position.host}"
+
+
+def _others(others: Sequence[Position]) -> str:
+    """Say which other ranks are in the same case as the culprit, and where the first of them is."""
+    if not others:
+        return ""
+    who = f"Neither has {_name(others[0])}"
+    if len(others) > 1:
+        ranks = ", ".join(str(each.rank) for each in others[:_SHOWN])
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        who = f"Neither have ranks {ranks}{more}, and {_name(others[0])} is here"
+    return f". {who}: {others[0].line}"
 
 
 def _victims(waiting: Sequence[Position]) -> str:

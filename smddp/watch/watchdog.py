@@ -291,8 +291,8 @@ class Watchdog:
             self._end_job(verdict, positions)
         elif is_new:
             what = "The ranks restart" if self._watch.on_hang == "restart" else "The job ends"
-            ends = f"{what} in {left:.0f} s, unless it continues." if self._ends_hangs else ""
-            logger.error("hang: %s %s", verdict.sentence, ends)
+            ends = f" {what} in {left:.0f} s, unless it continues." if self._ends_hangs else ""
+            logger.error("hang: %s%s", verdict.sentence, ends)
             self._record(verdict, positions)
 
     def _end_job(self, verdict: Verdict, positions: Sequence[Position]) -> None:

@@ -68,6 +68,9 @@ def test_bits_count_and_not_values() -> None:
     assert differ(torch.zeros(3, dtype=torch.int32), top + top.roll(1))  # 2**63 twice would cancel
     matrix = torch.arange(6.0).reshape(2, 3)
     assert not differ(matrix, matrix.t().contiguous().t())  # the layout in memory may differ
+    number = torch.tensor([1 + 2j])
+    assert not differ(number.conj(), torch.tensor([1 - 2j]))  # nor whether a view conjugates or negates
+    assert not differ(torch._neg_view(matrix), -matrix)
     nothing = torch.empty(0)
     assert hash_of([]) == hash_of([nn.UninitializedParameter(), torch.eye(2).to_sparse()]) != hash_of([nothing])
 

@@ -69,6 +69,15 @@ def test_what_a_later_attempt_repeats_is_lost() -> None:
     )
 
 
+def test_steps_that_an_attempt_undid_itself_are_lost_too() -> None:
+    run = attempt(100, step=10, saved=(4, 8))
+    undid = replace(run, undone=3, seconds={**run.seconds, "training": 8.0, "lost": 1.0})
+    found = join_attempts([undid, attempt(130, resumed=8, step=9, end="finished")], now=1e9)
+    assert [each.lost_steps for each in found.attempts] == [2 + 3, 0]
+    assert found.seconds["lost"] == pytest.approx(1 + 0.8 + 0.2)
+    assert Attempt.from_json(undid.to_json()) == undid
+
+
 def test_a_resume_from_an_older_checkpoint_loses_the_steps_of_all_attempts_since() -> None:
     runs = [
         attempt(100, step=10, saved=(4, 8, 10), end="stopped"),
@@ -159,6 +168,11 @@ def test_the_parts_add_up_to_the_wall_time_and_none_is_negative(lives: list[Atte
     assert sum(found.shares.values()) == pytest.approx(1)
 
 
+def test_a_record_that_is_read_has_the_name_of_its_file() -> None:
+    life = attempt(1e9 + 0.9996)  # the next second, in a record's milliseconds
+    assert Attempt.from_json(life.to_json()).name == life.name
+
+
 @given(_lives())
 def test_a_record_is_read_as_it_was_written(lives: list[Attempt]) -> None:
     for life in lives:
@@ -176,7 +190,7 @@ def _record(directory: Path, life: Attempt, **changes: object) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"format": 2},
+        {"format": 1},
         {"id": "../../../etc"},
         {"host": "a\x1b[2J"},
         {"host": ["host"]},

@@ -50,6 +50,26 @@ def test_an_error_ends_no_part_but_the_end_of_a_generator_does() -> None:
     assert clock.part == "training"
 
 
+def test_what_a_rewind_undoes_is_lost_and_the_rest_stays() -> None:
+    clock = PartClock()
+    clock.enter("training")
+    clock.mark_start(0)
+    time.sleep(0.02)
+    clock.mark(5)
+    time.sleep(0.03)
+    clock.mark(8)
+    clock.enter("data")
+    time.sleep(0.02)
+    before = clock.seconds()
+    clock.go_back(5, undone=4)
+    after = clock.seconds()
+    assert [mark.step for mark in clock.marks] == [0, 5]
+    assert (clock.undone, after["training"]) == (4, clock.marks[-1].seconds["training"])
+    assert after["start"] == before["start"]
+    assert after["lost"] >= 0.05 > 0.01 > after["data"]
+    assert sum(after.values()) == pytest.approx(sum(before.values()), abs=0.01)
+
+
 def test_a_copy_from_another_thread_always_adds_up() -> None:
     clock, is_over, wrong = PartClock(), threading.Event(), list[float]()
     first = clock._first
@@ -69,6 +89,7 @@ def test_a_copy_from_another_thread_always_adds_up() -> None:
         for _ in range(20_000):
             clock.enter("data")
             clock.enter("training")
+            clock.go_back(0, undone=1)
     finally:
         is_over.set()
         copying.join()

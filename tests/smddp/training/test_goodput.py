@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from pathlib import Path
@@ -201,3 +202,22 @@ def test_the_ledger_goes_where_the_checkpoints_go_into_s3(tmp_path: Path, monkey
     ]
     assert found.seconds["data"] >= 6 * 4 * 0.005
     assert not list((tmp_path / "run").rglob("goodput"))
+
+
+def test_what_a_rewind_undoes_is_lost(job: Job) -> None:
+    model = nn.Linear(4, 1)
+    training = smddp.Trainer(
+        job,
+        model,
+        torch.optim.SGD(model.parameters(), lr=1e-4),
+        checkpoints=smddp.CheckpointPolicy(every=3, seconds=None),
+        on_nonfinite="rewind",
+    )
+    for batch in range(1, 9):  # batch 6 goes back from step 5 to step 3
+        time.sleep(0.05)
+        training.step(training.model(torch.ones(2, 4) * (math.nan if batch == 6 else 1)).sum())
+    end()
+    (attempt,) = read_account(open_store(job.checkpoint_location)).attempts
+    assert (attempt.attempt.step, attempt.lost_steps) == (5, 3)
+    assert attempt.seconds["lost"] >= 0.15  # batches 4 to 6
+    assert attempt.seconds["training"] >= 0.2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bdb
 import os
+import pdb
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ def frames(*files: str) -> list[FrameSummary]:
         (["/job/train.py"], "script"),
         (["/job/train.py", "/env/requests/sessions.py", "/usr/lib/python3.11/ssl.py"], "network"),
         (["/job/train.py", "/env/torch/nn/modules/module.py", bdb.__file__], "debugger"),
+        (["/job/train.py", pdb.__file__, "/lib/cmd.py"], "debugger"),  # pdb.post_mortem
         (["/env/debugpy/_vendored/pydevd/pydevd.py", "/job/train.py", "/env/pydevd/pydevd.py"], "debugger"),
         (["/job/train.py", "/env/IPython/terminal/embed.py"], "debugger"),
     ],

@@ -88,9 +88,26 @@ def waiting(rank: int, **others: Any) -> Position:
             [at(0, phase="collective", still=130.0), at(1, phase="backward", still=121.0)],
             [],
             "deadlock",
-            (0,),
-            "rank 0",
+            (0, 1),
+            r"rank 0 on algo-1 has not moved for 130 s .*\. Neither has rank 1 on algo-2: job/train.py:31",
         ),
+        (  # rank 0 waits for rank 1 by a file, and nothing tells it
+            [at(0), at(1, frames=("job/train.py:32 main: sleep",))],
+            [],
+            "blocking call",
+            (0, 1),
+            r"rank 0 on algo-1 .*time\.sleep\(600\)\. Neither has rank 1 on algo-2: job/train.py:32 main: sleep$",
+        ),
+        (
+            [at(0, waits=True, collectives=10, phase="backward"), *(at(rank, phase="data") for rank in range(1, 6))],
+            [],
+            "loader stall",
+            (1, 2, 3, 4, 5),
+            "Neither have ranks 2, 3, 4 and 1 more, and rank 2 on algo-3 is here: .* rank 0 waits",
+        ),
+        ([waiting(0), at(1, phase="ended"), at(2)], [], "unequal steps", (1,), "on_nonfinite=.skip.. rank"),
+        ([waiting(0), at(1), at(2, phase="ended")], [], "blocking call", (1,), "main: time.sleep.600.. rank 0 waits"),
+        ([waiting(0), at(1, idle=90.0)], [], "blocking call", (1,), "has not moved for 40 s"),  # busy until 40 s ago
         ([at(0)], [], "blocking call", (0,), "has not moved for 40 s.*: job/train.py:31 main: time.sleep"),
         # ranks 0 and 1 have a group, as ranks 2 and 3: rank 3 skips its collective, and rank 1 waits for rank 3
         (
