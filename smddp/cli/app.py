@@ -7,18 +7,20 @@ that ``smddp --help`` and the first line of ``smddp run`` are fast.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import pkgutil
 import re
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from smddp._version import __version__
-from smddp.cli import checkpoints, doctor, goodput
-from smddp.cli.installation import outdated
+from smddp.cli.help_panels import PanelGroup
 from smddp.cli.options import plot_file, written_file
 from smddp.errors import HyperparameterError, SmddpError
 from smddp.safe_text import shown_text
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from smddp.collectives.program import Options
 
 _HELP = "Managed PyTorch training, SageMaker-style: here and on AWS."
+_LOADED_LATER = {
+    "checkpoints": "smddp.cli.checkpoints:app",
+    "completion": "smddp.cli.completion:completion",
+    "doctor": "smddp.cli.doctor:doctor",
+    "goodput": "smddp.cli.goodput:goodput",
+}
 _FIRST = ("run", "plan", "local", "rehearse", "demo", "doctor")  # what a newcomer looks for
 
 
@@ -36,21 +44,34 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-class _Commands(TyperGroup):
-    def list_commands(self, ctx: Any) -> list[str]:
+class _Commands(PanelGroup):
+    """The commands, each loaded when it is asked for. The list of commands loads all."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's
         """Return the names of the commands, in the order of the help: the first ones, then the others by name."""
-        self._add_those_of_other_packages()
-        names = sorted(super().list_commands(ctx))
+        names = sorted({*self.commands, *_LOADED_LATER, *self._of_other_packages})
         return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None if there is none of this name."""
-        if cmd_name not in self.commands:
-            self._add_those_of_other_packages()
+        if cmd_name not in self.commands and (found := self._load(cmd_name)) is not None:
+            self.commands[cmd_name] = _as_command(cmd_name, found)
         command = super().get_command(ctx, cmd_name)
-        if command is None and (older := outdated()) is not None:
-            ctx.fail(f"No such command {cmd_name!r}: {older.found}. Do: {older.remedy}")
+        if command is None:
+            from smddp.cli.installation import outdated
+
+            if (older := outdated()) is not None:
+                ctx.fail(f"No such command {cmd_name!r}: {older.found}. Do: {older.remedy}")
+            for name in self.list_commands(ctx):  # typer suggests the name of a loaded command
+                self.get_command(ctx, name)
         return command
+
+    def help_of(self, ctx: Any, name: str) -> str:
+        """Return the help of a command, without making a command of its function, which takes longer."""
+        if name in self.commands:
+            return super().help_of(ctx, name)
+        found = self._load(name)
+        return (found.info.help if isinstance(found, typer.Typer) else inspect.getdoc(found)) or ""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; after Ctrl-C exit with 130. A command that can say what is left says it, and exits itself."""
@@ -60,23 +81,34 @@ class _Commands(TyperGroup):
             typer.echo(f"smddp {ctx.invoked_subcommand}: interrupted", err=True)
             raise typer.Exit(130) from interrupt
 
-    def _add_those_of_other_packages(self) -> None:
+    @cached_property
+    def _of_other_packages(self) -> Mapping[str, str]:
         from importlib.metadata import entry_points
 
-        added = typer.Typer()
-        for entry in entry_points(group="smddp.commands"):
-            if entry.name not in self.commands:
-                try:
-                    command = entry.load()
-                except (ImportError, AttributeError) as error:
-                    if (older := outdated()) is None:
-                        raise
-                    raise SmddpError(f"{error}: {older.found}. Do: {older.remedy}") from error
-                if isinstance(command, typer.Typer):
-                    added.add_typer(command, name=entry.name)
-                else:
-                    added.command(entry.name)(command)
-        self.commands.update(typer.main.get_group(added).commands)
+        return {entry.name: entry.value for entry in entry_points(group="smddp.commands")}
+
+    def _load(self, name: str) -> Any:
+        """Return the function or the ``Typer`` of a command; None if it is unknown."""
+        value = _LOADED_LATER.get(name) or self._of_other_packages.get(name)
+        if value is None:
+            return None
+        try:
+            return pkgutil.resolve_name(value)
+        except (ImportError, AttributeError) as error:
+            from smddp.cli.installation import outdated
+
+            if (older := outdated()) is None:
+                raise
+            raise SmddpError(f"{error}: {older.found}. Do: {older.remedy}") from error
+
+
+def _as_command(name: str, found: Any) -> Any:
+    group = typer.Typer(rich_markup_mode=None)
+    if isinstance(found, typer.Typer):
+        group.add_typer(found, name=name, cls=PanelGroup)
+    else:
+        group.command(name)(found)
+    return typer.main.get_group(group).commands[name]
 
 
 app = typer.Typer(
@@ -85,11 +117,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # which keeps typer from importing rich
     help=_HELP,
 )
-app.add_typer(checkpoints.app, name="checkpoints")
-app.command()(doctor.doctor)
-app.command()(goodput.goodput)
 
 
 @app.callback(help=_HELP)
