@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
@@ -18,6 +20,7 @@ from estimators.sdk.quiet import program_kept, without_maintenance_notice
 from estimators.sdk.sessions import NO_REGION, OPT_OUT, opted_out, region
 
 with without_maintenance_notice(), program_kept():
+    import sagemaker.estimator
     from sagemaker.estimator import EstimatorBase
     from sagemaker.fw_utils import UploadedCode
     from sagemaker.local import LocalSagemakerClient, LocalSession
@@ -115,12 +118,39 @@ _Kind = TypeVar("_Kind", bound=PyTorch)
 
 def _made(kind: type[_Kind], arguments: Mapping[str, Any], session: Session) -> _Kind:
     try:
-        with without_maintenance_notice():
+        with without_maintenance_notice(), _without_app():
             agreeing = _not_overruling(arguments, _unconfigured(session))
             made: _Kind = kind(**for_pytorch(arguments), sagemaker_session=agreeing)
     except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as fault:
         raise EstimatorError(f"The SageMaker SDK refuses the job: {fault}") from fault
     return made
+
+
+class _AppWhenUsed:
+    """TensorBoard's app of Studio, made when it is used: it makes a client of boto3's default session, in 0.4 s."""
+
+    def __init__(self, region: str | None = None) -> None:
+        self._region = region
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of a copy in the making
+            raise AttributeError(name)
+        return getattr(_TensorBoardApp(region=self._region), name)
+
+
+_TensorBoardApp = sagemaker.estimator.TensorBoardApp
+_app_left_out = threading.Lock()  # guards the SDK's name of the app; nothing else is locked meanwhile, or waited for
+
+
+@contextmanager
+def _without_app() -> Iterator[None]:
+    """Let each estimator that the block makes have an `_AppWhenUsed`."""
+    with _app_left_out:
+        sagemaker.estimator.TensorBoardApp = _AppWhenUsed
+        try:
+            yield
+        finally:
+            sagemaker.estimator.TensorBoardApp = _TensorBoardApp
 
 
 def request(
