@@ -25,7 +25,7 @@ from smddp.process.log_format import start_log
 from smddp.process.output_lines import Tail
 from smddp.process.preemption import FORWARDED_SIGNALS
 from smddp.process.process_tree import Descendants, reap_children, send_to_those_that_catch
-from smddp.process.program import Program
+from smddp.process.program import Program, await_exit
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def run(
     # that arrives just before it.
     while (status := reap_children().get(process.pid)) is None:
         look(process.pid)
-        time.sleep(_LOOK_SECONDS)
+        await_exit(process.pid, _LOOK_SECONDS)
     process.returncode = status  # Popen can't get it: the child is reaped
     if group and program.stops:
         _await_group(process.pid)

@@ -246,21 +246,18 @@ def _rank_defaults(local_world_size: int) -> dict[str, str]:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process, even while the agent's thread waits for a lost store.
+    """End the process without the interpreter's own end, which frees all modules: 0.4 s with torch.
 
-    A thread that returns from C++ into an exiting interpreter aborts the process (pytorch#190489): the exit code would
-    be 134 instead of the rank's.
+    It also aborts the process if the agent's thread, which may wait for a lost store, returns from C++ meanwhile
+    (pytorch#190489): the exit code would be 134 instead of the rank's. No code of the user's runs in this process.
     """
-    agents = [thread for thread in threading.enumerate() if thread.name == _AGENT]
-    for agent in agents:
+    for agent in [thread for thread in threading.enumerate() if thread.name == _AGENT]:
         agent.join(SIGNAL_SECONDS)
-    if any(agent.is_alive() for agent in agents):
-        logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # the reader is gone
-                stream.flush()
-        os._exit(code)
-    sys.exit(code)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the reader is gone
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

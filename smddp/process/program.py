@@ -8,10 +8,11 @@ handles signals splits an unbounded wait into short ones.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -107,7 +108,24 @@ class Program:
 
 def wait_for(process: subprocess.Popen[bytes]) -> int:
     """Wait until a process has ended, while signal handlers run, and return its ``Popen.returncode``."""
-    while process.returncode is None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(SIGNAL_SECONDS)
-    return process.returncode
+    while (code := process.poll()) is None:
+        await_exit(process.pid, SIGNAL_SECONDS)
+    return code
+
+
+def await_exit(process: int, seconds: float) -> None:
+    """Wait until a child has ended, which is still to be reaped; ``seconds`` at most.
+
+    `subprocess.Popen.wait` with a time limit looks every 0.05 s.
+    """
+    try:
+        descriptor = os.pidfd_open(process)
+    except (AttributeError, OSError):  # an older kernel, or no Linux
+        time.sleep(seconds)
+        return
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.poll(seconds * 1000)
+    finally:
+        os.close(descriptor)

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 
-from smddp.process.program import Program, forward_signals
+from smddp.process.program import Program, await_exit, forward_signals
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +59,21 @@ def test_puts_the_earlier_handlers_back() -> None:
     earlier = signal.getsignal(signal.SIGTERM)
     forward_signals(lambda _: None, lambda _: None)()
     assert signal.getsignal(signal.SIGTERM) == earlier
+
+
+def test_the_end_of_a_child_ends_the_wait_at_once_and_leaves_the_child_to_be_reaped() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    began = time.monotonic()
+    await_exit(child.pid, 0.1)
+    assert time.monotonic() - began >= 0.1
+    child.kill()
+    await_exit(child.pid, 3600)
+    assert os.waitpid(child.pid, os.WNOHANG)[0] == child.pid
+    child.returncode = -signal.SIGKILL  # reaped above
+
+
+def test_the_wait_for_a_child_has_its_limit_on_a_kernel_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    began = time.monotonic()
+    await_exit(os.getpid(), 0.1)
+    assert time.monotonic() - began >= 0.1
