@@ -368,7 +368,12 @@ class TrainingJob:
     def _follower(self, *, with_lines: bool = True, with_values: bool = False) -> Follower:
         from estimators.job_handle.follower import Follower
 
-        return Follower(self.describe, self._service.log if with_lines else None, with_values=with_values)
+        return Follower(
+            self.describe,
+            self._service.log if with_lines else None,
+            with_values=with_values,
+            await_change=self._service.await_change,
+        )
 
     def _hyperparameters(self) -> Mapping[str, str]:
         return self.describe().get("HyperParameters", {})

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _SHORTEST_POLL, _LONGEST_POLL, _LONGEST_SETTLING = 0.25, 5.0, 3.0
 """Seconds. The pause between polls grows with the time of following. CloudWatch shows the last lines only after the
 job's end; the wait for them grows with the job's duration."""
+_CANCELLED_SECONDS = 0.5
+"""Longest wait for a change in a thread, which a cancelled event loop waits for."""
 _ALL_SHOWN = 300.0
 """Seconds after a job's end by which CloudWatch shows all its lines, with a margin for this machine's clock."""
 
@@ -33,25 +35,32 @@ class Follower:
         open_log: Callable[[Callable[[], bool]], LogReader] | None,
         *,
         with_values: bool,
+        await_change: Callable[[int, float], None] | None = None,
     ) -> None:
         """Follow a job by its `describe` call and, unless None, the log reader that `open_log` returns.
 
         `open_log` receives the function that cancels the reader's requests. `with_values` adds the metrics' values.
+        `await_change` waits for more statuses than a number, with a time limit in seconds: a service that has it shows
+        the whole log at the job's end. None: the follower sleeps between polls, and waits for the log to settle.
         """
         self._describe = describe
         self._open_log = open_log
         self._with_values = with_values
+        self._await_change = await_change
+        self._transitions = 0
 
     def events(self) -> Iterator[JobEvent]:
         """Yield the job's changes of status, its lines and their metric values as they arrive, until its end."""
         for event in self.looks(lambda: False):
-            if isinstance(event, float):
+            if not isinstance(event, float):
+                yield event
+            elif self._await_change is None:
                 time.sleep(event)
             else:
-                yield event
+                self._await_change(self._transitions, event)
 
     async def events_async(self) -> AsyncIterator[JobEvent]:
-        """Yield the same events without blocking the event loop: requests run in other threads, and no thread sleeps.
+        """Yield the same events without blocking the event loop: requests run in other threads.
 
         Cancelling takes one request at most.
         """
@@ -61,10 +70,12 @@ class Follower:
         looks = self.looks(cancelled.is_set)
         try:
             while (event := await asyncio.to_thread(next, looks, None)) is not None:
-                if isinstance(event, float):
+                if not isinstance(event, float):
+                    yield event
+                elif self._await_change is None:
                     await asyncio.sleep(event)
                 else:
-                    yield event
+                    await asyncio.to_thread(self._await_change, self._transitions, min(event, _CANCELLED_SECONDS))
         finally:
             cancelled.set()  # the thread may be in a retry's pause of minutes, and Python's exit waits for it
 
@@ -82,7 +93,9 @@ class Follower:
                 description = api_retries.ask(self._describe, cancelled)
                 if self._with_values and metrics is None:
                     metrics = MetricReader.of(description)
-                for transition in description.get("SecondaryStatusTransitions", []):
+                transitions = description.get("SecondaryStatusTransitions", [])
+                self._transitions = len(transitions)
+                for transition in transitions:
                     key = transition["Status"], transition["StartTime"]
                     if key not in seen:
                         seen.add(key)
@@ -93,7 +106,7 @@ class Follower:
                 now = time.monotonic()
                 if description["TrainingJobStatus"] in ENDED:
                     ended = now if ended is None else ended
-                    if reader is None or now - ended >= _settling(description):
+                    if reader is None or self._await_change or now - ended >= _settling(description):
                         return
                 yield min(_LONGEST_POLL, max(_SHORTEST_POLL, (now - began) / 100))
         finally:

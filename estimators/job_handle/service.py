@@ -6,6 +6,7 @@ import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from estimators import api_retries
@@ -40,6 +41,12 @@ class SageMakerService:
         """Return the API's full description of the job."""
         description: DescribeTrainingJobResponseTypeDef = self._api.describe_training_job(TrainingJobName=self._name)
         return description
+
+    @property
+    def await_change(self) -> Callable[[int, float], None] | None:
+        """The wait for more secondary statuses than a number, with a time limit in seconds; None on AWS."""
+        wait: Callable[..., None] | None = getattr(self._boto_session, "await_change", None)
+        return None if wait is None else partial(wait, self._name)
 
     def log(self, cancelled: Callable[[], bool] = lambda: False) -> LogReader:
         """Return a reader at the beginning of the job's log in CloudWatch."""
@@ -110,6 +117,7 @@ class EndedLocalJob:
     """The last description of a job of ``instance_type="local"``, which has ended."""
 
     keeps_log = False
+    await_change = None
 
     def __init__(self, name: str, description: Mapping[str, Any], s3: Any = None) -> None:
         """Keep a description. `s3` is the client for the job's files; by default boto3's configuration decides."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class Access:
 
     def boto_session(self) -> PlatformSession:
         """Return a boto3 session whose clients and resources all talk to the local platform."""
-        return PlatformSession(botocore_session=_LocalSession(self), region_name=self.region)
+        return PlatformSession(self)
 
     def client_environment(self, directory: Path, *, bypasses: Iterable[str] = ()) -> dict[str, str]:
         """Return variables for a program on this machine that uses an AWS SDK or the AWS CLI.
@@ -144,6 +145,21 @@ class PlatformSession(boto3.Session):
     """Prefix of the ARN of a role that is known by name. No role is assumed, so the role need not exist."""
     runs_in_this_python = False
     """Whether each job runs in this Python's environment, and in no image."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(botocore_session=_LocalSession(access), region_name=access.region)
+        self._access = access
+
+    def await_change(self, job_name: str, transitions: int, seconds: float) -> None:
+        """Return once a job has more secondary statuses than ``transitions``, or after ``seconds``.
+
+        All lines of a job's log can be read once the job has ended.
+        """
+        request = {"TrainingJobName": job_name, "Transitions": transitions, "Seconds": seconds}
+        try:
+            ask(self._access, "AwaitChange", request, service="SmddpLocal")
+        except (BotoCoreError, ClientError, ValueError):  # the next request to the job tells what is wrong
+            time.sleep(seconds)
 
 
 class _LocalSession(botocore.session.Session):

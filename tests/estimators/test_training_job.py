@@ -294,6 +294,36 @@ def test_the_last_lines_of_a_job_that_has_just_ended_are_waited_for(
     assert [line for _, line in TrainingJob(NAME, platform).logs()] == shown
 
 
+@pytest.mark.parametrize("beside_other_work", [False, True])
+def test_a_local_platform_tells_of_each_change_and_its_log_is_whole_at_the_end(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, beside_other_work: bool
+) -> None:
+    """Nothing sleeps: `await_change` returns at each change, and the last lines are not waited for."""
+    asked: list[tuple[str, int]] = []
+
+    def await_change(job_name: str, transitions: int, seconds: float) -> None:
+        assert 0 < seconds <= 5
+        asked.append((job_name, transitions))
+
+    def refuse(_: float) -> None:
+        raise AssertionError("the follower sleeps")
+
+    monkeypatch.setattr(platform, "await_change", await_change, raising=False)
+    monkeypatch.setattr(follower, "time", SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=refuse))
+    now = datetime.now(timezone.utc) - timedelta(seconds=100)
+    whole = ("Starting", *["Training"] * 100, "Completed")
+    platform.descriptions = [described(*whole[:2], start=now), described(*whole, status="Completed", start=now)]
+    platform.arrives = [("algo-1", "1"), ("algo-1", "2"), ("algo-1", "late")]
+    job = TrainingJob(NAME, platform)
+
+    async def collect() -> list[JobEvent]:
+        return [event async for event in job.events_async()]
+
+    events = asyncio.run(collect()) if beside_other_work else list(job.events())
+    assert [event.message for event in events if isinstance(event, LogLine)] == ["1", "2"]
+    assert asked == [(NAME, 2)]
+
+
 def test_streams_of_jobs_with_a_longer_name_are_not_read(platform: Platform) -> None:
     platform.logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=f"{NAME}0/algo-1-1")
     assert list(LogReader(platform.logs, NAME).unread()) == []

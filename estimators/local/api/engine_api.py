@@ -15,11 +15,15 @@ from estimators.local.engine.errors import invalid
 
 INTERRUPT = "InterruptTrainingJob"
 """Our own operation, beside AWS's: reclaim a spot instance of a job."""
+AWAIT_CHANGE = "AwaitChange"
+"""Our own operation: answer once a job's status has changed, or after some seconds."""
 SET_CHAOS = "SetChaos"
 """Our own operation: replace all faults of the platform by the faults in a text."""
 DESCRIBE_CHAOS = "DescribeChaos"
 """Our own operation: list the faults that are set, and how often each has been met."""
 
+MOST_SECONDS = 5.0
+"""Longest wait for a job's change: less than the time in which a client expects an answer."""
 _KINDS = (":training-job/", ":hyper-parameter-tuning-job/", ":processing-job/", ":experiment")
 """Parts of the ARNs of the engine's jobs, and of experiments, their trials and trial components."""
 _TAGGING = frozenset({"AddTags", "ListTags", "DeleteTags"})
@@ -38,6 +42,9 @@ class TrainingJobs(EarlierLogs, Protocol):
     def interrupt(self, job_name: str) -> None:
         """Reclaim the job's spot instances."""
 
+    def await_change(self, job_name: str, transitions: int, seconds: float) -> None:
+        """Wait until a training job has more secondary statuses than ``transitions``, for ``seconds`` at most."""
+
 
 class TrainingJobApi:
     """Answers the engine's operations, and the platform's own."""
@@ -47,6 +54,7 @@ class TrainingJobApi:
         self._chaos = chaos
         self._own: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             INTERRUPT: self._interrupt,
+            AWAIT_CHANGE: self._await_change,
             SET_CHAOS: self._set_chaos,
             DESCRIBE_CHAOS: self._describe_chaos,
         }
@@ -71,6 +79,13 @@ class TrainingJobApi:
 
     def _interrupt(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._engine.interrupt(str(request.get("TrainingJobName")))
+        return {}
+
+    def _await_change(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        known, seconds = request.get("Transitions"), request.get("Seconds")
+        if not isinstance(known, int) or not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_SECONDS:
+            raise invalid(f"Transitions is a number of statuses, and Seconds a time from 0 to {MOST_SECONDS:g}.")
+        self._engine.await_change(str(request.get("TrainingJobName")), known, seconds)
         return {}
 
     def _set_chaos(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,6 +131,13 @@ class Engine:
         """
         self._training.jobs.get(job_name).interrupt()
 
+    def await_change(self, job_name: str, transitions: int, seconds: float) -> None:
+        """Wait until a training job has more secondary statuses than ``transitions``, for ``seconds`` at most.
+
+        Raise ApiError if there is no such job.
+        """
+        self._training.jobs.get(job_name).await_change(transitions, seconds)
+
     def fail(self, reason: str) -> None:
         """End all running jobs as Failed, and start no more: the platform has lost a part that jobs need."""
         self._tuning.close(f"InternalServerError: {reason}")

@@ -114,11 +114,13 @@ class HostLog:
         self._changed.notify()
 
     def _send_all(self) -> None:
+        due = 0.0  # the first line after a pause is sent at once
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines or self._ended)
-                self._changed.wait_for(lambda: self._ended, timeout=BATCH_SECONDS)
+                self._changed.wait_for(lambda: self._ended, timeout=max(0.0, due - time.monotonic()))
                 batch = self._take_batch()
+            due = time.monotonic() + BATCH_SECONDS
             if not batch:
                 return
             kept = [StoredLine(self._stream, event["timestamp"], event["message"]) for event in batch]

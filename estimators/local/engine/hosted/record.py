@@ -173,6 +173,14 @@ class HostedRecord(JobRecord[Request_co]):
                 self._move(self._progress.enter(states.STARTING, _now()))
             return not self.ended
 
+    def await_change(self, transitions: int, seconds: float) -> None:
+        """Wait until the job has more secondary statuses than ``transitions``, or the engine ends.
+
+        Bound: ``seconds``.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed or len(self._progress.transitions) > transitions, seconds)
+
     def close(self) -> None:
         """End the job at once, and save nothing."""
         with self._changed:
@@ -328,6 +336,7 @@ class HostedRecord(JobRecord[Request_co]):
     def _move(self, progress: JobProgress) -> None:
         self._progress = progress
         self.note()
+        self._changed.notify_all()
 
     def _heed_limits(self) -> None:
         if (status := self._limits.reached(self._progress)) is not None:

@@ -29,6 +29,7 @@ class RecordingEngine:
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict, str]] = []
         self.interrupted: list[str] = []
+        self.awaited: list[tuple[str, int, float]] = []
 
     def call(self, operation, request, *, region):
         self.calls.append((operation, request, region))
@@ -42,6 +43,9 @@ class RecordingEngine:
 
     def interrupt(self, job_name):
         self.interrupted.append(job_name)
+
+    def await_change(self, job_name, transitions, seconds):
+        self.awaited.append((job_name, transitions, seconds))
 
     def bring_logs(self, streams):
         """There is no earlier one."""
@@ -245,17 +249,33 @@ def test_serves_presigned_urls(session, port):
     assert send(port, "GET", get.removeprefix(base), b"", Origin="http://evil.example")[0] == 403
 
 
-def test_interrupts_a_job_on_a_signed_request(port, engine):
-    body = json.dumps({"TrainingJobName": "spot"}).encode()
-    request = AWSRequest(
-        method="POST",
-        url=f"http://127.0.0.1:{port}/",
-        data=body,
-        headers={"X-Amz-Target": "SmddpLocal.InterruptTrainingJob"},
-    )
+def ask_platform(port, operation, document):
+    """The status of the answer to one of the platform's own operations."""
+    body = json.dumps(document).encode()
+    url, headers = f"http://127.0.0.1:{port}/", {"X-Amz-Target": f"SmddpLocal.{operation}"}
+    request = AWSRequest(method="POST", url=url, data=body, headers=headers)
     SigV4Auth(Credentials(KEYS.access_key, KEYS.secret_key), "sagemaker", "us-east-1").add_auth(request)
-    assert send(port, body=body, **dict(request.headers.items()))[0] == 200
+    return send(port, body=body, **dict(request.headers.items()))[0]
+
+
+def test_interrupts_a_job_on_a_signed_request(port, engine):
+    assert ask_platform(port, "InterruptTrainingJob", {"TrainingJobName": "spot"}) == 200
     assert engine.interrupted == ["spot"]
+
+
+def test_waits_for_a_change_of_a_job(port, engine):
+    assert ask_platform(port, "AwaitChange", {"TrainingJobName": "a", "Transitions": 2, "Seconds": 0.5}) == 200
+    assert engine.awaited == [("a", 2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"Transitions": "2"}, {"Seconds": 5.1}, {"Seconds": -1}, {"Seconds": float("nan")}, {"Seconds": None}]
+)
+def test_refuses_a_wait_of_another_kind(port, engine, wrong):
+    asked = {"TrainingJobName": "a", "Transitions": 2, "Seconds": 0.5, **wrong}
+    awaited = len(engine.awaited)
+    assert ask_platform(port, "AwaitChange", asked) == 400
+    assert len(engine.awaited) == awaited
 
 
 def test_a_plain_boto3_session_with_the_keys_is_enough(port, engine):

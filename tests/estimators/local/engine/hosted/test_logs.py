@@ -63,6 +63,25 @@ def test_lines_are_there_while_the_host_runs(logs: Any, job: str, lines: Callabl
     assert lines(job) == ["first", "half a li"]
 
 
+def test_the_first_line_after_a_pause_is_not_held_back(
+    logs: Any, job: str, lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH_SECONDS", 3600)
+    reading, writing = os.pipe()
+    log = HostLog(logs, job, "algo-1", seen=lambda line: None)
+    log.open()
+    thread = threading.Thread(target=log.follow, args=(os.fdopen(reading, "rb", buffering=0),))
+    thread.start()
+    os.write(writing, b"first\n")
+    deadline = time.monotonic() + 60
+    while lines(job) != ["first"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.close(writing)
+    thread.join()
+    log.close()
+
+
 def test_over_long_lines_come_in_pieces(logs: Any, job: str, lines: Callable[..., list[str]]) -> None:
     size = module.MAX_LINE_BYTES
     follow(logs, job, b"a" * (2 * size + 5) + b"\nb")
@@ -173,7 +192,7 @@ def test_what_a_line_sets_off_is_said_after_it(logs: Any, job: str, lines: Calla
 def test_an_error_of_any_kind_costs_no_more_than_its_lines(
     job: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BATCH_SECONDS", 60)  # the first batch goes when it is full
+    monkeypatch.setattr(module, "BATCH_SECONDS", 60)
     client = SlowLogs()
     errors, put = iter([ValueError("odd")]), client.put_log_events
 
@@ -184,7 +203,9 @@ def test_an_error_of_any_kind_costs_no_more_than_its_lines(
 
     client.put_log_events = odd  # type: ignore[method-assign]
     log = HostLog(cast("Any", client), job, "algo-1", seen=lambda line: None)
-    log.follow(cast("BinaryIO", io.BytesIO(b"short\n" * (module.MAX_BATCH_EVENTS + 1))))
+    for _ in range(module.MAX_BATCH_EVENTS + 1):
+        log.say("short")
+    log.follow(cast("BinaryIO", io.BytesIO(b"")))
     log.close()
     assert [len(batch) for batch in client.batches] == [1]
     assert "1000 lines" in caplog.text

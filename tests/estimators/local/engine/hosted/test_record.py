@@ -130,6 +130,29 @@ def test_a_stop_before_the_program_runs_ends_the_way_to_it() -> None:
     assert "TrainingStartTime" not in job.describe()
 
 
+def test_a_change_of_status_ends_the_wait_for_it() -> None:
+    job = training()
+    known = len(job.describe()["SecondaryStatusTransitions"])
+    threading.Timer(0.05, lambda: (job.stop(), None)[1]).start()
+    began = time.monotonic()
+    job.await_change(known, 60)
+    assert time.monotonic() - began < 30
+    assert job.describe()["TrainingJobStatus"] == "Stopping"
+    job.await_change(known, 60)  # the change has been
+    assert time.monotonic() - began < 30
+
+
+def test_the_wait_for_a_change_has_a_limit_and_ends_with_the_engine() -> None:
+    job = training()
+    known = len(job.describe()["SecondaryStatusTransitions"])
+    began = time.monotonic()
+    job.await_change(known, 0.05)
+    assert time.monotonic() - began >= 0.05
+    threading.Timer(0.05, job.close).start()
+    job.await_change(known, 60)
+    assert time.monotonic() - began < 30
+
+
 def test_an_interruption_begins_again() -> None:
     job = training(spot=True)
     job.interrupt()
