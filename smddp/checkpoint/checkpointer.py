@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from smddp.checkpoint.format.manifest import Manifest, json_values
 from smddp.checkpoint.restore.restoring import restore_newest
@@ -21,10 +21,11 @@ from smddp.checkpoint.run_state import Stateful, check_parts
 from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers
 from smddp.checkpoint.save.background_saves import BackgroundSaves
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
+from smddp.checkpoint.save.observer import SaveObserver, Unobserved
 from smddp.checkpoint.save.save_group import SaveGroup, same_error
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores.opening import open_store
-from smddp.checkpoint.stores.store import CommitListener
+from smddp.checkpoint.stores.store import CommitListener, Store
 from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 
@@ -59,7 +60,11 @@ class Checkpointer:
 
     Attributes:
         newest: Step and epoch of the newest save, even if in progress, or of the loaded checkpoint; (0, 0) before.
+        observer: What is told of this Checkpointer's calls; None until it opens: then ``observe`` makes one.
+        observe: Makes the observer of each Checkpointer that has none, on rank 0, while a script runs; None otherwise.
     """
+
+    observe: ClassVar[Callable[[Checkpointer, Store], SaveObserver] | None] = None
 
     def __init__(
         self,
@@ -115,6 +120,7 @@ class Checkpointer:
         self._is_closed = False
         self._loaded_step = 0
         self.newest: tuple[int, int] = (0, 0)
+        self.observer: SaveObserver | None = None
 
     @property
     def last_report(self) -> SaveReport | None:
@@ -139,6 +145,9 @@ class Checkpointer:
             snapshotter = Snapshotter(self._state, self._per_rank, rank=ranks.rank, writers=group.writers)
             self._rank_saver = RankSaver(self._store, group, committer, snapshotter)
             self._saves.is_main = ranks.is_main
+            if self.observer is None:
+                observe = type(self).observe if ranks.is_main and self._share != "alone" else None
+                self.observer = Unobserved() if observe is None else observe(self, self._store)
 
     def load(self, *, kept: Collection[str] = ()) -> Manifest | None:
         """Restore the newest valid checkpoint; collective.
@@ -170,6 +179,7 @@ class Checkpointer:
         if manifest is not None:
             self._loaded_step = manifest.step
             self.newest = (manifest.step, manifest.epoch)
+        self._observed.loaded(self._loaded_step)
         return manifest
 
     def check_writable(self) -> None:
@@ -236,8 +246,11 @@ class Checkpointer:
 
     def save_moment(self, moment: Moment, *, failure: Exception | None = None) -> None:
         """Save the run as it is at this moment, like `save`; with a failure, fail on every rank, and raise it here."""
-        self._saves.save(self._opened(), moment, failure)
+        saver = self._opened()
+        with self._observed.stall():
+            self._saves.save(saver, moment, failure)
         self.newest = moment.boundary
+        self._observed.saved(moment.step)
 
     def check(self) -> None:
         """Raise the error of a save that failed in the background, if any. Call it at every step.
@@ -264,7 +277,8 @@ class Checkpointer:
         Raises:
             CheckpointError: The save failed, tolerated or not, unless the failure was raised or logged before.
         """
-        return self._saves.wait(timeout)
+        with self._observed.stall():
+            return self._saves.wait(timeout)
 
     def finish(self) -> bool:
         """Wait for the last save at the end of training. Log its failure if failures are tolerated.
@@ -276,7 +290,8 @@ class Checkpointer:
             CheckpointError: The save failed, and failures are not tolerated, or the cause is the state itself rather
                 than the disk, the network or the like.
         """
-        is_durable = self._saves.finish()
+        with self._observed.stall():
+            is_durable = self._saves.finish()
         if not is_durable and self._saves.is_main:
             logger.error("training ends without its newest checkpoint: %s", self.last_resort())
         return is_durable
@@ -387,6 +402,10 @@ class Checkpointer:
         """Unlock the location, unless the background thread still writes there."""
         if self._rank_saver is not None and not self.busy:
             self._rank_saver.committer.unlock_location()
+
+    @property
+    def _observed(self) -> SaveObserver:
+        return Unobserved() if self.observer is None else self.observer
 
     def _opened(self) -> RankSaver:
         """Return this rank's saver. Open first if the caller did not: a ``with`` block may join the process group."""

@@ -68,8 +68,8 @@ def _read(run: str) -> Account:
     account = read_account(store)
     if not account.attempts:
         raise CheckpointError(
-            f"there is no goodput ledger in {store}: a smddp.Trainer keeps one beside its checkpoints; give the "
-            "directory or s3://bucket/prefix of a run that it has trained"
+            f"there is no goodput ledger in {store}: a smddp.Trainer, and a smddp.Checkpointer under smddp.run, keep "
+            "one beside their checkpoints; give the directory or s3://bucket/prefix of such a run"
             + "".join(f"\n{problem}" for problem in account.problems)
         )
     return account
@@ -84,7 +84,7 @@ def _show(account: Account) -> None:
     from smddp.process.terminal_text import duration
     from smddp.safe_text import shown_text
 
-    typer.echo(f"goodput {account.goodput:.1%} of {duration(account.wall_seconds)}; {shown_losses(account)}")
+    typer.echo(f"{_goodput(account)} of {duration(account.wall_seconds)}; {shown_losses(account)}")
     parts = Table("part", "seconds", "share")
     parts.columns[1].justify = parts.columns[2].justify = "right"
     for part, seconds in account.seconds.items():
@@ -108,8 +108,18 @@ def _show(account: Account) -> None:
             each.end,
         )
     print_table(attempts)
+    if account.most_goodput > account.goodput:
+        typer.echo(
+            "other includes the training: a loop without a smddp.Trainer does not tell it from evaluation and waits "
+            "for data, and its steps are those of its saves"
+        )
     for problem in account.problems:
         typer.echo(shown_text(problem))
+
+
+def _goodput(account: Account) -> str:
+    bound = "at most " if account.most_goodput > account.goodput else ""
+    return f"goodput {bound}{account.most_goodput:.1%}"
 
 
 def _draw(account: Account, path: str) -> None:
@@ -129,7 +139,7 @@ def _draw(account: Account, path: str) -> None:
     labels = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     shown = [part for part in PARTS if account.seconds[part]]
     axes.legend([labels[part] for part in shown], shown, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes.set(xlabel="seconds", ylabel="attempt", title=f"goodput {account.goodput:.1%}")
+    axes.set(xlabel="seconds", ylabel="attempt", title=_goodput(account))
     axes.set_yticks(range(len(account.attempts)), [str(number + 1) for number in range(len(account.attempts))])
     axes.invert_yaxis()
     figure.savefig(path, dpi=120)

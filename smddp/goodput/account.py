@@ -66,6 +66,15 @@ class Account:
         return self.seconds["training"] / self.wall_seconds if self.wall_seconds else 0.0
 
     @property
+    def most_goodput(self) -> float:
+        """The goodput if all that the scripts' own loops did were training; `goodput`, if Trainers did all loops.
+
+        See `smddp.goodput.attempt.Loop`.
+        """
+        untold = sum(each.seconds["other"] for each in self.attempts if each.attempt.loop == "script")
+        return self.goodput + (untold / self.wall_seconds if untold else 0.0)
+
+    @property
     def shares(self) -> dict[str, float]:
         """The share of the wall time of each part."""
         whole = self.wall_seconds or 1.0
@@ -88,6 +97,7 @@ class Account:
         return {
             "wall_seconds": round(self.wall_seconds, 3),
             "goodput": round(self.goodput, 6),
+            "most_goodput": round(self.most_goodput, 6),
             "seconds": _rounded(self.seconds),
             "lost_steps": self.lost_steps,
             "attempts": [

@@ -25,6 +25,8 @@ REPEATED = ("training", "evaluation", "data", "checkpoint", "other")
 """The parts that become ``lost`` if their steps are taken again."""
 End = Literal["", "finished", "stopped", "failed", "hang"]
 """How an attempt ended; empty while it is under way, and after a kill."""
+Loop = Literal["trainer", "script"]
+"""Whose loop it was. A script's own does not tell training from evaluation and waits for data: all three are other."""
 
 DIRECTORY = "goodput"
 """The directory of the records, in the location of the checkpoints."""
@@ -76,6 +78,7 @@ class Attempt:
     pause: float
     """Seconds after which the next sign of life was due."""
     end: End = ""
+    loop: Loop = "trainer"
 
     @property
     def ended(self) -> float:
@@ -111,6 +114,7 @@ class Attempt:
             "launched": round(self.launched, _DIGITS),
             "began": round(self.began, _DIGITS),
             "end": self.end,
+            "loop": self.loop,
             "resumed": self.resumed,
             "step": self.step,
             "durable": self.durable,
@@ -129,8 +133,9 @@ class Attempt:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f"it is no record of format {_FORMAT}, which this smddp reads")
         try:
-            if content["parts"] != list(MEASURED) or content["end"] not in get_args(End):
-                raise ValueError("it has other parts, or another end, than a record")
+            loop = content.get("loop", "trainer")  # absent in older records
+            if content["parts"] != list(MEASURED) or content["end"] not in get_args(End) or loop not in get_args(Loop):
+                raise ValueError("it has other parts, or another end or loop, than a record")
             attempt = cls(
                 id=content["id"],
                 host=content["host"],
@@ -145,6 +150,7 @@ class Attempt:
                 marks=[Mark(step=_whole(step), seconds=_seconds(seconds)) for step, *seconds in content["marks"]],
                 pause=_number(content["pause"]),
                 end=content["end"],
+                loop=loop,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"a field is missing, or is of another kind: {error}") from error

@@ -37,6 +37,7 @@ from smddp.goodput.attempt import (
     REPEATED,
     Attempt,
     End,
+    Loop,
     Mark,
     Seconds,
     read_attempts,
@@ -164,8 +165,11 @@ class Recorder:
         resumed: int,
         steps: Callable[[], int],
         durable: Callable[[], int],
+        loop: Loop = "trainer",
     ) -> None:
-        self._writer = _Writer(store, clock, world_size=world_size, resumed=resumed, steps=steps, durable=durable)
+        self._writer = _Writer(
+            store, clock, world_size=world_size, resumed=resumed, steps=steps, durable=durable, loop=loop
+        )
         self._thread = threading.Thread(target=self._writer.run, name="goodput-ledger", daemon=True)
         self._thread.start()
         self._finalizer = weakref.finalize(self, self._writer.wake, is_over=True)
@@ -202,6 +206,7 @@ class _Writer:
         resumed: int,
         steps: Callable[[], int],
         durable: Callable[[], int],
+        loop: Loop,
     ) -> None:
         self.end: End = ""
         self.earlier: Sequence[Attempt] = ()
@@ -222,6 +227,7 @@ class _Writer:
             durable=resumed,
             marks=(),
             pause=0.0,
+            loop=loop,
         )
 
     def wake(self, *, is_over: bool = False) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ from weakref import WeakSet
 
 from smddp.checkpoint import Checkpointer
 from smddp.checkpoint.run_state import Stateful
+from smddp.checkpoint.save.observer import SaveObserver, Unobserved
+from smddp.checkpoint.stores import Store
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.opening import open_store
 from smddp.checkpoint.stores.upload_monitor import UploadMonitor
@@ -27,6 +28,7 @@ from smddp.goodput import PartClock, Recorder
 from smddp.goodput.attempt import End
 from smddp.job import Job
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.own_loop import OwnLoop, begin_recorder
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class OpenRun:
     def __init__(self, job: Job, checkpointer: Checkpointer, progress: Progress, clock: PartClock) -> None:
         self.location = job.checkpoint_location
         self.checkpointer = checkpointer
+        checkpointer.observer = Unobserved()  # the loop measures by itself
         self.clock = clock
         self.ledger: Recorder | None = None
         """The record of this attempt, on rank 0, once the run owns its location."""
@@ -129,20 +132,9 @@ class OpenRun:
     def begin_ledger(self) -> None:
         """Begin this attempt's record, which is kept beside the checkpoints; on rank 0."""
         if self._cluster.is_main:
-            progress, resumed = self._progress, self.checkpointer.loaded_step
-            checkpointer = weakref.ref(self.checkpointer)  # the ledger's thread keeps no run alive
-
-            def durable() -> int:
-                newest = None if (saver := checkpointer()) is None else saver.newest_saved
-                return resumed if newest is None else newest[0]
-
-            self.ledger = Recorder(
-                open_store(self.location),
-                self.clock,
-                world_size=self._cluster.world_size,
-                resumed=resumed,
-                steps=lambda: progress.steps,
-                durable=durable,
+            progress = self._progress
+            self.ledger = begin_recorder(
+                self.checkpointer, open_store(self.location), self.clock, steps=lambda: progress.steps
             )
 
     def saved(self) -> None:
@@ -229,6 +221,7 @@ class ActiveRuns:
         # thread of a late stop (`StopDeadline`) only copies them.
         self._trained: WeakSet[Run] = WeakSet()
         self._open: WeakSet[OpenRun] = WeakSet()
+        self._own_loops: WeakSet[OwnLoop] = WeakSet()
         self._script: ExitStack | None = None
 
     @contextmanager
@@ -238,11 +231,11 @@ class ActiveRuns:
         Closing the stack after success waits until the last checkpoints are durable; with an exception, ten seconds at
         most.
         """
-        self._script = stack
+        self._script, Checkpointer.observe = stack, self._observe
         try:
             yield
         finally:
-            self._script = None
+            self._script = Checkpointer.observe = None
 
     def end_with_script(self, ending: AbstractContextManager[object]) -> bool:
         """Leave the context when the script ends under ``smddp.run``; return False outside of it."""
@@ -273,25 +266,38 @@ class ActiveRuns:
 
     def note_stop(self) -> None:
         """Note that the script ends by a stop: it heeded one itself, or ``Trainer`` did."""
-        for run in self.open_runs():
+        stopped: list[OpenRun | OwnLoop] = [*self.open_runs(), *self._own_loops]
+        for run in stopped:
             run.was_stopped = True
 
     def begin_hang(self, seconds: float) -> None:
         """Count the last seconds, and what follows, as a hang in the ledgers of all runs. Any thread may call it."""
-        for run in list(self._open):
+        for run in self._ledgers():
             run.clock.begin_hang(seconds)
 
     def end_hang(self, seconds: float) -> None:
         """End that hang: the rank moved so many seconds ago. Any thread may call it."""
-        for run in list(self._open):
+        for run in self._ledgers():
             run.clock.end_hang(seconds)
 
     def end_ledgers(self, end: End) -> None:
         """Write the last records of all runs, because the process ends. Any thread may call it."""
-        for run in list(self._open):
+        for run in self._ledgers():
             if end == "hang":
                 run.clock.begin_hang()
             run.end_ledger(end)
+
+    def _ledgers(self) -> list[OpenRun | OwnLoop]:
+        return [*self._open, *self._own_loops]
+
+    def _observe(self, checkpointer: Checkpointer, store: Store) -> SaveObserver:
+        """Keep a ledger of the script's own loop around a Checkpointer, until the script ends."""
+        if self._trained:
+            return Unobserved()  # its trainer has a ledger
+        loop = OwnLoop(checkpointer, store)
+        self._own_loops.add(loop)
+        self.end_with_script(loop)
+        return loop
 
     def newest_saves(self) -> list[tuple[int, int]]:
         """Return step and epoch of each run's newest checkpoint, which it saved or resumed from; (0, 0) if it has none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_as_json_the_parts_add_up(run: Path) -> None:
     found = json.loads(shown(str(run), "--json"))
     assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"]) == 38
     assert [each["lost_steps"] for each in found["attempts"]] == [2, 0]
+
+
+def test_without_a_trainer_the_goodput_is_a_bound(run: Path) -> None:
+    last = attempt(1e9 + 30, resumed=8, step=9, end="finished")
+    own = replace(last, loop="script", seconds={**last.seconds, "training": 0.0, "data": 0.0, "other": 1.0}, marks=())
+    (run / "checkpoints" / "goodput" / own.name).write_bytes(own.to_json())
+    told = shown(str(run))
+    assert "goodput at most 21.6% of 38 s" in told
+    assert "other includes the training" in told
+    assert json.loads(shown(str(run), "--json"))["most_goodput"] == pytest.approx(0.2158, abs=1e-4)
 
 
 def test_a_plot_has_a_bar_for_each_attempt(run: Path, tmp_path: Path) -> None:

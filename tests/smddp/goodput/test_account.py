@@ -173,6 +173,26 @@ def test_a_record_that_is_read_has_the_name_of_its_file() -> None:
     assert Attempt.from_json(life.to_json()).name == life.name
 
 
+def test_what_a_scripts_own_loop_did_bounds_the_goodput() -> None:
+    trained = attempt(100, step=10, saved=(10,), end="failed")
+    own = replace(
+        attempt(117, resumed=10, step=20, end="finished"),
+        loop="script",
+        seconds={**_NOTHING, "start": 5.0, "checkpoint": 1.0, "other": 4.0},
+        marks=(),
+    )
+    found = join_attempts([trained, own], now=1e9)
+    assert found.wall_seconds == 29
+    assert (found.goodput, found.most_goodput) == (pytest.approx(9 / 29), pytest.approx(13 / 29))
+    assert join_attempts([trained], now=1e9).most_goodput == join_attempts([trained], now=1e9).goodput
+
+
+def test_a_record_from_before_scripts_had_ledgers_is_a_trainers() -> None:
+    content = json.loads(attempt(100, step=10).to_json())
+    del content["loop"]
+    assert Attempt.from_json(json.dumps(content).encode()).loop == "trainer"
+
+
 @given(_lives())
 def test_a_record_is_read_as_it_was_written(lives: list[Attempt]) -> None:
     for life in lives:
@@ -195,6 +215,7 @@ def _record(directory: Path, life: Attempt, **changes: object) -> None:
         {"host": "a\x1b[2J"},
         {"host": ["host"]},
         {"end": "won"},
+        {"loop": "mine"},
         {"step": -1},
         {"step": 1.5},
         {"step": True},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,57 @@ def test_under_run_the_record_says_how_the_attempt_ended(
     assert (found.end, found.attempt.step, found.lost_steps) == (end, 1, 0)
     lines = [line for line in caplog.messages if " goodput=" in line]
     assert [line.split()[:2] for line in lines] == ([] if code == 130 else [["step=1", "epoch=1"]])
+
+
+@pytest.mark.parametrize(("code", "end"), [(0, "finished"), (75, "stopped"), (1, "failed")])
+def test_under_run_a_loop_around_a_checkpointer_has_a_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, end: str
+) -> None:
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    gc.collect()  # the trainers of other tests
+
+    def main(job: Job) -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with smddp.Checkpointer(job.checkpoint_location, {"model": model}) as checkpointer:
+            assert checkpointer.load() is None
+            time.sleep(0.1)
+            for step in range(1, 5):
+                model(torch.ones(4)).sum().backward()
+                optimizer.step()
+                time.sleep(0.05)
+                if step in (2, 3):
+                    checkpointer.save(step)
+                    with monkeypatch.context() as patched:
+                        patched.setattr(checkpointer._saves, "wait", lambda _: time.sleep(0.1))
+                        checkpointer.wait()
+        raise SystemExit(code)
+
+    with pytest.raises(SystemExit):
+        smddp.run(main)
+    account = read_account(open_store(str(tmp_path / "run" / "checkpoints")))
+    [found] = account.attempts
+    assert (found.end, found.attempt.step, found.attempt.loop) == (end, 3, "script")
+    assert [mark.step for mark in found.attempt.marks] == [0, 2, 3]
+    assert found.attempt.seconds["start"] >= 0.1
+    assert found.attempt.seconds["checkpoint"] >= 2 * 0.1
+    assert found.attempt.seconds["other"] >= 4 * 0.05
+    assert account.goodput == 0
+    assert account.most_goodput == pytest.approx(account.shares["other"])
+
+
+def test_a_checkpointer_beside_a_trainer_or_outside_of_run_has_no_ledger(job: Job, tmp_path: Path) -> None:
+    training = trainer(job)
+    training.step(training.model(torch.ones(2, 4)).sum())
+    with active_runs.until_script_ends(ExitStack()):
+        other = smddp.Checkpointer(tmp_path / "other", {"model": nn.Linear(1, 1)})
+        other.save(1)
+        other.close()
+    assert not read_account(open_store(tmp_path / "other")).attempts
+    end()
+    assert len(read_account(open_store(job.checkpoint_location)).attempts) == 1
+    assert smddp.Checkpointer.observe is None
 
 
 @pytest.mark.seaweedfs
