@@ -58,7 +58,7 @@ def goodput(
 def _read(run: str) -> Account:
     """Return the account of a run; raise CheckpointError if it has no ledger."""
     from smddp.checkpoint.stores import open_store
-    from smddp.checkpoint.stores.opening import checkpoints_of_run
+    from smddp.checkpoint.stores.opening import checkpoints_of_run, no_directory
     from smddp.goodput import read_account
 
     try:
@@ -67,7 +67,7 @@ def _read(run: str) -> Account:
         raise CheckpointError(str(error)) from error
     account = read_account(store)
     if not account.attempts:
-        raise CheckpointError(
+        raise no_directory(store) or CheckpointError(
             f"there is no goodput ledger in {store}: a smddp.Trainer, and a smddp.Checkpointer under smddp.run, keep "
             "one beside their checkpoints; give the directory or s3://bucket/prefix of such a run"
             + "".join(f"\n{problem}" for problem in account.problems)

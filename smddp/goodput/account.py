@@ -139,6 +139,11 @@ def join_attempts(attempts: Sequence[Attempt], *, problems: Sequence[str] = (), 
         later = [other.resumed for other in ordered[number + 1 :]]
         end = attempt.end or ("killed" if later or not _is_alive(attempt, now) else "running")
         seconds = {part: attempt.seconds.get(part, 0.0) for part in PARTS}
+        if _began_before_its_past(number, ordered):
+            told.append(
+                f"attempt {attempt.id} continued from step {attempt.resumed}, which only an attempt saved that began "
+                "later by its clock: the clocks of two hosts differ, and steps count as lost that are not"
+            )
         lost_steps = attempt.undone + _move_lost(attempt, end, later, seconds)
         begins_anew = before is None or before.end == "finished"
         if not begins_anew:
@@ -180,6 +185,15 @@ def _move_lost(attempt: Attempt, end: str, later: Sequence[int], seconds: dict[s
         seconds["lost"] += attempt.seconds[part] - spent[part]
         seconds[part] = spent[part]
     return max(attempt.step - max(kept, attempt.resumed), 0)
+
+
+def _began_before_its_past(number: int, attempts: Sequence[Attempt]) -> bool:
+    """Return whether only attempts that began later have saved the step from which this one continued."""
+    step = attempts[number].resumed
+    has_saved = [
+        each.resumed < step and step in (each.durable, *(mark.step for mark in each.marks)) for each in attempts
+    ]
+    return any(has_saved[number + 1 :]) and not any(has_saved[:number])
 
 
 def _is_alive(attempt: Attempt, now: float) -> bool:

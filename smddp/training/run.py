@@ -11,9 +11,12 @@ import logging
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from concurrent.futures import thread as executors
+from contextlib import ExitStack, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import NoReturn
@@ -51,10 +54,16 @@ logger = logging.getLogger(__name__)
 
 _INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
+_VERDICT_SECONDS = 2.0
+"""Seconds by which a rank without a verdict lets one with it explain a stop that takes no effect."""
+_THREADS_SECONDS = 1.0
+"""Seconds that the script's threads get to end before they are told."""
 _PREPARING_SECONDS = 300.0  # of a script that never steps an optimizer, no more is told
 
 _steps_taken = 0
 """Steps that the optimizers of this process took since ``run`` began."""
+_watchdog: Watchdog | None = None
+"""The watchdog of ``run``, whose verdict explains a stop that takes no effect."""
 
 
 def run(main: Callable[..., None], *, preflight_collectives: bool = False, watch: bool | Watch = True) -> NoReturn:
@@ -113,6 +122,7 @@ def run_with_config(
         stop_signal.on_unheeded = None
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # a late signal must not change the exit code
+    _tell_threads()
     raise SystemExit(code)
 
 
@@ -176,9 +186,10 @@ def _train(
         give_up(report, is_logged=not first_failure.claim_reason())
 
     first_failure = FirstFailure(membership, end_unheeding, steps=_count_steps, memory=memory)
-    watchdog: AbstractContextManager[object] = nullcontext()
+    global _watchdog
+    _watchdog = None
     if watch is not None:
-        watchdog = Watchdog(
+        _watchdog = Watchdog(
             watch,
             membership,
             steps=_count_steps,
@@ -196,7 +207,7 @@ def _train(
     # it, 5. end, by force after 15 seconds. A rank that only lost contact skips 1, as the cause is another rank's, and
     # does 2 within 5: its trackers hear that the run has failed.
     try:
-        with watchdog, active_runs.until_script_ends(saves):
+        with _watchdog or nullcontext(), active_runs.until_script_ends(saves):
             code = _run_well(main)
         _end_fork(process, code)
         lost = active_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
@@ -354,6 +365,25 @@ def _end_soon(membership: Membership) -> None:
         faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
 
 
+def _tell_threads() -> None:
+    """Warn of the script's threads that do not end now, and for which Python waits before the process ends."""
+    deadline = time.monotonic() + _THREADS_SECONDS
+    for thread in threading.enumerate():
+        # Python tells an executor's threads to end before it waits for them.
+        if thread.daemon or thread in (threading.main_thread(), *executors._threads_queues):  # noqa: SLF001
+            continue
+        thread.join(max(deadline - time.monotonic(), 0.0))
+        frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001, it is documented
+        if thread.is_alive() and frame is not None:
+            here = failure_report.frame_lines(traceback.extract_stack(frame))[-1]
+            logger.warning(
+                "the script has ended, and this rank ends only after its thread %s, which is here: %s. End it, or "
+                "start it with daemon=True",
+                thread.name,
+                here,
+            )
+
+
 class StoppedUnheeded(SystemExit):
     """The end of a script that had begun to train, was told to stop, and never checks for a stop."""
 
@@ -387,11 +417,14 @@ def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> No
         logger.warning("told to stop %.0f s ago, and still busy; all steps are in a checkpoint: ended here", seconds)
         _tell(code)
     else:
+        verdict = "" if _watchdog is None else _watchdog.verdict
         late = CheckpointError(
-            f"told to stop {seconds:.0f} s ago, and this rank has come to no step's end since: what it did after its "
-            "last checkpoint is lost. It was here"
+            f"told to stop {seconds:.0f} s ago, and this rank has come to no step's end since: "
+            f"{verdict and f'{verdict}. So '}what it did after its last checkpoint is lost. It was here"
         ).with_traceback(where)
         logger.critical("the stop was not heeded in time", exc_info=late)
+        if cluster.world_size > 1 and not verdict:
+            time.sleep(_VERDICT_SECONDS)
         if failure_report.find(job.output_dir) == earlier:  # else a better reason is there, such as a failed save
             _record(job.output_dir, failure_report.describe(late, cluster))
     active_runs.end_ledgers("stopped" if code == RESUMABLE else "failed")

@@ -123,6 +123,8 @@ class Watchdog:
         self._logged: set[tuple[str, tuple[int, ...], bool]] = set()
         self._hangs_since: float | None = None
         """Since when each verdict was sure; None if the last one was not."""
+        self.verdict = ""
+        """What this rank tells of one that hangs or is busy for long, while it lasts; else empty. For any thread."""
         self._ends_job = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -187,6 +189,7 @@ class Watchdog:
         own = self._exchange.own = replace(own, neighbours={each.rank: self._state(each) for each in here})
         if own.idle < after:
             self._logged.clear()
+            self.verdict = ""
             self._end_hang(own.idle)
             if compares:
                 self._compare_pace()
@@ -197,9 +200,11 @@ class Watchdog:
         after = self._bound([*answering, *heard.silent])
         judges = [each for each in answering if each.idle >= after and each.phase != "ended"]
         if not judges or judges[0].rank != self._rank:
+            self.verdict = ""
             self._end_hang(0.0)
             return
         verdict = judge(answering, heard.silent, after)
+        self.verdict = "" if verdict is None else verdict.text
         if verdict is not None and verdict.is_sure:
             self._hangs(own.idle)
         else:

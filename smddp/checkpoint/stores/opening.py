@@ -59,16 +59,20 @@ def split(location: str | os.PathLike[str]) -> tuple[str, int | None]:
     return (text, None) if step is None or not text else (os.path.dirname(absolute), step)  # noqa: PTH120
 
 
+def no_directory(store: Store) -> CheckpointError | None:
+    """Return the error for the store of a directory that is absent or a file; None for any other store."""
+    text = str(store)
+    if text.startswith("s3://") or (path := Path(text).expanduser()).is_dir():
+        return None
+    if not path.exists():
+        return CheckpointError(f"there is no directory {text}")
+    return CheckpointError(f"{text} is a file: give the directory that the checkpoints lie in")
+
+
 def no_checkpoint_in(store: Store) -> CheckpointError:
     """Return the error for a store without checkpoints, with a hint where they may be."""
     text = str(store)
     advice = f"a checkpoint is a directory step-… with a {MANIFEST_NAME}"
-    if not text.startswith("s3://"):
-        path = Path(text)
-        if not path.exists():
-            return CheckpointError(f"there is no directory {text}")
-        if not path.is_dir():
-            return CheckpointError(f"{text} is a file: give the directory that the checkpoints lie in")
-        if (path / _CHECKPOINTS).is_dir():
-            advice = f"did you mean {path / _CHECKPOINTS}?"
-    return CheckpointError(f"there is no checkpoint in {text}; {advice}")
+    if not text.startswith("s3://") and (Path(text).expanduser() / _CHECKPOINTS).is_dir():
+        advice = f"did you mean {Path(text) / _CHECKPOINTS}?"
+    return no_directory(store) or CheckpointError(f"there is no checkpoint in {text}; {advice}")

@@ -68,9 +68,18 @@ def test_a_damaged_record_is_named(run: Path) -> None:
     assert "20300101T000000-0123456789ab.json is damaged, and left out" in shown(str(run))
 
 
-@pytest.mark.parametrize(("name", "what"), [("empty", "no goodput ledger in"), ("ftp://x/y", "is no location")])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("empty", "no goodput ledger in"),
+        ("absent", "there is no directory .*absent"),
+        ("file", "file is a file"),
+        ("ftp://x/y", "is no location"),
+    ],
+)
 def test_a_location_without_a_ledger_is_told(tmp_path: Path, name: str, what: str) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=what):
         shown(name if "://" in name else str(tmp_path / name))
 

@@ -5,12 +5,15 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,6 +166,46 @@ def test_sys_exit_keeps_its_code(code: object, ends_with: int, fails: bool, fail
 
     assert code_of(main) == ends_with
     assert failure_file.exists() is fails
+
+
+def test_a_thread_for_which_python_waits_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["smddp.training.run"], "_THREADS_SECONDS", 0.1)
+    over, pool = threading.Event(), ThreadPoolExecutor()  # Python ends a pool's threads by itself
+
+    def main() -> None:
+        pool.submit(int).result()
+        threading.Thread(target=over.wait, name="monitor", daemon=True).start()
+        threading.Thread(target=over.wait, args=(0.01,), name="short").start()
+        threading.Thread(target=over.wait, name="uploader").start()
+
+    try:
+        assert code_of(main) == 0
+        (line,) = [each for each in caplog.messages if "ends only after its thread" in each]
+        assert "its thread uploader, which is here: " in line
+    finally:
+        over.set()
+        pool.shutdown()
+
+
+@pytest.mark.parametrize("verdict", ["", "rank 1 on algo-2 does not answer"])
+def test_a_stop_that_takes_no_effect_names_the_rank_that_hangs(
+    verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, slept = sys.modules["smddp.training.run"], list[float]()
+    monkeypatch.setattr(module, "_steps_taken", 3)
+    monkeypatch.setattr(module, "_watchdog", SimpleNamespace(verdict=verdict))
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    monkeypatch.setattr(module.os, "_exit", lambda code: None)
+    monkeypatch.setattr(module.logging, "shutdown", lambda: None)
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
+    job.make_directories()
+    two = replace(job.cluster, world_size=2, local_world_size=2)
+    module._end_late(job, two, None)
+    told = (job.output_dir / "failure").read_text()
+    assert ("since: rank 1 on algo-2 does not answer. So what it did" if verdict else "since: what it did") in told
+    assert bool(slept) is not bool(verdict)  # a rank with a verdict writes the reason first
 
 
 class Save:

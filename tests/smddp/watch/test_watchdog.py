@@ -104,10 +104,11 @@ def test_the_last_position_of_a_rank_that_has_ended_stays_true(dog: Watchdog, cl
 
 def test_a_rank_that_judges_again_is_as_patient_as_before(dog: Watchdog, clock: Clock, other: Any) -> None:
     dog._rank = 1
-    dog._hangs_since = clock.now  # this rank judged
+    dog._hangs_since, dog.verdict = clock.now, "rank 0 hangs"  # this rank judged
     for beat in range(10):
         look(dog, other, clock, waiting(1), at(0, beat=beat))  # now the lowest rank judges
     assert dog._hangs_since is None
+    assert not dog.verdict
 
 
 def test_a_job_whose_steps_take_long_is_judged_later(dog: Watchdog, other: Any, clock: Clock, caplog: Any) -> None:
@@ -144,5 +145,7 @@ def test_a_hang_is_told_from_the_last_movement_to_the_next(
     assert told == [("hangs", 5.5), ("hangs", 6.5), ("moves", 0.4)]
     for idle in (2.4, 3.4, 4.4, 5.4):
         look(dog, other, clock, at(0, idle=idle, still=idle))
+    assert dog.verdict.startswith("rank 0 on algo-1 has not moved for 5 s")
     look(dog, other, clock, at(0, idle=6.4, still=0.1))  # it computes
+    assert not dog.verdict
     assert told[3:] == [("hangs", 5.4), ("moves", 0.0)]
