@@ -57,7 +57,7 @@ def start_warm_parent(script: Path, command: Sequence[str], environ: Mapping[str
             command,
             modules=common if is_usual else [*first, *common],
             extras=first if is_usual else [],
-            environ=environ,
+            environ={name: value for name, value in environ.items() if name not in _OF_RANKS},
             of_ranks=_OF_RANKS,
         )
     except OSError as error:

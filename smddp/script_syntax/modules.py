@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from smddp.process.script_names import full_name
-from smddp.script_syntax.python_module import PythonModule
+from smddp.script_syntax.python_module import PACKAGE, PythonModule
 
 _MOST_READ = 200
 """Files after which no further module is looked for."""
@@ -111,7 +111,7 @@ class Modules:
             return None
         if level:
             return _file(module.path.parents[level - 1], parts) if level <= len(module.path.parents) else None
-        if not parts:
+        if not parts or parts[0] == PACKAGE:  # which the bundle brings, and which is no code of the script's
             return None
         if (path := self.named.get(parts[0])) is not None:
             return path if path.is_file() and len(parts) == 1 else _file(path, parts[1:])
