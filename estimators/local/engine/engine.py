@@ -49,7 +49,7 @@ class Engine:
         container_environment: Mapping[str, str],  # variables for every host, such as the platform's endpoint and keys
         account_id: str,
         grace_seconds: float = 120,  # between SIGTERM and SIGKILL
-        sync_seconds: float = 1.0,  # between two scans of directories that are copied to S3 while hosts run
+        sync_seconds: float = 0.1,  # least time between two scans of directories that are copied to S3 while hosts run
         rescue: Path | None = None,  # where a job's files go if they can't be uploaded; None: beside `directory`
         store: RecordStore = NOTHING_KEPT,
         chaos: Chaos | None = None,  # faults for all jobs; None: only the faults in a job's tag

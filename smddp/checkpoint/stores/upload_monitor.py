@@ -24,6 +24,7 @@ from smddp.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 10.0  # seconds between two checks, at most
+_FIRST_PAUSE = 0.05  # seconds between the first two looks of `settle`, which grow rarer
 _MOST_PATIENCE = 15.0  # seconds that `settle` waits for the agent, at most
 
 
@@ -163,11 +164,12 @@ class UploadMonitor(CommitListener):
             self._quietly(expected, partial(self._upload, expected))
 
     def _bring(self, expected: _Expected, *, patience: float) -> bool:
-        until = time.monotonic() + patience
+        until, pause = time.monotonic() + patience, _FIRST_PAUSE
         while time.monotonic() < until:
             if self._quietly(expected, partial(self._has_arrived, expected)):
                 return True
-            time.sleep(min(1.0, patience / 10))
+            time.sleep(min(pause, patience / 10))
+            pause = min(2 * pause, 1.0)
         return self._upload(expected)
 
     def _upload(self, expected: _Expected) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import shutil
 import stat
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TRANSIENT = (".sagemaker-uploading", ".sagemaker-uploaded")
+_LONGEST_PAUSE = 1.0  # seconds between two passes, unless more are asked for
 _TIMESTAMP_TICK = 20_000_000
 """Nanoseconds within which two writes may leave the same modification time."""
 _OWNER_SUFFIX = ".smddp-owner"
@@ -61,7 +63,7 @@ class FolderSync:
         trees: Mapping[str, HostTree],
         *,
         snapshot: Path,  # a scratch file: each upload is from a copy, which the program can't change
-        seconds: float,  # between two passes
+        seconds: float,  # between two passes, at least
     ) -> None:
         self._s3 = s3
         self._uri = folder.uri
@@ -100,14 +102,26 @@ class FolderSync:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._finished.wait(self._seconds):
-            self._try_to_synchronise()
+        took = 0.0
+        while not self._finished.wait(self.pause_after(took)):
+            took = self._try_to_synchronise()
 
-    def _try_to_synchronise(self) -> None:
+    def pause_after(self, took: float) -> float:
+        """Return the seconds until the next pass: few, because a program may wait for its files to be in S3.
+
+        Passes take a tenth of the time at most, up to a pause of a second.
+        """
+        return max(self._seconds, min(_LONGEST_PAUSE, 10 * took))
+
+    def _try_to_synchronise(self) -> float:
+        """Make one pass, and return its seconds; infinity if it failed."""
+        began = time.monotonic()
         try:
             self._synchronise()
         except Exception:  # of any kind: the thread must go on, for the other files
             logger.warning("files could not be copied to %s; will be tried again", self._uri, exc_info=True)
+            return math.inf
+        return time.monotonic() - began
 
     def _synchronise(self, *, last: bool = False) -> None:
         """Make one pass: copy new and changed files, then delete what is gone.

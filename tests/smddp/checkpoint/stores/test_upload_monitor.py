@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 
 from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.restore.listing import inspect
+from smddp.checkpoint.stores import upload_monitor
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.upload_monitor import UploadMonitor
@@ -172,6 +175,44 @@ def test_the_stop_uploads_the_newest_that_the_agent_left(source: DirectoryStore,
         assert arrival.settle(6.0)
     assert inspect(store, 2).status == "valid"
     assert store.read_manifest(1) is None
+
+
+def test_an_agent_that_is_quick_is_waited_for_briefly(
+    source: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop, and the end of each job on a platform, waits for the newest checkpoint."""
+    target = DirectoryStore(tmp_path / "target")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            shutil.copytree(source.root, target.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("target"))
+
+    with watching(source, target) as arrival:
+        saved(source, arrival, 8)
+        monkeypatch.setattr(upload_monitor, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
+        assert arrival.settle(60.0)
+    assert len(pauses) == 2
+    assert sum(pauses) < 0.2
+
+
+def test_the_looks_of_a_stop_grow_rarer(
+    source: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, pauses = [0.0], []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    with watching(source, DirectoryStore(tmp_path / "target")) as arrival:
+        saved(source, arrival, 8)
+        monkeypatch.setattr(upload_monitor, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=pause))
+        assert arrival.settle(60.0)  # uploaded, after 15 s
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 1.0
+    assert len(pauses) < 25
 
 
 @pytest.mark.parametrize("fault", [Fault.SILENCE, Fault.EXPIRED])

@@ -460,3 +460,26 @@ def test_the_last_state_needs_no_room_on_the_disk(
     aged(sync.one / "a")
     sync.sync.finish()
     assert remote() == {"a": b"new"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "took", "pause"), [(0.1, 0.001, 0.1), (0.1, 0.05, 0.5), (0.1, 30.0, 1.0), (60.0, 0.05, 60.0)]
+)
+def test_short_passes_follow_soon_and_long_ones_take_a_tenth_of_the_time(
+    sync: Sync, seconds: float, took: float, pause: float
+) -> None:
+    assert sync.new(seconds).pause_after(took) == pytest.approx(pause)
+
+
+def test_a_pass_that_fails_is_not_repeated_at_once(sync: Sync, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a storage that refuses all would fill the platform's log with warnings."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no")
+
+    pauses: list[float] = []
+    one = sync.new(0.01)
+    monkeypatch.setattr(one, "_synchronise", refuse)
+    monkeypatch.setattr(one._finished, "wait", lambda seconds: (pauses.append(seconds), len(pauses) > 2)[1])
+    one._run()
+    assert pauses == [0.01, 1.0, 1.0]
