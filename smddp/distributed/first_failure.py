@@ -52,6 +52,11 @@ SAME_STEPS = (
     'or leave steps out with on_nonfinite="skip"'
 )
 """What to do if ranks take different numbers of steps."""
+SAME_COLLECTIVES = (
+    "All ranks must enter the same collectives in one order: look for a step, a save or a collective that only some "
+    "ranks take"
+)
+"""What to do if ranks enter different collectives."""
 _NO_ANSWER = (
     "Another rank did not come to a collective in time; is it slow, stopped or in another part of the script? "
     "smddp run --timeout, or SMDDP_TIMEOUT, are the seconds to wait."
@@ -220,9 +225,11 @@ class FirstFailure:
             ended, code, its_steps = bytes(self._store.get(_ENDED)).decode().split()
         except RuntimeError:
             return None
+        own = self._steps()
+        after = "as many, in one more step or in another collective" if own == int(its_steps) else str(own)
         return (
             f"Unequal steps: rank {ended} of {self._world_size} ended its script with exit code {code} after "
-            f"{its_steps} optimizer steps, and rank {self._rank} waits for it after {self._steps()}. {SAME_STEPS}."
+            f"{its_steps} optimizer steps, and rank {self._rank} waits for it after {after}. {SAME_STEPS}."
         )
 
     def _watch(self, store: Store) -> None:

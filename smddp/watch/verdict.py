@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smddp.distributed.first_failure import SAME_STEPS
+from smddp.distributed.first_failure import SAME_COLLECTIVES, SAME_STEPS
 from smddp.watch.position import WAITING_PHASES, Position
 
 _KINDS = {
@@ -146,7 +146,8 @@ def _mismatch(waiting: Sequence[Position]) -> Verdict | None:
             return Verdict(
                 kind="mismatched collective",
                 ranks=tuple(each.rank for each in odd),
-                text=f"the ranks are in different collectives, number {count} of each: {_places(there)}",
+                text=f"the ranks are in different collectives, number {count} of each: {_places(there)}. "
+                f"{SAME_COLLECTIVES}",
                 is_sure=True,
             )
     return None
@@ -156,8 +157,7 @@ def _between_groups(waiting: Sequence[Position]) -> Verdict:
     return Verdict(
         kind="deadlock",
         ranks=tuple(each.rank for each in waiting),
-        text=f"ranks wait for each other in collectives of different groups: {_places(waiting)}. All ranks must "
-        "enter the collectives of their groups in one order",
+        text=f"ranks wait for each other in collectives of different groups: {_places(waiting)}. {SAME_COLLECTIVES}",
         is_sure=True,
     )
 
@@ -183,8 +183,7 @@ def _behind(culprit: Position, others: Sequence[Position], waiting: Sequence[Pos
     if culprit.phase in WAITING_PHASES:
         kind = "deadlock"
     if culprit.phase == "ended":
-        first = f"rank {waiting[0].rank} has taken {waiting[0].step}"
-        what = f"has ended its script after {culprit.step} optimizer steps, and {first}. {SAME_STEPS}"
+        what = f"has ended its script after {culprit.step} optimizer steps, and {_further(waiting[0], culprit)}"
     else:
         # A rank that has stopped computing since is stuck, however long it was busy before.
         is_busy = not is_sure and culprit.still < culprit.idle / 2
@@ -197,6 +196,16 @@ def _behind(culprit: Position, others: Sequence[Position], waiting: Sequence[Pos
         text=f"{_name(culprit)} {what}{_others(others)}{_victims([each for each in waiting if each not in named])}",
         is_sure=is_sure,
     )
+
+
+def _further(position: Position, ended: Position) -> str:
+    """Say how much further a rank is than one whose script has ended, and what to do."""
+    rank = f"rank {position.rank}"
+    if position.phase == "backward":
+        return f"{rank} is in step {position.step + 1}. {SAME_STEPS}"
+    if position.step == ended.step:
+        return f"{rank} has taken as many. {SAME_COLLECTIVES}"
+    return f"{rank} has taken {position.step}. {SAME_STEPS}"
 
 
 def _name(position: Position) -> str:

@@ -56,7 +56,7 @@ def waiting(rank: int, **others: Any) -> Position:
             [],
             "unequal steps",
             (1,),
-            "ended its script after 7 optimizer steps, and rank 0 has taken 8. All ranks must take the same number: .*"
+            "ended its script after 7 optimizer steps, and rank 0 is in step 9. All ranks must take the same number: .*"
             "rank 0 waits for it in",
         ),
         (
@@ -105,6 +105,14 @@ def waiting(rank: int, **others: Any) -> Position:
             (1, 2, 3, 4, 5),
             "Neither have ranks 2, 3, 4 and 1 more, and rank 2 on algo-3 is here: .* rank 0 waits",
         ),
+        (
+            [waiting(0, phase="collective"), at(1, phase="ended")],
+            [],
+            "unequal steps",
+            (1,),
+            "after 7 optimizer steps, and rank 0 has taken as many. All ranks must enter the same collectives",
+        ),
+        ([waiting(0, step=8, phase="collective"), at(1, phase="ended")], [], "unequal steps", (1,), "has taken 8. All"),
         ([waiting(0), at(1, phase="ended"), at(2)], [], "unequal steps", (1,), "on_nonfinite=.skip.. rank"),
         ([waiting(0), at(1), at(2, phase="ended")], [], "blocking call", (1,), "main: time.sleep.600.. rank 0 waits"),
         ([waiting(0), at(1, idle=90.0)], [], "blocking call", (1,), "has not moved for 40 s"),  # busy until 40 s ago
