@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+
+with_python_groups = pytest.mark.skipif(
+    not hasattr(dist.ProcessGroup, "_set_default_backend"), reason="this PyTorch makes no process group in Python"
+)
 
 STAND_INS = Path(__file__).parents[2] / "stand_ins"
 ASKED_FOR = {"SM_FRAMEWORK_PARAMS": json.dumps({"sagemaker_distributed_dataparallel_enabled": True})}
@@ -44,6 +49,7 @@ smddp.run(main)
 """
 
 
+@with_python_groups
 @pytest.mark.slow
 def test_training_stopped_and_resumed_over_smddp_ends_as_over_gloo(
     run_ranks: Callable[..., list[Any]], tmp_path: Path
@@ -96,6 +102,7 @@ dist.destroy_process_group()
 """
 
 
+@with_python_groups
 def test_the_stand_in_is_as_narrow_as_the_documented_library(run_ranks: Callable[..., list[Any]]) -> None:
     for rank in run_ranks(TRESPASSES, [{**ASKED_FOR, **INSTALLED}] * 2):
         assert rank.printed.splitlines() == [
