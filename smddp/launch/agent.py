@@ -40,7 +40,6 @@ from smddp.launch.node_connections import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
 from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE, stop_announced
-from smddp.process.output_lines import STDOUT
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class Agent(SimpleElasticAgent):
                         "ROLE_WORLD_SIZE": worker.role_world_size,
                     }
                 ),
-                lines=not os.isatty(STDOUT),
+                lines=True,
             ).pid
             for worker in worker_group.workers
         }

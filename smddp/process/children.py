@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from smddp.job.failure_report import killed_by
 from smddp.process.exit_codes import RESUMABLE, as_shell
 from smddp.process.leftovers import Leftovers
-from smddp.process.output_lines import OutputCopy, Tail
+from smddp.process.output_lines import ChildStreams, OutputCopy, Tail
 from smddp.process.process_tree import START_SECONDS, catches
 from smddp.process.warm_parent import ForkedProcess, WarmParent
 
@@ -103,8 +103,8 @@ class ChildProcesses:
     ) -> Process:
         """Start a process with exactly `environ`; after a stop's signal, forward the signal to it.
 
-        `new_session` shields it from the terminal's signals (Ctrl-C). `lines` copies its output line by line; otherwise
-        it inherits the standard streams.
+        `new_session` shields it from the terminal's signals (Ctrl-C). `lines` copies its output line by line, on a
+        terminal through a pseudoterminal; otherwise it inherits the standard streams.
         """
         with self._lock:
             process = self._begin(command, environ, new_session=new_session, lines=lines)
@@ -209,13 +209,27 @@ class ChildProcesses:
             self._started, self._exits, self._deadline = 0, [], None
 
     def _begin(self, command: Sequence[str], environ: Mapping[str, str], *, new_session: bool, lines: bool) -> Process:
-        if self.warm is not None:
-            forked = self.warm.fork(command, environ, pipes=lines)
-            if isinstance(forked, ForkedProcess):
-                return forked
-            self._heed(forked)
-        pipe = subprocess.PIPE if lines else None
-        return subprocess.Popen(command, env=dict(environ), start_new_session=new_session, stdout=pipe, stderr=pipe)
+        streams = ChildStreams() if lines else None
+        try:
+            if self.warm is not None:
+                forked = self.warm.fork(command, environ, streams)
+                if isinstance(forked, ForkedProcess):
+                    return forked
+                self._heed(forked)
+            stdout, stderr = (None, None) if streams is None else streams.ends
+            process = subprocess.Popen(
+                command, env=dict(environ), start_new_session=new_session, stdout=stdout, stderr=stderr
+            )
+        except BaseException:
+            if streams is not None:
+                streams.close()
+            raise
+        finally:
+            if streams is not None:
+                streams.close_ends()
+        if streams is not None:
+            process.stdout, process.stderr = streams.stdout, streams.stderr
+        return process
 
     def _tell(self, process: Process, signum: int) -> None:
         """Send a signal once the process has a handler, or after `START_SECONDS`: without a handler it would die."""

@@ -7,13 +7,19 @@ metric could be parsed from it. Notes on the copy:
   3. But a line is never ended within a number, whose first digits alone would be another number.
   4. A terminal receives the start of a line after `PARTIAL_SECONDS`: it may be a prompt or a progress bar.
   5. A line over `MOST_KEPT` bytes is split.
+  6. On a terminal, a process gets a pseudoterminal of the same size for both streams, so that it draws as before and
+     its writes keep their order. What it writes is copied at once: it may be the echo of a key.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import select
+import struct
+import termios
 import threading
 import time
 from collections import defaultdict
@@ -34,6 +40,8 @@ HELD_SECONDS = 5.0
 
 _IN_NUMBER = re.compile(rb"(?:[=:]\s*-?|\d[.eE+-]*)$")
 """Matches the start of a line that may end within a number, as after the flush of a full buffer."""
+
+_OVERWRITTEN = re.compile(rb"[^\n]*\r(?!\n)")
 
 _NUMBER_BYTES = 64
 
@@ -73,16 +81,22 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """The kept text."""
-        return bytes(self._kept).decode(errors="replace")
+        """The kept text, without what a carriage return had overwritten, such as a progress bar."""
+        return _OVERWRITTEN.sub(b"", self._kept).decode(errors="replace")
 
 
 class _LineCopy:
-    """Copies one stream to a file descriptor, each line once it is complete; `heed` receives the written bytes."""
+    """Copies one stream to a file descriptor, each line once it is complete; `heed` receives the written bytes.
 
-    def __init__(self, target: int, heed: Callable[[bytes], None] | None = None) -> None:
+    From a pseudoterminal, which always has the target's size, it copies all at once.
+    """
+
+    def __init__(
+        self, target: int, heed: Callable[[bytes], None] | None = None, *, pseudoterminal: int | None = None
+    ) -> None:
         self._target = target
         self._heed = heed
+        self._pseudoterminal = pseudoterminal
         self._is_watched = os.isatty(target)
         self._kept = b""
         self._last = b"\n"
@@ -98,7 +112,9 @@ class _LineCopy:
         self._since = time.monotonic()
         self._kept += chunk
         end = max(self._kept.rfind(b"\n"), self._kept.rfind(b"\r")) + 1
-        if not end and len(self._kept) >= MOST_KEPT:
+        if self._pseudoterminal is not None:
+            _copy_size(self._target, self._pseudoterminal)
+        if self._pseudoterminal is not None or (not end and len(self._kept) >= MOST_KEPT):
             end = len(self._kept)
         if end:
             self._write(end)
@@ -143,7 +159,7 @@ def _copy(copies: Mapping[int, _LineCopy], is_left: Callable[[], bool] = lambda:
     while open_copies:
         keeps = any(copy.keeps for copy in open_copies.values())
         for source, _ in poller.poll(PARTIAL_SECONDS * 1000 if keeps else None):
-            if chunk := os.read(source, 65536):
+            if chunk := _read(source):
                 open_copies[source].take(chunk)
             else:
                 poller.unregister(source)
@@ -157,8 +173,11 @@ class OutputCopy:
 
     def __init__(self, process: Piped, heed: Callable[[bytes], None]) -> None:
         self._left = threading.Event()
-        streams = ((process.stdout, _LineCopy(STDOUT)), (process.stderr, _LineCopy(STDERR, heed)))
-        copies = {source: copy for source, copy in streams if source is not None}
+        copies: dict[IO[bytes], _LineCopy] = {}
+        for source, target, heeded in ((process.stdout, STDOUT, None), (process.stderr, STDERR, heed)):
+            if source is not None:
+                terminal = source.fileno() if os.isatty(source.fileno()) else None
+                copies[source] = _LineCopy(target, heeded, pseudoterminal=terminal)
 
         def copy_all() -> None:  # the closure refers to the streams, which keeps them open
             _copy({source.fileno(): copy for source, copy in copies.items()}, self._left.is_set)
@@ -171,6 +190,67 @@ class OutputCopy:
         self._thread.join(OUTPUT_SECONDS)
         self._left.set()
         self._thread.join(2 * PARTIAL_SECONDS)
+
+
+class ChildStreams:
+    """The standard output and standard error of a new process: its ends, to pass to it, and ours, to copy from."""
+
+    def __init__(self) -> None:
+        """Open a pseudoterminal if both streams of this process are a terminal, else a pipe for each that is none.
+
+        A stream is inherited if standard output alone is a terminal, or no pseudoterminal is left.
+        """
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
+        if os.isatty(STDOUT) and os.isatty(STDERR):
+            try:
+                ours, theirs = os.openpty()
+            except OSError:
+                self.ends = [os.dup(STDOUT), os.dup(STDERR)]
+                return
+            attributes = termios.tcgetattr(STDERR)
+            attributes[1] &= ~termios.OPOST  # our terminal does it
+            termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+            _copy_size(STDERR, ours)
+            self.ends = [theirs, os.dup(theirs)]
+            self.stderr = os.fdopen(ours, "rb", buffering=0)
+            return
+        if os.isatty(STDOUT):
+            out = os.dup(STDOUT)
+        else:
+            reading, out = os.pipe()
+            self.stdout = os.fdopen(reading, "rb")
+        reading, error = os.pipe()
+        self.stderr = os.fdopen(reading, "rb")
+        self.ends = [out, error]
+
+    def close_ends(self) -> None:
+        """Close the process's ends here, once it has them."""
+        for end in self.ends:
+            os.close(end)
+
+    def close(self) -> None:
+        """Close our ends, because there is no process."""
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _copy_size(terminal: int, pseudoterminal: int) -> None:
+    """Give a pseudoterminal the size of a terminal."""
+    with suppress(OSError):  # it has none, or is gone
+        columns, rows = os.get_terminal_size(terminal)
+        fcntl.ioctl(pseudoterminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _read(source: int) -> bytes:
+    """Return the next bytes of a stream; none at its end, which a pseudoterminal tells by an error."""
+    try:
+        return os.read(source, 65536)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
 
 
 def merge_lines(sources: Sequence[IO[bytes]]) -> BinaryIO:

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+
+from smddp.process.output_lines import ChildStreams
 
 VARIABLE = "SMDDP_WARM"
 """``0`` starts each rank as a new Python."""
@@ -114,22 +116,18 @@ class WarmParent:
             self._is_ready = not answer["problem"]
             return answer["problem"], answer.get("note", "")
 
-    def fork(self, command: Sequence[str], environ: Mapping[str, str], *, pipes: bool) -> ForkedProcess | str:
-        """Return a new rank, or why there is none; with `pipes` its output can be read, else it inherits ours."""
-        with ExitStack() as opened, self._lock:
-            ends = [os.pipe() for _ in range(2 if pipes else 0)]
-            read = [opened.enter_context(os.fdopen(reading, "rb")) for reading, _ in ends]
+    def fork(
+        self, command: Sequence[str], environ: Mapping[str, str], streams: ChildStreams | None
+    ) -> ForkedProcess | str:
+        """Return a new rank, or why there is none; without `streams` it inherits ours. The caller closes their ends."""
+        with self._lock:
             self._connection.settimeout(_FORK_SECONDS)
-            try:
-                self._send({"command": list(command), "environ": dict(environ)}, [writing for _, writing in ends])
-            finally:
-                for _, writing in ends:
-                    os.close(writing)
+            ends = [] if streams is None else streams.ends
+            self._send({"command": list(command), "environ": dict(environ)}, ends)
             answer = self._read()
             if answer["problem"]:
                 return str(answer["problem"])
-            opened.pop_all()
-            stdout, stderr = read or (None, None)
+            stdout, stderr = (None, None) if streams is None else (streams.stdout, streams.stderr)
             return ForkedProcess(answer["pid"], stdout, stderr)
 
     def close(self) -> None:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import sys
+import termios
 import time
 
 import pytest
 
 from smddp.process import children as module
+from smddp.process import output_lines
 from smddp.process.children import ChildProcesses, ProcessExit, exit_code
 
 STOPPABLE = """
@@ -135,6 +139,51 @@ def test_a_progress_bar_shows_before_its_line_ends(capfd):
         time.sleep(0.05)
         seen += capfd.readouterr().err
     group.kill()
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """The other end of a terminal of 77 columns, in place of this process's streams."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 77, 0, 0))
+    for name in ("STDOUT", "STDERR"):
+        monkeypatch.setattr(output_lines, name, theirs)
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_on_a_terminal_a_process_has_one_of_its_own_and_leaves_its_last_words(terminal):
+    group = ChildProcesses()
+    code = "import os, sys\nprint(os.isatty(1), os.isatty(2), os.get_terminal_size().columns, file=sys.stderr)\n"
+    code += "print('out')\nos.write(2, b'10 %\\r20 %\\rthe last words')\nos.abort()"
+    group.start([sys.executable, "-c", code], environ=os.environ, lines=True)
+    await_end(group)
+    [exited] = group.exits
+    assert (exited.code, exited.tail) == (134, "True True 77\nout\nthe last words")
+    assert os.read(terminal[0], 1000) == b"True True 77\r\nout\r\n10 %\r20 %\rthe last words"
+
+
+def test_a_process_sees_that_its_terminal_has_another_size(terminal):
+    group = ChildProcesses()
+    code = "import os, time\nwhile os.get_terminal_size().columns != 50:\n    print('.', flush=True); time.sleep(0.01)"
+    group.start([sys.executable, "-c", code], environ=os.environ, lines=True)
+    assert os.read(terminal[0], 1)
+    fcntl.ioctl(terminal[1], termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+    await_end(group)
+    assert [exited.code for exited in group.exits] == [0]
+
+
+def test_without_a_pseudoterminal_the_streams_are_inherited(terminal, monkeypatch):
+    def refuse():
+        raise OSError("out of pty devices")
+
+    monkeypatch.setattr(os, "openpty", refuse)
+    group = ChildProcesses()
+    group.start([sys.executable, "-c", "print('out')"], environ=os.environ, lines=True)
+    await_end(group)
+    assert [(exited.code, exited.tail) for exited in group.exits] == [(0, None)]
+    assert os.read(terminal[0], 1000) == b"out\r\n"
 
 
 def test_processes_that_outlive_sigkill_are_named_while_they_are_waited_for(group, monkeypatch, caplog):

@@ -18,6 +18,7 @@ import pytest
 DRIVER = """
 import json, os, sys
 from smddp.process.process_tree import adopt_orphans
+from smddp.process.output_lines import ChildStreams
 from smddp.process.warm_parent import ForkedProcess, WarmParent
 
 way, modules, extras, differing, *command = json.loads(sys.argv[1])
@@ -36,7 +37,9 @@ else:
     print(json.dumps({"problem": problem, "note": note}))
     if problem:
         sys.exit()
-    process = parent.fork(command, of_rank, pipes=True)
+    streams = ChildStreams()
+    process = parent.fork(command, of_rank, streams)
+    streams.close_ends()
     if not isinstance(process, ForkedProcess):
         print(json.dumps({"problem": process}))
         sys.exit()
