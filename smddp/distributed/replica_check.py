@@ -136,6 +136,8 @@ class ReplicaCheck:
         before = f"They were equal at step {self._equal_at}"
         if self._equal_at is None:
             before = "No earlier step of this attempt was compared"
+        elif self._equal_at == step:
+            before = "They were equal when the step ended"
         who = _who_differs(differing[first], hosts)
         return (
             f"at step {step} the ranks have different weights: {who} in {first}{more}. "

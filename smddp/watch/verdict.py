@@ -20,13 +20,14 @@ from smddp.distributed.first_failure import SAME_COLLECTIVES, SAME_STEPS
 from smddp.watch.position import WAITING_PHASES, Position
 
 _KINDS = {
-    "data": "loader stall",
-    "checkpoint": "slow storage",
-    "ended": "unequal steps",
-    "compile": "stuck compilation",
-    "import": "stuck import",
+    "data": ("loader stall", ", waiting for a batch"),
+    "checkpoint": ("slow storage", ", in a checkpoint"),
+    "ended": ("unequal steps", ""),
+    "compile": ("stuck compilation", ", in a compilation"),
+    "import": ("stuck import", ", in an import"),
 }
-"""The kind of a fault by the culprit's phase; in any other phase a call of the script blocks."""
+"""The kind of a fault by the culprit's phase, and the words for the phase: the line may be that of a loop. In any other
+phase a call of the script blocks."""
 _SILENT = {
     "stopped": ("stopped process", "its process is stopped, by SIGSTOP or a debugger"),
     "dead": ("dead process", "its process has ended without a word"),
@@ -179,7 +180,7 @@ def _network(waiting: Sequence[Position]) -> Verdict:
 
 def _behind(culprit: Position, others: Sequence[Position], waiting: Sequence[Position], *, is_sure: bool) -> Verdict:
     named = (culprit, *others)
-    kind = _KINDS.get(culprit.phase, "blocking call")
+    kind, phase = _KINDS.get(culprit.phase, ("blocking call", ""))
     if culprit.phase in WAITING_PHASES:
         kind = "deadlock"
     if culprit.phase == "ended":
@@ -189,7 +190,7 @@ def _behind(culprit: Position, others: Sequence[Position], waiting: Sequence[Pos
         is_busy = not is_sure and culprit.still < culprit.idle / 2
         doing = "has been busy, without a step or a collective," if is_busy else "has not moved"
         seconds = culprit.idle if is_busy else culprit.still
-        what = f"{doing} for {seconds:.0f} s after {culprit.step} optimizer steps: {culprit.line}"
+        what = f"{doing} for {seconds:.0f} s after {culprit.step} optimizer steps{phase}: {culprit.line}"
     return Verdict(
         kind=kind,
         ranks=tuple(sorted((culprit.rank, *(each.rank for each in others)))),

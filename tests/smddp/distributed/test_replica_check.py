@@ -17,7 +17,7 @@ from torch.torch_version import TorchVersion
 
 from smddp import Trainer
 from smddp.distributed import replica_check
-from smddp.distributed.replica_check import hash_of
+from smddp.distributed.replica_check import ReplicaCheck, hash_of
 from smddp.job import Job
 
 HOST = socket.gethostname()
@@ -74,6 +74,20 @@ def test_bits_count_and_not_values() -> None:
     assert not differ(torch._neg_view(matrix), -matrix)
     nothing = torch.empty(0)
     assert hash_of([]) == hash_of([nn.UninitializedParameter(), torch.eye(2).to_sparse()]) != hash_of([nothing])
+
+
+@pytest.mark.parametrize(
+    ("equal_at", "told"),
+    [
+        (None, "No earlier step of this attempt was compared."),
+        (6, "equal at step 6."),
+        (8, "equal when the step ended."),
+    ],
+)
+def test_the_last_comparison_is_told(equal_at: int | None, told: str) -> None:
+    check = ReplicaCheck.__new__(ReplicaCheck)
+    check._equal_at = equal_at
+    assert told in check._describe(8, {"weight": [[0], [1]]}, ("algo-1", "algo-2"))
 
 
 @pytest.mark.parametrize("value", [0, 1.5, True])

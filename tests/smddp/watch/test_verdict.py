@@ -48,7 +48,7 @@ def waiting(rank: int, **others: Any) -> Position:
             [],
             "loader stall",
             (1,),
-            "rank 0 waits for it in all_reduce",
+            "after 7 optimizer steps, waiting for a batch: .* rank 0 waits for it in all_reduce",
         ),
         ([at(0), waiting(1), waiting(2)], [], "blocking call", (0,), "rank 1 and 1 more wait"),
         (
@@ -199,14 +199,18 @@ def test_ranks_that_move_or_are_debugged_do_not_hang(positions: list[Position]) 
 
 
 @pytest.mark.parametrize(
-    ("phase", "kind"),
-    [("import", "stuck import"), ("compile", "stuck compilation"), ("checkpoint", "slow storage")],
+    ("phase", "kind", "where"),
+    [
+        ("import", "stuck import", "in an import"),
+        ("compile", "stuck compilation", "in a compilation"),
+        ("checkpoint", "slow storage", "in a checkpoint"),
+    ],
 )
-def test_what_may_wait_for_another_job_is_only_told(phase: str, kind: str) -> None:
+def test_what_may_wait_for_another_job_is_only_told(phase: str, kind: str, where: str) -> None:
     verdict = judge([at(0, phase=phase), waiting(1)], [], AFTER)
     assert verdict is not None
     assert (verdict.kind, verdict.is_sure) == (kind, False)
-    assert "rank 0 on algo-1 has not moved for 40 s" in verdict.text
+    assert f"rank 0 on algo-1 has not moved for 40 s after 7 optimizer steps, {where}: " in verdict.text
     all_wait = judge([at(0, phase=phase), at(1, phase=phase)], [], AFTER)
     assert all_wait is not None
     assert not all_wait.is_sure
