@@ -33,6 +33,10 @@ _SHAPED = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "ALLGATHER_BASE", "REDU
 """Collectives whose input has the same number of elements and the same type on every rank."""
 _TYPES = {each: number for number, each in enumerate(sorted(_DTYPES, key=str))}
 _HOLD_SECONDS = 0.1
+_DIGEST_BITS = (6, 10, 14, 18)
+"""A group's digest is kept at the newest number that is a multiple of 2 to each of these powers: two ranks that are
+less than so many collectives apart have one of them in common, unless they pass a multiple."""
+_LEAST_DIGEST = (1 << _DIGEST_BITS[0]) - 1
 _MOST_RANKS = 8
 """Ranks of a group that are named one by one."""
 _UNNAMED = ("", "undefined")
@@ -71,6 +75,10 @@ class CollectiveLog:
         if self._recorded is not None:
             return {"": self._recorded.number}
         return {each.key: each.number for each in self._groups if each.is_alive}
+
+    def digests(self) -> Mapping[str, Mapping[int, int]]:
+        """Return by the key of each group digests of all its collectives up to some numbers."""
+        return {each.key: each.digests for each in self._groups if each.is_alive and each.digests}
 
     def last(self, *, in_call: bool) -> tuple[str, int, str, bool]:
         """Return group, number and name of the last collective, and whether it has not ended; without one, of none.
@@ -139,6 +147,9 @@ class _Group:
         self._group = weakref.ref(group)  # the script may destroy it
         self._is_named = self._is_held = False
         self._key, self._tag, self._place = "", 0, ""
+        self._digest = 0
+        self.digests: Mapping[int, int] = {}
+        """Digests of all collectives up to some numbers; replaced, never changed."""
         group.register_pre_hook(_HOOK, self._enter)
         group.register_post_hook(_HOOK, self._issue)
 
@@ -190,8 +201,12 @@ class _Group:
         log.newest = self
         if not self._is_named:
             self._name()
+        fingerprint = _fingerprint(operation, arguments)
+        self._digest = hash((self._digest, fingerprint))
+        if not number & _LEAST_DIGEST:
+            self._keep_digest(number)
         fingerprints = log.fingerprints if self._is_named else None
-        if fingerprints is not None and fingerprints.differ(self._tag, number, _fingerprint(operation, arguments)):
+        if fingerprints is not None and fingerprints.differ(self._tag, number, fingerprint):
             self._is_held = True  # also in another thread than the main one
             while log.fingerprints is not None:
                 time.sleep(_HOLD_SECONDS)
@@ -200,6 +215,10 @@ class _Group:
     def _issue(self, arguments: Any) -> None:
         if _counts(int(arguments.name), arguments):
             self._issued = [self._entered[0], arguments.work]
+
+    def _keep_digest(self, number: int) -> None:
+        newest = {number >> bits << bits for bits in _DIGEST_BITS}
+        self.digests = {each: known for each, known in self.digests.items() if each in newest} | {number: self._digest}
 
     def _name(self) -> None:
         """Take the group's name and ranks, which PyTorch tells only after its registration."""

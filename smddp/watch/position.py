@@ -88,6 +88,8 @@ class Position:
     """Whether that collective has not ended on this rank."""
     entered: Mapping[str, int]
     """Collectives entered by group, for each group of this rank."""
+    digests: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Digests by group of all its collectives up to some numbers, the same on all ranks that call the same ones."""
     idle: float
     """Seconds without a step and without a collective."""
     usual: float
@@ -115,7 +117,12 @@ class Position:
     def from_json(cls, text: bytes) -> Position:
         """Read a position of a rank of this job."""
         fields = json.loads(text)
-        return cls(**{**fields, "neighbours": {int(rank): state for rank, state in fields["neighbours"].items()}})
+        fields["neighbours"] = {int(rank): state for rank, state in fields["neighbours"].items()}
+        fields["digests"] = {
+            group: {int(number): digest for number, digest in digests.items()}
+            for group, digests in fields["digests"].items()
+        }
+        return cls(**fields)
 
     @property
     def line(self) -> str:
@@ -186,6 +193,7 @@ class Sampler:
             collective=collective,
             waits=waits,
             entered=entered,
+            digests=self._collectives.digests(),
             idle=now - self._moved,
             usual=self._usual,
             still=now - self._active,

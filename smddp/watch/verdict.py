@@ -154,6 +154,31 @@ def _mismatch(waiting: Sequence[Position]) -> Verdict | None:
     return None
 
 
+def compare_digests(positions: Sequence[Position]) -> Verdict | None:
+    """Return the verdict if ranks have called different collectives, also if none of them waits: the sums are wrong."""
+    for group in sorted({group for each in positions for group in each.digests}):
+        members = [each for each in positions if group in each.digests]
+        same = 0
+        for number in sorted({number for each in members for number in each.digests[group]}):
+            there = [each for each in members if number in each.digests[group]]
+            digests = Counter(each.digests[group][number] for each in there)
+            usual, votes = digests.most_common(1)[0]
+            if len(digests) > 1:
+                others = [each for each in there if each.digests[group][number] != usual]
+                first = next(each for each in there if each not in others)
+                where = "a group of both" if group else "the default group"
+                return Verdict(
+                    kind="mismatched collective",
+                    ranks=tuple(each.rank for each in (others if votes > len(there) / 2 else there)),
+                    text=f"{', '.join(map(_name, others[:_SHOWN]))} called other collectives than {_name(first)}, or "
+                    f"with tensors of other sizes or types, between number {same + 1} and {number} of {where}: what "
+                    "they have computed since is wrong",
+                    is_sure=True,
+                )
+            same = number if len(there) == len(members) else same
+    return None
+
+
 def _between_groups(waiting: Sequence[Position]) -> Verdict:
     return Verdict(
         kind="deadlock",

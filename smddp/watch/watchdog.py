@@ -9,8 +9,10 @@
 4. Unless `on_hang="report"`, a verdict that holds for `Watch.patience` seconds becomes the job's first failure, and
    each rank that hangs ends by itself: see ``smddp.distributed.first_failure``. A rank that is the second to end the
    job logs nothing.
-5. Between two samples the thread glances at the rank's phase. Rank 0 compares the ranks' glances: see
+5. Between two samples the thread glances at the rank's phase. Rank 0 compares the ranks' glances twice a minute: see
    ``smddp.watch.pace``.
+6. Ranks of one host compare each collective before it runs. Those of different hosts can't within microseconds: rank 0
+   compares digests of all their collectives, twice a minute.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from smddp.watch.exchange import JOIN_SECONDS, Exchange
 from smddp.watch.fingerprints import Fingerprints
 from smddp.watch.pace import Pace, to_json
 from smddp.watch.position import Position, Sampler
-from smddp.watch.verdict import Verdict, judge
+from smddp.watch.verdict import Verdict, compare_digests, judge
 from smddp.watch.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -125,7 +127,7 @@ class Watchdog:
         """Since when each verdict was sure; None if the last one was not."""
         self.verdict = ""
         """What this rank tells of one that hangs or is busy for long, while it lasts; else empty. For any thread."""
-        self._ends_job = False
+        self._ends_job = self._has_mismatch = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -192,7 +194,7 @@ class Watchdog:
             self.verdict = ""
             self._end_hang(own.idle)
             if compares:
-                self._compare_pace()
+                self._compare()
             return
         answering = [own if each.rank == own.rank else each for each in heard.answering]
         if heard.is_early or any("unknown" in each.neighbours.values() for each in answering):
@@ -222,10 +224,14 @@ class Watchdog:
         """Return the idle seconds after which these ranks are judged."""
         return max(self._watch.after, *(_USUAL_TIMES * each.usual for each in positions))
 
-    def _compare_pace(self) -> None:
+    def _compare(self) -> None:
         """Compare the ranks once the exchange has read their positions, two periods after it was asked to."""
         if time.monotonic() > self._compared + _COMPARE_SECONDS + 2 * self._period:
             self._compared = time.monotonic()
+            mismatch = None if self._has_mismatch else compare_digests(self._exchange.positions)
+            if mismatch is not None:
+                self._has_mismatch = True  # from now on all digests differ
+                self._report(mismatch, self._exchange.positions)
             if (slow := self._pace.compare(self._exchange.positions)) is not None:
                 logger.warning("slow: %s", slow.text)
 

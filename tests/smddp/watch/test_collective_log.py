@@ -129,6 +129,23 @@ def test_a_collective_that_differs_from_another_ranks_waits_before_it_runs(
     assert not log.is_inside(in_call=False)
 
 
+def test_a_digest_is_of_all_collectives_of_a_group(log: CollectiveLog) -> None:
+    log.begin()
+    sizes = [1] * 64 + [2] * 64 + [1] * 64
+    groups = [dist.new_group([0]) for _ in range(3)]
+    for group, others in zip(groups, (sizes, sizes, [*sizes[:70], 3, *sizes[71:]]), strict=True):
+        for size in others:
+            dist.all_reduce(torch.ones(size), group=group)
+    dist.barrier()
+    first, second, third = log.digests().values()
+    assert first == second
+    assert list(first) == [192]  # the newest multiple of 64
+    assert first != third
+    for _ in range(192, 1024 + 64):
+        dist.all_reduce(torch.ones(1), group=groups[0])
+    assert list(next(iter(log.digests().values()))) == [1024, 1088]
+
+
 def test_without_a_group_there_is_nothing_to_note() -> None:
     log = CollectiveLog()
     assert not log.begin()

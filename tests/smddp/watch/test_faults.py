@@ -26,7 +26,8 @@ import os, signal, sys, time
 import torch, torch.distributed as dist
 import smddp
 from smddp.distributed import first_failure
-from smddp.watch import position
+from smddp.process import process_tree
+from smddp.watch import position, watchdog
 
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -45,6 +46,10 @@ def main(job):
     for epoch in trainer.epochs(1):
         for step, (x, y) in enumerate(trainer.batches(loader)):
             loss = torch.nn.functional.cross_entropy(trainer.model(x), y)
+            if FAULT == "type" and step == 5:
+                for _ in range(400):
+                    dist.all_reduce(torch.ones(2, dtype=torch.int32 if dist.get_rank() == CULPRIT else torch.float32))
+                    time.sleep(0.05)
             is_now = step == 5 and dist.get_rank() == CULPRIT
             if group is not None and not (is_now and FAULT == "group skip"):
                 dist.all_reduce(torch.ones(3 if is_now and FAULT == "group shape" else 2), group=group)
@@ -73,6 +78,10 @@ def fault():
 FAULT, CULPRIT = os.environ["FAULT"], int(os.environ["CULPRIT"])
 first_failure._HEED_SECONDS = 0.5
 position._NETWORK_PHASES = frozenset()  # other tests use this host's network
+if "HOSTS" in os.environ:
+    namespace = f"{process_tree.namespace()} of rank {os.environ['RANK']}"  # as on two hosts
+    process_tree.namespace = lambda: namespace
+    watchdog._COMPARE_SECONDS = 3.0
 patience = float(os.environ.get("PATIENCE", "0"))
 smddp.run(main, watch=smddp.Watch(after=4, patience=patience, on_hang=os.environ.get("ON_HANG", "fail")))
 """
@@ -158,6 +167,14 @@ def test_a_collective_of_another_group_is_compared_and_named(
     first, second = reason.split("; rank 1 ")
     assert places[0] in first
     assert places[1] in second
+
+
+@with_hooks
+def test_hosts_whose_ranks_compute_with_different_collectives_end_and_are_named(tmp_path: Path) -> None:
+    code, reason, log = run(tmp_path, "type", 1, HOSTS="2")
+    assert code != 0
+    assert reason.startswith("Hang (mismatched collective): rank 1 on localhost called other collectives than"), log
+    assert "of the default group: what they have computed since is wrong" in reason
 
 
 @with_hooks

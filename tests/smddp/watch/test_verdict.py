@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smddp.watch.position import Position
-from smddp.watch.verdict import judge
+from smddp.watch.verdict import compare_digests, judge
 
 AFTER = 30.0
 
@@ -234,3 +234,31 @@ def test_a_position_travels_as_json() -> None:
     position = at(3, neighbours={1: "dead"})
     again = Position.from_json(position.to_json().encode())
     assert (again.rank, again.line, again.neighbours) == (3, position.line, {1: "dead"})
+
+
+@pytest.mark.parametrize(
+    ("digests", "ranks", "said"),
+    [
+        (
+            [{64: 1, 128: 2}, {64: 1, 128: 3}],
+            (0, 1),
+            "rank 1 on algo-2 called other .* than rank 0 .* number 65 and 128",
+        ),
+        ([{64: 1, 128: 2}, {64: 1, 128: 3}, {64: 1, 128: 3}], (0,), "rank 0 on algo-1 called other .* than rank 1"),
+        ([{64: 1, 192: 2}, {128: 5, 192: 3}, {64: 1, 192: 3}], (0,), "between number 1 and 192 of the default group"),
+    ],
+)
+def test_ranks_whose_collectives_have_another_digest_are_named(
+    digests: list[dict[int, int]], ranks: tuple[int, ...], said: str
+) -> None:
+    verdict = compare_digests([at(rank, digests={"": own}) for rank, own in enumerate(digests)])
+    assert verdict is not None
+    assert (verdict.kind, tuple(verdict.ranks), verdict.is_sure) == ("mismatched collective", ranks, True)
+    assert re.search(said, verdict.text)
+
+
+def test_digests_are_compared_at_the_same_number_of_the_same_group() -> None:
+    each = [{"": {64: 1, 128: 2}}, {"": {64: 1, 192: 3}, "a": {64: 7}}, {"b": {64: 8}}, {}]
+    assert compare_digests([at(rank, digests=own) for rank, own in enumerate(each)]) is None
+    again = Position.from_json(at(0, digests=each[1]).to_json().encode())
+    assert again.digests == each[1]

@@ -149,3 +149,14 @@ def test_a_hang_is_told_from_the_last_movement_to_the_next(
     look(dog, other, clock, at(0, idle=6.4, still=0.1))  # it computes
     assert not dog.verdict
     assert told[3:] == [("hangs", 5.4), ("moves", 0.0)]
+
+
+def test_ranks_that_compute_with_different_collectives_are_told_once(
+    dog: Watchdog, other: Any, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, differing = at(0, idle=0.1, digests={"": {64: 1}}), at(1, idle=0.1, digests={"": {64: 2}})
+    dog._ends_hangs = False
+    for _ in range(100):
+        look(dog, other, clock, own, own, differing)
+    assert [line.levelname for line in caplog.records] == ["ERROR"]
+    assert "rank 1 on algo-2 called other collectives than rank 0 on algo-1" in caplog.text
