@@ -33,12 +33,15 @@ from estimators.local.engine.records import NOTHING_KEPT, RecordStore, RecordSto
 from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, HostStartError, ProcessExecutor
 from estimators.local.executors.docker import Docker, DockerExecutor, bridge_address
+from estimators.local.executors.process import inherited_environment
 from estimators.local.executors.processes import Processes
 from estimators.local.executors.slurm import SlurmExecutor, own_address
+from estimators.local.executors.warm_hosts import WarmHosts
 from estimators.local.private_directory import make_private
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
 from smddp.process.log_format import start_log
+from smddp.process.warm_parent import VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +102,13 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
     listeners = [listener]
     executor: Executor
     if isinstance(settings.executor, Processes):
-        executor = ProcessExecutor(lifeline=lifeline, open_files=open_files, python=str(settings.executor.python))
+        warm = None
+        if settings.executor.runs_here and os.environ.get(VARIABLE) != "0" and sys.platform == "linux":
+            warm = WarmHosts(inherited_environment(sys.executable, hosts=1))
+            stack.callback(warm.close)
+        executor = ProcessExecutor(
+            lifeline=lifeline, open_files=open_files, python=str(settings.executor.python), warm=warm
+        )
         environment = access.client_environment(client_directory, bypasses=bypassed_hosts(os.environ))
     elif isinstance(settings.executor, Docker):
         executor = DockerExecutor(settings.executor, lifeline=lifeline)

@@ -35,6 +35,8 @@ from smddp.process.heartbeat import Heartbeat
 from smddp.process.launch_time import launch_variables
 from smddp.process.log_format import start_log
 from smddp.process.rank_start import RankStart
+from smddp.process.warm_parent import WarmParent
+from smddp.script_syntax.warm_start import start_warm_parent
 from smddp.secret_text import masked
 
 logger = logging.getLogger("smddp.container")
@@ -66,13 +68,16 @@ def train(environ: Mapping[str, str]) -> int:
     logger.info("Starting %s.", entry_point)
     logger.debug("The command is %s", " ".join(masked(line)))
     memory = HostMemory()
+    of_job = activated({**process_environment(contract, environ, gpus=gpus), **launch_variables()}, python)
     with RankStart(contract.code_dir / entry_point) as start:
         result = run(
             line,
-            environ=activated({**process_environment(contract, environ, gpus=gpus), **launch_variables()}, python),
+            environ=of_job,
             directory=contract.code_dir,
             group=command.through_shell,
             look=(lambda _: start.look()) if command.many else start.look,
+            warm=_warm_parent(line, contract.code_dir, of_job),
+            is_copied=command.forks_ranks,
         )
     logger.info("The largest process had %d MiB of memory.", _largest_child() >> 20)
     reason = describe_exit(
@@ -86,6 +91,19 @@ def train(environ: Mapping[str, str]) -> int:
     )
     _report(contract.output_dir, result, reason)
     return result.code
+
+
+def _warm_parent(line: Sequence[str], directory: Path, environ: Mapping[str, str]) -> WarmParent | None:
+    """Return the warm parent that this program was given, if the command can be forked from it."""
+    if line[0] == sys.executable and line[1] != "-m":
+        return start_warm_parent(directory / line[1], line, environ, new=False)
+    warm = WarmParent.inherited()
+    if warm is not None and line[0] == sys.executable and line[2].startswith("smddp."):
+        warm.prepare(directory, modules=[], extras=[], environ=environ)
+        return warm
+    if warm is not None:
+        warm.close()
+    return None
 
 
 def _largest_child() -> int:

@@ -51,6 +51,8 @@ class Command:
     """Whether the code is a Python package, which is installed before it runs."""
     many: bool = False
     """Whether several ranks write to one standard error."""
+    forks_ranks: bool = False
+    """Whether it is a launcher that can fork its ranks from a warm parent."""
 
     def line(self, python: str) -> list[str]:
         """Return the whole command line, with the job's interpreter."""
@@ -89,7 +91,12 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
         words = _mpirun(contract, processes, ranks)
     else:
         words = _torchrun(contract, processes, port, restarts)
-    return Command(words=("-m", *words, *program, *arguments), package=package, many=ranks > 1)
+    return Command(
+        words=("-m", *words, *program, *arguments),
+        package=package,
+        many=ranks > 1,
+        forks_ranks=launcher != "mpi",
+    )
 
 
 def check_settings(environ: Mapping[str, str]) -> None:

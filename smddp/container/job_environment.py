@@ -31,7 +31,10 @@ def make_environment(directory: Path) -> Path:
 def activated(environ: Mapping[str, str], python: str) -> dict[str, str]:
     """Return an environment whose PATH has this interpreter, and the scripts beside it, first."""
     programs = str(Path(python).parent)
-    return {**environ, "PATH": os.pathsep.join([programs, *filter(None, [environ.get("PATH")])])}
+    others = environ.get("PATH", "").split(os.pathsep)
+    if others[0] == programs:
+        return dict(environ)
+    return {**environ, "PATH": os.pathsep.join([programs, *filter(None, others)])}
 
 
 if __name__ == "__main__":

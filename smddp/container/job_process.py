@@ -26,6 +26,7 @@ from smddp.process.output_lines import Tail
 from smddp.process.preemption import FORWARDED_SIGNALS
 from smddp.process.process_tree import Descendants, reap_children, send_to_those_that_catch
 from smddp.process.program import Program, await_exit
+from smddp.process.warm_parent import WarmParent
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +80,15 @@ def run(
     directory: Path,
     group: bool,
     look: Callable[[int], None] = lambda _: None,
+    warm: WarmParent | None = None,
+    is_copied: bool = False,
 ) -> Result:
     """Run a program with exactly this environment, wait for it, and forward SIGTERM and SIGINT to it from now on.
 
     Call it from the main thread of a process without other children, because it reaps all of them. ``group`` gives the
     program its own process group, and signals all of that: for programs that do not signal their children. ``look`` is
-    called repeatedly, with the program's process ID, while the program runs.
+    called repeatedly, with the program's process ID, while the program runs. ``warm``, a child of this process from
+    which the program is forked, ends with the program.
     """
     tail = Tail()
 
@@ -98,7 +102,15 @@ def run(
 
     leftovers = Leftovers()
     program = Program(
-        command, environ=environ, directory=directory, new_session=group, stop=stop, pass_on=pass_on, heed=tail.keep
+        command,
+        environ=environ,
+        directory=directory,
+        new_session=group,
+        warm=warm,
+        is_copied=is_copied,
+        stop=stop,
+        pass_on=pass_on,
+        heed=tail.keep,
     )
     process = program.process
     # Poll, and reap all children, so that orphans are reaped, too. A blocking wait could delay the handler of a signal
@@ -109,6 +121,8 @@ def run(
     process.returncode = status  # Popen can't get it: the child is reaped
     if group and program.stops:
         _await_group(process.pid)
+    if warm is not None and not warm.is_closed:
+        warm.close()
     leftovers.end(logger.warning)
     code = program.exit_code()
     stopped_by = program.stops[0] if program.stops else None

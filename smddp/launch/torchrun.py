@@ -24,7 +24,6 @@ from typing import NoReturn
 from smddp.errors import DistributedError
 from smddp.launch.failure_file import host_name, tell_failure
 from smddp.launch.ports import check_port, free_port
-from smddp.launch.warm_start import start_warm_parent
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
@@ -33,6 +32,7 @@ from smddp.process.program import SIGNAL_SECONDS, forward_signals
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 from smddp.process.terminal_line import make_room_for_other_process
 from smddp.process.warm_parent import WarmParent
+from smddp.script_syntax.warm_start import start_warm_parent
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,9 @@ from smddp.process.exit_codes import RESUMABLE, as_shell
 from smddp.process.leftovers import Leftovers
 from smddp.process.output_lines import ChildStreams, OutputCopy, Tail
 from smddp.process.process_tree import START_SECONDS, catches
-from smddp.process.warm_parent import ForkedProcess, WarmParent
+from smddp.process.warm_parent import Process, WarmParent, begin
 
 logger = logging.getLogger(__name__)
-
-Process = subprocess.Popen[bytes] | ForkedProcess
 
 STOP_GRACE = 120.0
 """Seconds between SIGTERM and SIGKILL, as SageMaker gives a container."""
@@ -107,7 +104,9 @@ class ChildProcesses:
         terminal through a pseudoterminal; otherwise it inherits the standard streams.
         """
         with self._lock:
-            process = self._begin(command, environ, new_session=new_session, lines=lines)
+            process = begin(
+                self.warm, command, environ, streams=ChildStreams() if lines else None, new_session=new_session
+            )
             index, self._started = self._started, self._started + 1
             self.has_started = True
             self._began[process.pid] = time.monotonic()  # first: a signal's handler may tell all running ones now
@@ -120,15 +119,7 @@ class ChildProcesses:
     def await_warm(self) -> None:
         """Wait until processes can be forked from the warm parent, if there is one; without the lock, for seconds."""
         if self.warm is not None:
-            problem, note = self.warm.await_ready()
-            if note:
-                logger.info("the ranks import the script's packages themselves: %s", note)
-            self._heed(problem)
-
-    def _heed(self, problem: str) -> None:
-        if problem:
-            logger.info("the ranks start cold: %s", problem)
-            self.close_warm()
+            self.warm.settle()
 
     def close_warm(self) -> None:
         """End the warm parent, if there is one; children live on."""
@@ -207,29 +198,6 @@ class ChildProcesses:
         with self._lock:
             assert not self._running
             self._started, self._exits, self._deadline = 0, [], None
-
-    def _begin(self, command: Sequence[str], environ: Mapping[str, str], *, new_session: bool, lines: bool) -> Process:
-        streams = ChildStreams() if lines else None
-        try:
-            if self.warm is not None:
-                forked = self.warm.fork(command, environ, streams)
-                if isinstance(forked, ForkedProcess):
-                    return forked
-                self._heed(forked)
-            stdout, stderr = (None, None) if streams is None else streams.ends
-            process = subprocess.Popen(
-                command, env=dict(environ), start_new_session=new_session, stdout=stdout, stderr=stderr
-            )
-        except BaseException:
-            if streams is not None:
-                streams.close()
-            raise
-        finally:
-            if streams is not None:
-                streams.close_ends()
-        if streams is not None:
-            process.stdout, process.stderr = streams.stdout, streams.stderr
-        return process
 
     def _tell(self, process: Process, signum: int) -> None:
         """Send a signal once the process has a handler, or after `START_SECONDS`: without a handler it would die."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from smddp.process.exit_codes import as_shell
-from smddp.process.output_lines import STDOUT, OutputCopy
+from smddp.process.output_lines import ChildStreams, OutputCopy
 from smddp.process.preemption import FORWARDED_SIGNALS, USER_SIGNALS
+from smddp.process.warm_parent import Process, WarmParent, begin
 
 SIGNAL_SECONDS = 0.25
 """Seconds that a signal may wait for its handler, at most."""
@@ -45,7 +45,8 @@ def forward_signals(stop: Callable[[int], None], pass_on: Callable[[int], None])
 class Program:
     """A child program. Handlers are installed before it starts, so a stop's signal during the start is not lost.
 
-    `environ` and `directory` default to this process's own.
+    `environ` and `directory` default to this process's own. With `warm`, it is forked from that process, and has a warm
+    parent of its own if `is_copied`.
     """
 
     # `stop` and `pass_on` are called with the program's process ID and the signal; `heed` with its standard error, in
@@ -57,6 +58,8 @@ class Program:
         environ: Mapping[str, str] | None = None,
         directory: Path | None = None,
         new_session: bool = False,
+        warm: WarmParent | None = None,
+        is_copied: bool = False,
         stop: Callable[[int, int], None],
         pass_on: Callable[[int, int], None],
         heed: Callable[[bytes], None],
@@ -66,15 +69,16 @@ class Program:
         self._early: list[int] = []
         self._stop = stop
         self._pass_on = pass_on
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         forward_signals(self._forward_stop, self._forward_other)
-        process = subprocess.Popen(
+        process = begin(
+            warm,
             command,
-            env=environ,
-            cwd=directory,
-            stdout=None if os.isatty(STDOUT) else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=new_session,
+            os.environ if environ is None else environ,
+            streams=ChildStreams(),
+            directory=directory,
+            new_session=new_session,
+            is_copied=is_copied,
         )
         # From this assignment on, the handler forwards signals itself, so `_early` no longer grows: each stop's
         # signal is forwarded exactly once.
@@ -84,7 +88,7 @@ class Program:
         self._copy = OutputCopy(process, heed)
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Process:
         """The program. A caller that reaps it by other means must set its return code here."""
         assert self._process is not None
         return self._process
@@ -92,6 +96,7 @@ class Program:
     def exit_code(self) -> int:
         """Return the shell's exit code of the ended program, after its output is copied."""
         self._copy.finish()
+        assert self.process.returncode is not None
         return as_shell(self.process.returncode)
 
     def _forward_stop(self, signum: int) -> None:
@@ -106,7 +111,7 @@ class Program:
             self._pass_on(self._process.pid, signum)
 
 
-def wait_for(process: subprocess.Popen[bytes]) -> int:
+def wait_for(process: Process) -> int:
     """Wait until a process has ended, while signal handlers run, and return its ``Popen.returncode``."""
     while (code := process.poll()) is None:
         await_exit(process.pid, SIGNAL_SECONDS)

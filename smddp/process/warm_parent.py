@@ -1,46 +1,71 @@
 """A warm parent: a process that has imported what the ranks need, and from which they are forked in milliseconds.
 
 It is a child of the process that starts the ranks, lives as long, and serves each attempt. Its program is
-``smddp.process.warm_program``.
+``smddp.process.warm_program``. A program that was forked from a warm parent may have one from the beginning.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
-from smddp.process.output_lines import ChildStreams
+from smddp.process.output_lines import STDOUT, ChildStreams
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "SMDDP_WARM"
 """``0`` starts each rank as a new Python."""
-_ROOM_VARIABLE = "SMDDP_WARM_ROOM"
-_ROOM_BYTES = 16 << 10
-"""Room for the variables of a rank that its parent does not have: a rank's environment is shown in the same memory."""
+ROOM_VARIABLE = "SMDDP_WARM_ROOM"
 _PIECE_BYTES = 1 << 16
 _FORK_SECONDS = 20.0
 """Seconds in which a rank must be forked: the parent may be stopped, or its host may be out of memory."""
+_LOOK_SECONDS = 0.01
+
+_READ_AT_LOAD = (
+    *("LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "PYTHON", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_"),
+    *("BLIS_", "TORCH", "PYTORCH_", "ATEN_", "C10_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "HIP_", "ROCM_", "HSA_"),
+    "TMPDIR",  # `warm_program` gives the directory to imports without a look at it
+    "TQDM_",  # tqdm looks through all variables, and so for those that are not there
+)
+_READ_LATER = ("PYTHONUNBUFFERED", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_", "TORCH_NCCL_")
+
+
+def is_read_at_load(variable: str) -> bool:
+    """Return whether Python, torch or a library may read a variable when it is loaded, unseen by the warm parent."""
+    return variable.startswith(_READ_AT_LOAD) and not variable.startswith(_READ_LATER)
 
 
 class ForkedProcess:
     """A forked child of this process, with the part of subprocess.Popen's interface that `ChildProcesses` uses."""
 
-    def __init__(self, pid: int, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.stdout, self.stderr = stdout, stderr
+        self.stdin: IO[bytes] | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
         self.returncode: int | None = None
         # The process is reaped, and signals are sent, under the lock: so no signal goes to another process of that ID.
         self._lock = threading.Lock()
 
-    def wait(self) -> int:
-        """Wait for the end, and return -n after signal n, else the exit code."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end, and return -n after signal n, else the exit code; raise TimeoutExpired after `timeout`."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while until is not None and self.poll() is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(_LOOK_SECONDS)
         with suppress(ChildProcessError):  # another thread has reaped it
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         code = self.poll()
@@ -51,7 +76,10 @@ class ForkedProcess:
         """Return the exit code, None before the end."""
         with self._lock:
             if self.returncode is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:  # it was reaped with all other children; Popen says 0 then, too
+                    pid, status = self.pid, 0
                 if pid:
                     self.returncode = os.waitstatus_to_exitcode(status)
             return self.returncode
@@ -63,75 +91,179 @@ class ForkedProcess:
                 if self.returncode is None:
                     os.kill(self.pid, signum)
 
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+Process = subprocess.Popen[bytes] | ForkedProcess
+
+
+def begin(
+    warm: WarmParent | None,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    streams: ChildStreams | None = None,
+    directory: Path | None = None,
+    new_session: bool = False,
+    is_copied: bool = False,
+) -> Process:
+    """Fork a command of this Python from `warm`, or start it if there is none; arguments as for `WarmParent.fork`.
+
+    Without `streams` it inherits ours; their ends are closed here.
+    """
+    with ExitStack() as failed, ExitStack() as ends:
+        if streams is not None:
+            failed.callback(streams.close)
+            ends.callback(streams.close_ends)
+        out, error = (None, None) if streams is None else streams.ends
+        process: Process | None = None
+        if warm is not None:
+            warm.settle()
+        if warm is not None and not warm.is_closed:
+            given = {} if streams is None else dict(enumerate(streams.ends, STDOUT))
+            forked = warm.fork(
+                command, environ, given=given, directory=directory, new_session=new_session, is_copied=is_copied
+            )
+            if isinstance(forked, ForkedProcess):
+                process = forked
+            else:
+                warm.give_up(forked)
+        if process is None:
+            process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=error,
+                env=dict(environ),
+                cwd=directory,
+                start_new_session=new_session,
+            )
+        failed.pop_all()
+    if streams is not None:
+        process.stdout, process.stderr = streams.stdout, streams.stderr
+    return process
+
 
 class WarmParent:
-    """Starts the program with exactly the variables `environ`, from which ranks with `command` are forked.
+    """A process from which ranks are forked. This process must adopt orphans."""
 
-    It imports `modules`, and in a child `extras`, the script's own imports. `of_ranks` are the variables that each rank
-    has for itself. This process must adopt orphans.
-    """
+    def __init__(self, process: Process, connection: socket.socket) -> None:
+        self._process = process
+        self._connection = connection
+        self.pid = process.pid
+        self.is_closed = False
+        self._is_ready = False
+        self._lock = threading.Lock()
 
-    def __init__(
+    @classmethod
+    def start(
+        cls, environ: Mapping[str, str], *, command_bytes: int, environ_bytes: int = 16 << 10, is_tied: bool = True
+    ) -> WarmParent:
+        """Start one with exactly these variables.
+
+        The command of a rank is shown in `command_bytes`, and its variables in `environ_bytes` more than these take:
+        both use the memory of the parent's own. With `is_tied` it ends with this thread.
+        """
+        connection, theirs = socket.socketpair()
+        program = "from smddp.process import warm_program as w; import sys; w.main(int(sys.argv[1]), int(sys.argv[2]))"
+        words = [sys.executable, "-c", program, str(theirs.fileno()), str(int(is_tied)), " " * command_bytes]
+        with theirs:
+            process = subprocess.Popen(
+                words, env={ROOM_VARIABLE: " " * environ_bytes, **environ}, pass_fds=[theirs.fileno()]
+            )
+        return cls(process, connection)
+
+    @classmethod
+    def inherited(cls) -> WarmParent | None:
+        """Return the one that this program has because it was forked from another; None if it was started."""
+        program: Any = sys.modules.get("smddp.process.warm_program")
+        if program is None or program.copy is None:
+            return None
+        (connection, pid), program.copy = program.copy, None
+        return cls(ForkedProcess(pid), connection)
+
+    def prepare(
         self,
-        command: Sequence[str],
+        directory: Path,
         *,
         modules: Sequence[str],
         extras: Sequence[str],
         environ: Mapping[str, str],
         of_ranks: Sequence[str] = (),
     ) -> None:
-        self._connection, theirs = socket.socketpair()
-        program = "from smddp.process import warm_program as w; import sys; w.main(int(sys.argv[1]))"
-        words = [
-            sys.executable,
-            "-c",
-            program,
-            str(theirs.fileno()),
-            " " * sum(len(os.fsencode(each)) + 1 for each in command),
-        ]
-        with theirs:
-            self._process = subprocess.Popen(
-                words,
-                env={_ROOM_VARIABLE: " " * _ROOM_BYTES, **environ},
-                pass_fds=[theirs.fileno()],
-            )
-        self.pid = self._process.pid
+        """Let it import `modules`, and in a child `extras`, the script's own imports, with these variables.
+
+        The script is in `directory`. `of_ranks` are the variables that each rank has for itself.
+        """
         self._is_ready = False
-        self._lock = threading.Lock()
         self._send(
             {
                 "modules": list(modules),
                 "extras": list(extras),
-                "directory": str(Path(command[1]).resolve().parent),
+                "directory": str(directory.resolve()),
+                "environ": dict(environ),
                 "of_ranks": list(of_ranks),
                 "parent": os.getpid(),
-                "room": _ROOM_VARIABLE,
             }
         )
 
-    def await_ready(self) -> tuple[str, str]:
+    def await_ready(self, seconds: float | None = None) -> tuple[str, str]:
         """Wait for the imports. Return why no rank can be forked, and why none has the script's modules; else empty."""
         with self._lock:
+            self._connection.settimeout(seconds)
             answer = {"problem": "", "note": ""} if self._is_ready else self._read()
             self._is_ready = not answer["problem"]
             return answer["problem"], answer.get("note", "")
 
+    def settle(self, seconds: float | None = None) -> None:
+        """Wait for the imports, and log what can't be forked; end the parent if it can fork nothing."""
+        if not self.is_closed:
+            problem, note = self.await_ready(seconds)
+            if note:
+                logger.info("the ranks import the script's packages themselves: %s", note)
+            if problem:
+                self.give_up(problem)
+
+    def give_up(self, problem: str) -> None:
+        """Log why no rank is forked, and end the parent."""
+        logger.info("the ranks start cold: %s", problem)
+        self.close()
+
     def fork(
-        self, command: Sequence[str], environ: Mapping[str, str], streams: ChildStreams | None
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        given: Mapping[int, int] = MappingProxyType({}),
+        directory: Path | None = None,
+        new_session: bool = False,
+        umask: int = -1,
+        is_copied: bool = False,
     ) -> ForkedProcess | str:
-        """Return a new rank, or why there is none; without `streams` it inherits ours. The caller closes their ends."""
+        """Return a new process that runs a command of this Python, or why there is none.
+
+        It gets copies of our descriptors `given`, by the numbers that they have there, and inherits the other standard
+        streams. With `is_copied` it has a warm parent of its own.
+        """
+        request = {
+            "command": list(command),
+            "environ": dict(environ),
+            "descriptors": list(given),
+            "directory": str(directory or Path.cwd()),
+            "new_session": new_session,
+            "umask": umask,
+            "is_copied": is_copied,
+        }
         with self._lock:
             self._connection.settimeout(_FORK_SECONDS)
-            ends = [] if streams is None else streams.ends
-            self._send({"command": list(command), "environ": dict(environ)}, ends)
+            self._send(request, list(given.values()))
             answer = self._read()
-            if answer["problem"]:
-                return str(answer["problem"])
-            stdout, stderr = (None, None) if streams is None else (streams.stdout, streams.stderr)
-            return ForkedProcess(answer["pid"], stdout, stderr)
+        return str(answer["problem"]) if answer["problem"] else ForkedProcess(answer["pid"])
 
     def close(self) -> None:
         """End the parent; its ranks live on."""
+        self.is_closed = True
         self._process.kill()
         self._process.wait()
         self._connection.close()

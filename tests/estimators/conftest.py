@@ -18,6 +18,12 @@ from tests.estimators.data_on_s3 import BUCKET, put_data
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 
 
+@pytest.fixture(autouse=True)
+def _cold_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a platform that a test starts import nothing for its few jobs, most of which are shell scripts."""
+    monkeypatch.setenv("SMDDP_WARM", "0")
+
+
 @pytest.fixture(scope="module")
 def sagemaker_session() -> Iterator[Any]:
     import sagemaker

@@ -34,13 +34,15 @@ _GONE_SECONDS = 10.0
 
 LAUNCHER = """
 import os, sys
+from pathlib import Path
 from smddp.process.children import ChildProcesses
 from smddp.process.leftovers import Leftovers
 from smddp.process.warm_parent import WarmParent
 
 ranks, rounds = int(sys.argv[1]), int(sys.argv[2])
 command = [sys.executable, "rank.py", "an argument"]
-warm = WarmParent(command, modules=["decimal", "json"], extras=["csv"], environ=os.environ)
+warm = WarmParent.start(os.environ, command_bytes=999)
+warm.prepare(Path(), modules=["decimal", "json"], extras=["csv"], environ=os.environ)
 children = ChildProcesses(Leftovers())
 children.warm = warm
 print(warm.pid, flush=True)

@@ -2,7 +2,8 @@
 
 The server of the platform's objects runs like a host, too: see ``estimators/local/storage``.
 
-It is a separate program, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, and imports nothing of this project:
+It is a separate program, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, and imports nothing of this project,
+but it may be forked from a warm parent, and become the host's program without a new Python:
 
 1. Standard input brings one line of JSON (the program to start), then one byte for each signal to deliver. Its end
    means that the process which started the host is gone: the host dies with it.
@@ -203,7 +204,7 @@ def _become(spec: dict[str, Any], failing: int, status: int) -> NoReturn:
             resource.setrlimit(resource.RLIMIT_NOFILE, (spec["open_files"], most))
         os.chdir(spec["directory"])
         given = {name: os.environ[name] for name in spec["given"] if name in os.environ}
-        _execute(spec["argv"], {**spec["environment"], **given})
+        _execute(spec["argv"], {**spec["environment"], **given}, failing)
     except (OSError, ValueError) as error:
         os.write(failing, _describe(error).encode())
     finally:
@@ -220,7 +221,12 @@ def _is_orphan(failing: int) -> bool:
     return bool(poller.poll(0))
 
 
-def _execute(argv: list[str], environment: dict[str, str]) -> NoReturn:
+def _execute(argv: list[str], environment: dict[str, str], failing: int) -> NoReturn:
+    # There if this process was forked from a warm parent. The program is then this Python, which has torch already.
+    warm = sys.modules.get("smddp.process.warm_program")
+    if warm is not None and argv[0] == sys.executable and not warm.why_not_become(environment):
+        os.close(failing)  # the program runs
+        warm.become(argv, environment)
     try:
         os.execvpe(argv[0], argv, environment)  # noqa: S606
     except FileNotFoundError:

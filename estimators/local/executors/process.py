@@ -24,6 +24,7 @@ from types import TracebackType
 from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.executor import ClusterSpec, HostSpec, NoNamespacesError
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
+from estimators.local.executors.warm_hosts import WarmHosts
 from smddp.cluster.gpus import count_gpus, host_gpus, no_gpus
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ class ProcessExecutor:
 
     ``isolated`` None tries namespaces once, and warns if they are barred; HostStartError if that fails for another
     reason. ``lifeline`` belongs to the directory that the hosts write in, and stays open until each has ended.
-    ``open_files`` is the programs' soft limit; None: this process's. ``python`` runs the hosts.
+    ``open_files`` is the programs' soft limit; None: this process's. ``python`` runs the hosts. ``warm`` forks training
+    hosts; None starts each one as a new Python.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class ProcessExecutor:
         lifeline: Lifeline | None = None,
         open_files: int | None = None,
         python: str = sys.executable,
+        warm: WarmHosts | None = None,
     ) -> None:
+        self._warm = warm
         self._python = python
         self._lifeline = lifeline
         self._open_files = open_files
@@ -118,6 +122,7 @@ class ProcessExecutor:
             lifeline=self._lifeline,
             open_files=self._open_files,
             python=self._python,
+            warm=self._warm,
         )
 
 
@@ -125,7 +130,7 @@ class ProcessCluster:
     """A `HostCluster` of plain processes.
 
     ``lifeline`` belongs to the directory that they write in. ``open_files`` is the programs' soft limit; None: this
-    process's. ``python`` runs the hosts.
+    process's. ``python`` runs the hosts, which ``warm`` forks.
     """
 
     interface = "lo"
@@ -138,8 +143,10 @@ class ProcessCluster:
         lifeline: Lifeline | None = None,
         open_files: int | None = None,
         python: str = sys.executable,
+        warm: WarmHosts | None = None,
     ) -> None:
         self._python = python
+        self._warm = warm
         self._open_files = open_files
         self._keep = () if lifeline is None else (lifeline.fileno(),)
         self._roots = {host: root.absolute() for host, root in spec.roots.items()}
@@ -184,6 +191,7 @@ class ProcessCluster:
                 open_files=self._open_files,
             ),
             keep=self._keep,
+            warm=None if host.entrypoint else self._warm,
         )
 
     def __enter__(self) -> ProcessCluster:

@@ -16,8 +16,10 @@ from typing import Any, BinaryIO
 
 from estimators.hosts.failure import Exit
 from estimators.local.executors.executor import HostStartError, NoNamespacesError
+from estimators.local.executors.warm_hosts import WarmHosts
 from smddp.process.exit_codes import as_shell
 from smddp.process.output_lines import merge_lines
+from smddp.process.warm_parent import Process
 
 START_SECONDS = 60.0
 """Time limit in seconds for a host's first report; a machine under load takes seconds, a hanging host never reports."""
@@ -60,7 +62,7 @@ class Supervised:
     ``process`` is the supervisor, or a program that leads to it, with unbuffered pipes.
     """
 
-    def __init__(self, program: SupervisedProgram, process: subprocess.Popen[bytes], output: BinaryIO) -> None:
+    def __init__(self, program: SupervisedProgram, process: Process, output: BinaryIO) -> None:
         assert process.stdin is not None
         self._killed = False
         self._process = process
@@ -120,8 +122,9 @@ class SupervisedProcess(Supervised):
     """A process of this machine, through its supervisor's pipes.
 
     ``log`` gets the output; with None, `output` has it. ``keep`` are descriptors that stay open in the supervisor, but
-    not in the program, until it has ended. ``umask`` is the program's; -1: this process's. Raise NoNamespacesError if
-    this machine bars namespaces, HostStartError with the reason for another failure.
+    not in the program, until it has ended. ``umask`` is the program's; -1: this process's. ``warm`` forks the
+    supervisor and the program; without a ``log`` only. Raise NoNamespacesError if this machine bars namespaces,
+    HostStartError with the reason for another failure.
     """
 
     def __init__(
@@ -131,15 +134,21 @@ class SupervisedProcess(Supervised):
         log: BinaryIO | None = None,
         keep: tuple[int, ...] = (),
         umask: int = -1,
+        warm: WarmHosts | None = None,
     ) -> None:
         status, reporting = socket.socketpair()
         with reporting:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", SUPERVISOR, str(reporting.fileno()), *map(str, keep)],
+            passed = [reporting.fileno(), *keep]
+            words = [SUPERVISOR, *map(str, passed)]
+            process: Process | None = None
+            if warm is not None:
+                process = warm.start([sys.executable, *words], environ=program.environment, passed=passed, umask=umask)
+            process = process or subprocess.Popen(
+                [sys.executable, "-I", "-S", *words],
                 stdin=subprocess.PIPE,
                 stdout=log or subprocess.PIPE,
                 stderr=log or subprocess.PIPE,
-                pass_fds=[reporting.fileno(), *keep],
+                pass_fds=passed,
                 start_new_session=True,
                 cwd="/",
                 umask=umask,

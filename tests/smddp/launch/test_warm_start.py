@@ -7,30 +7,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from smddp.launch import warm_start
-from smddp.launch.warm_start import start_warm_parent
+from smddp.script_syntax.warm_start import Imports, choose_imports
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What warm parents were asked to import."""
-    asked: list[dict[str, Any]] = []
-
-    def ask(_command: Sequence[str], **options: Any) -> str:
-        asked.append(options)
-        return "parent"
-
-    monkeypatch.setattr(warm_start, "WarmParent", ask)
-    return asked
-
-
-def start(directory: Path, text: str, name: str = "train.py", **environ: str) -> object:
+def chosen(directory: Path, text: str, name: str = "train.py", **environ: str) -> Imports | None:
     (directory / name).write_text(text)
-    return start_warm_parent(directory / name, [sys.executable, name], environ)
+    return choose_imports(directory / name, environ)
 
 
 def test_a_bundle_that_brings_smddp_changes_nothing(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
@@ -70,19 +55,23 @@ def test_the_parent_has_no_variable_that_each_rank_has_for_itself(tmp_path: Path
     ],
 )
 def test_what_every_run_imports_before_anything_else_is_imported_before(
-    tmp_path: Path, asked: list[dict[str, Any]], text: str, extras: list[str]
+    tmp_path: Path, text: str, extras: list[str]
 ) -> None:
     (tmp_path / "data.py").write_text("import torchvision.transforms as transforms\nSIZE = 3\n")
     (tmp_path / "patches.py").write_text("import torch\ntorch.set_num_threads(1)\n")
-    assert start(tmp_path, text) == "parent"
-    assert asked[0]["extras"] == extras
-    assert set(asked[0]["modules"]) >= {"torch", "torch.distributed"}
+    imports = chosen(tmp_path, text)
+    assert imports is not None
+    assert imports.extras == extras
+    assert set(imports.modules) >= {"torch", "torch.distributed"}
+    assert imports.fits_common is ("environ" not in text)
 
 
-def test_a_package_that_wants_to_be_first_is(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
-    start(tmp_path, "import comet_ml\nimport torch\n")
-    assert asked[0]["modules"][:2] == ["comet_ml", "torch"]
-    assert asked[0]["extras"] == []
+def test_a_package_that_wants_to_be_first_is(tmp_path: Path) -> None:
+    imports = chosen(tmp_path, "import comet_ml\nimport torch\n")
+    assert imports is not None
+    assert imports.modules[:2] == ["comet_ml", "torch"]
+    assert imports.extras == []
+    assert not imports.fits_common
 
 
 @pytest.mark.parametrize(
@@ -93,11 +82,10 @@ def test_a_package_that_wants_to_be_first_is(tmp_path: Path, asked: list[dict[st
         ("import torch.optim\n", "smddp.training"),
     ],
 )
-def test_what_the_script_does_not_use_is_not_imported(
-    tmp_path: Path, asked: list[dict[str, Any]], text: str, without: str
-) -> None:
-    start(tmp_path, text)
-    assert without not in asked[0]["modules"]
+def test_what_the_script_does_not_use_is_not_imported(tmp_path: Path, text: str, without: str) -> None:
+    imports = chosen(tmp_path, text)
+    assert imports is not None
+    assert without not in imports.modules
 
 
 @pytest.mark.parametrize(
@@ -112,10 +100,9 @@ def test_what_the_script_does_not_use_is_not_imported(
     ],
 )
 def test_a_script_that_would_not_start_faster_has_no_parent(
-    tmp_path: Path, asked: list[dict[str, Any]], name: str, text: str, environ: dict[str, str]
+    tmp_path: Path, name: str, text: str, environ: dict[str, str]
 ) -> None:
-    assert start(tmp_path, text, name, **environ) is None
-    assert not asked
+    assert chosen(tmp_path, text, name, **environ) is None
 
 
 SCRIPT = """

@@ -17,6 +17,7 @@ import pytest
 # The driver adopts orphans, which lasts for the life of a process. So it is a process of its own.
 DRIVER = """
 import json, os, sys
+from pathlib import Path
 from smddp.process.process_tree import adopt_orphans
 from smddp.process.output_lines import ChildStreams
 from smddp.process.warm_parent import ForkedProcess, WarmParent
@@ -32,17 +33,20 @@ if way == "cold":
     import subprocess
     process = subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 else:
-    parent = WarmParent(command, modules=modules, extras=extras, environ=environ, of_ranks=["OF_RANK"])
+    parent = WarmParent.start(environ, command_bytes=sum(len(each) + 1 for each in command))
+    script = Path(command[1]).parent
+    parent.prepare(script, modules=modules, extras=extras, environ=environ, of_ranks=["OF_RANK"])
     problem, note = parent.await_ready()
     print(json.dumps({"problem": problem, "note": note}))
     if problem:
         sys.exit()
     streams = ChildStreams()
-    process = parent.fork(command, of_rank, streams)
+    process = parent.fork(command, of_rank, given=dict(enumerate(streams.ends, 1)))
     streams.close_ends()
     if not isinstance(process, ForkedProcess):
         print(json.dumps({"problem": process}))
         sys.exit()
+    process.stdout, process.stderr = streams.stdout, streams.stderr
 out, error = process.stdout.read().decode(), process.stderr.read().decode()
 print(json.dumps({"code": process.wait(), "out": out, "error": error}))
 if way != "cold":
@@ -257,8 +261,9 @@ def test_a_module_beside_the_script_that_replaces_an_imported_one_is_not_hidden(
 def test_the_parent_outlives_a_stop_and_ends_with_its_own_parent(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     program = (
-        "import json, sys, time\nfrom smddp.process.warm_parent import WarmParent\n"
-        "parent = WarmParent([sys.executable, 'train.py'], modules=[], extras=['csv'], environ={})\n"
+        "import pathlib, time\nfrom smddp.process.warm_parent import WarmParent\n"
+        "parent = WarmParent.start({}, command_bytes=99)\n"
+        "parent.prepare(pathlib.Path(), modules=[], extras=['csv'], environ={})\n"
         "parent.await_ready()\nprint(parent.pid, flush=True)\ntime.sleep(60)\n"
     )
     owner = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)

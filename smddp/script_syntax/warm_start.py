@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from smddp.process.warm_parent import VARIABLE, WarmParent
-from smddp.script_syntax import PACKAGE, Modules, executed, outside_imports
+from smddp.script_syntax.executed import executed
+from smddp.script_syntax.imports import outside_imports
+from smddp.script_syntax.modules import Modules
+from smddp.script_syntax.python_module import PACKAGE
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +28,8 @@ _TORCH = ("torch", "torch.distributed", "torch.nn.parallel")
 _OF_OPTIMIZERS = "torch._dynamo"
 """What the first step of an optimizer imports, in seconds."""
 _OWN = ("smddp.training", "smddp.watch")
+COMMON = (*_TORCH, _OF_OPTIMIZERS, *_OWN)
+"""What most scripts import in their first step."""
 _USUALLY_FIRST = frozenset({"torch", "torchvision", "numpy", PACKAGE})
 """Packages before which torch may be imported. Others may want to be first."""
 _SETS_VARIABLES = re.compile(rb"environ\s*(?:\[[^\]]*\]\s*=[^=]|\.(?:setdefault|update|pop)\b|\|=)|putenv|dotenv")
@@ -34,8 +41,52 @@ _OF_RANKS = (
 """Variables that the parent does not have, and each rank has."""
 
 
-def start_warm_parent(script: Path, command: Sequence[str], environ: Mapping[str, str]) -> WarmParent | None:
-    """Return a parent for ranks that run this command with these variables, among others; None without one."""
+def start_warm_parent(
+    script: Path, command: Sequence[str], environ: Mapping[str, str], *, new: bool = True
+) -> WarmParent | None:
+    """Return a parent for ranks that run this command with these variables, among others; None without one.
+
+    It is the one that this program was given, if that fits the script; else, with `new`, one that is started.
+    """
+    inherited = WarmParent.inherited()
+    if (imports := choose_imports(script, environ)) is None:
+        if inherited is not None:
+            inherited.close()
+        return None
+    if inherited is not None and not imports.fits_common:
+        inherited.close()
+        inherited = None
+    if inherited is None and not new:
+        return None
+    try:
+        parent = inherited or WarmParent.start(
+            environ, command_bytes=sum(len(os.fsencode(each)) + 1 for each in command)
+        )
+    except OSError as error:
+        logger.info("the ranks start cold: %s", error)
+        return None
+    parent.prepare(
+        script.parent,
+        modules=imports.modules,
+        extras=imports.extras,
+        environ={name: value for name, value in environ.items() if name not in _OF_RANKS},
+        of_ranks=_OF_RANKS,
+    )
+    return parent
+
+
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """What a warm parent imports for a script."""
+
+    modules: Sequence[str]
+    extras: Sequence[str]
+    fits_common: bool
+    """Whether a parent may have imported all of `COMMON` before."""
+
+
+def choose_imports(script: Path, environ: Mapping[str, str]) -> Imports | None:
+    """Return what a warm parent of the script imports; None if it starts faster, or surely right, without one."""
     if environ.get(VARIABLE) == "0" or sys.platform != "linux" or script.suffix != ".py":
         return None
     modules = Modules(path=script, directories=[script.parent], named={})
@@ -49,20 +100,12 @@ def start_warm_parent(script: Path, command: Sequence[str], environ: Mapping[str
     if not uses_own and "torch" not in packages:
         return None
     common = [*_TORCH, *(_OWN if uses_own else ())]
-    if any(b"optim" in text for text in texts) and not any(map(_SETS_VARIABLES.search, texts)):
+    sets_variables = any(map(_SETS_VARIABLES.search, texts))
+    if any(b"optim" in text for text in texts) and not sets_variables:
         common.append(_OF_OPTIMIZERS)
-    is_usual = packages[0] in _USUALLY_FIRST
-    try:
-        return WarmParent(
-            command,
-            modules=common if is_usual else [*first, *common],
-            extras=first if is_usual else [],
-            environ={name: value for name, value in environ.items() if name not in _OF_RANKS},
-            of_ranks=_OF_RANKS,
-        )
-    except OSError as error:
-        logger.info("the ranks start cold: %s", error)
-        return None
+    if packages[0] not in _USUALLY_FIRST:
+        return Imports([*first, *common], [], fits_common=False)
+    return Imports(common, first, fits_common=not sets_variables)
 
 
 def _imported_first(modules: Modules) -> Iterator[str]:

@@ -1,0 +1,134 @@
+"""Training hosts are forked from a warm parent that outlives their jobs, and see nothing of one another."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typing_extensions
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# The driver adopts orphans, which lasts for the life of a process. So it is a process of its own.
+DRIVER = """
+import json, os, sys, time
+from pathlib import Path
+
+from estimators.local.executors import ClusterSpec, HostSpec, ProcessExecutor, inherited_environment
+from estimators.local.executors.warm_hosts import WarmHosts
+
+jobs, isolated = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+warm = WarmHosts(inherited_environment(sys.executable, hosts=1))
+executor = ProcessExecutor(isolated=isolated, warm=warm)
+for name, touched, environment in jobs:
+    for path in touched:
+        os.utime(path)
+    began = time.monotonic()
+    with executor.cluster(ClusterSpec(name=name, image="image", roots={"algo-1": Path(name)})) as cluster:
+        host = cluster.start(HostSpec(name="algo-1", environment={"PYTHONUNBUFFERED": "1", **environment}))
+        with host.output as output:
+            text = b"".join(iter(lambda: output.read(4096), b"")).decode()
+        print(json.dumps([text, host.wait().code, time.monotonic() - began]))
+warm.close()
+print(json.dumps(len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())))
+"""
+SCRIPT = """
+import json, os, sys
+import torch
+import smddp
+
+def main():
+    parent = open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")
+    known = sorted(each for each in os.environ if each.startswith("OF_JOB"))
+    print("TOLD", json.dumps({
+        "warm": "smddp.process.warm_program" in sys.modules, "main": __name__, "argv": sys.argv, "known": known,
+        "pid": os.getpid(), "parent": parent[1:3], "threads": torch.get_num_threads(), "path": sys.path[:2],
+        "directory": os.getcwd(), "host": os.environ["SM_CURRENT_HOST"], "ml": sorted(os.listdir("/opt/ml")),
+        "temporary": __import__("tempfile").gettempdir(), "shown": "RANK=0" in open("/proc/self/environ").read(),
+        "group": os.getpgid(0), "input": sys.stdin.read(), "module": OTHER,
+    }), flush=True)
+
+import other
+OTHER = other.NAME
+if __name__ == "__main__":
+    main()
+"""
+
+
+def make_job(root: Path, *, launcher: bool) -> None:
+    (root / "input" / "config").mkdir(parents=True)
+    (root / "code").mkdir()
+    (root / "code" / "train.py").write_text(SCRIPT)
+    (root / "code" / "other.py").write_text(f"NAME = {root.name!r}\n")
+    of_hosts = {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"}
+    (root / "input" / "config" / "resourceconfig.json").write_text(json.dumps(of_hosts))
+    parameters: dict[str, Any] = {"sagemaker_program": "train.py", "name": root.name}
+    if launcher:
+        parameters["sagemaker_torch_distributed_enabled"] = True
+    encoded = {name: json.dumps(value) for name, value in parameters.items()}
+    (root / "input" / "config" / "hyperparameters.json").write_text(json.dumps(encoded))
+
+
+def run(directory: Path, jobs: list[tuple[str, list[str], dict[str, str]]], *, isolated: bool) -> list[Any]:
+    told = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps(jobs), json.dumps(isolated)],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "SMDDP_WARM": "1"},
+    )
+    assert told.returncode == 0, told.stderr
+    *ended, left = map(json.loads, told.stdout.splitlines())
+    assert left == 0, "children of the process that ran the jobs"
+    return ended
+
+
+def told_by(text: str) -> dict[str, Any]:
+    line = next(line for line in text.splitlines() if line.startswith("TOLD"))
+    return dict(json.loads(line.removeprefix("TOLD ")))
+
+
+@pytest.mark.parametrize("launcher", [True, False], ids=["torchrun", "no launcher"])
+@pytest.mark.parametrize("isolated", [pytest.param(True, marks=pytest.mark.namespaces), False])
+def test_the_hosts_of_two_jobs_are_as_started_ones(tmp_path: Path, launcher: bool, isolated: bool) -> None:
+    for name in ("first", "second", "cold"):
+        make_job(tmp_path / name, launcher=launcher)
+    jobs: list[tuple[str, list[str], dict[str, str]]] = [
+        ("first", [], {"OF_JOB_1": "a"}),
+        ("second", [], {"OF_JOB_2": "b"}),
+        ("cold", [], {"OF_JOB_2": "b", "SMDDP_WARM": "0"}),
+    ]
+    ended = run(tmp_path, jobs, isolated=isolated)
+    assert [code for _, code, _ in ended] == [0, 0, 0], ended
+    first, second, cold = (told_by(text) for text, _, _ in ended)
+    assert first.pop("warm")
+    assert second.pop("warm")
+    assert not cold.pop("warm")
+    assert first["known"] == ["OF_JOB_1"]
+    assert second["module"] == "second"
+    assert second["argv"] == ["train.py", "--name", "second"]
+    # Nothing else is different: PID and group only where all processes of this machine are seen.
+    for each in (second, cold):
+        for name in ("module", "argv", "pid", "group"):
+            each.pop(name)
+    assert json.dumps(second).replace("second", "NAME") == json.dumps(cold).replace("cold", "NAME")
+    assert "start cold" not in ended[1][0]
+
+
+def test_a_package_that_has_changed_is_imported_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "second", "third"):
+        make_job(tmp_path / name, launcher=False)
+    package = tmp_path / "packages" / "typing_extensions.py"  # which torch imports
+    package.parent.mkdir()
+    shutil.copy(typing_extensions.__file__, package)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    jobs: list[tuple[str, list[str], dict[str, str]]] = [("first", [], {}), ("second", [str(package)], {})]
+    ended = run(tmp_path, [*jobs, ("third", [], {})], isolated=False)
+    assert [told_by(text)["warm"] for text, _, _ in ended] == [True, False, True], ended
