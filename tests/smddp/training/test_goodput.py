@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 from torch.utils.data import Dataset
 
 import smddp
@@ -257,6 +258,7 @@ def test_the_ledger_goes_where_the_checkpoints_go_into_s3(tmp_path: Path, monkey
     assert not list((tmp_path / "run").rglob("goodput"))
 
 
+@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.6", reason="on_nonfinite needs PyTorch 2.6")
 def test_what_a_rewind_undoes_is_lost(job: Job) -> None:
     model = nn.Linear(4, 1)
     training = smddp.Trainer(
