@@ -43,7 +43,7 @@ MOST_IN_A_LINE = 4000
 MOST_VALUES = 50_000
 """Most values kept of one metric. Beyond it, every second value is dropped."""
 _MOST_VERDICTS = 5
-_VERDICT = re.compile(r"\b(?:hang|slow): (?=(?:rank|the ranks|all ranks)\b)")
+_VERDICT = re.compile(r"\b(?:hang|slow): (?=(?:(?:the |all )?ranks|rank)\b)")
 """How a verdict of the watchdog begins in a job's log: see ``smddp.watch``."""
 _IDLE_SECONDS = 300.0
 """A watch stops after this time without a page request."""

@@ -31,6 +31,7 @@ from torch.nn.parameter import is_lazy
 from smddp.distributed.membership import Membership
 from smddp.distributed.replica import Replica, alike
 from smddp.errors import ReplicasDifferError
+from smddp.process.terminal_text import shown_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -174,10 +175,7 @@ def _who_differs(groups: list[list[int]], hosts: tuple[str, ...]) -> str:
 
 
 def _named(ranks: list[int], hosts: tuple[str, ...]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]} on {hosts[ranks[0]]}"
-    shown = ", ".join(map(str, ranks[:_SHOWN]))
-    return f"ranks {shown}" + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
+    return shown_ranks({rank: hosts[rank] for rank in ranks})
 
 
 def hash_of(tensors: Iterable[Tensor]) -> Hash:

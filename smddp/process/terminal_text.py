@@ -1,14 +1,16 @@
-"""The parts of a live line on a terminal: what fits, speeds, durations, counts and sizes."""
+"""The parts of a live line, and of sentences: what fits a terminal, speeds, durations, counts, sizes and ranks."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TextIO
 
 PROGRESS_VARIABLE = "SMDDP_PROGRESS"
 """0 turns live lines off."""
 
 _GAP = "  "
+_SHOWN_RANKS = 3
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -46,6 +48,22 @@ def duration(seconds: float) -> str:
 def counted(number: int, one: str, several: str | None = None) -> str:
     """Return ``1 step``, ``2 steps``; `several` is the plural of a noun that takes no ``s``."""
     return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
+def shown_ranks(hosts: Mapping[int, str]) -> str:
+    """Return ranks, with the host of each, as a sentence names them.
+
+    Examples:
+        >>> shown_ranks({1: "algo-2"})
+        'rank 1 on algo-2'
+        >>> shown_ranks(dict.fromkeys([0, 2, 4, 6, 8], "algo-1"))
+        'ranks 0, 2, 4 and 2 more'
+    """
+    if len(hosts) == 1:
+        ((rank, host),) = hosts.items()
+        return f"rank {rank} on {host}"
+    shown = ", ".join(map(str, list(hosts)[:_SHOWN_RANKS]))
+    return f"ranks {shown}" + (f" and {len(hosts) - _SHOWN_RANKS} more" if len(hosts) > _SHOWN_RANKS else "")
 
 
 def as_size(size: int) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from smddp.distributed.first_failure import SAME_COLLECTIVES, SAME_STEPS
+from smddp.process.terminal_text import shown_ranks
 from smddp.watch.position import WAITING_PHASES, Position
 
 _KINDS = {
@@ -41,7 +42,6 @@ _UNJUDGED = frozenset({"debugger", "failed", "unwatched"})
 _ONLY_TOLD = frozenset({"checkpoint", "compile", "import"})
 """Phases that are only logged. A save has its own timeouts, and ending the job would lose it. A compilation or an
 import may wait for another job that compiles the same into the same cache."""
-_SHOWN = 3
 _PATIENCE = 4.0
 """If all ranks wait for each other, they count as hanging after so many times the usual bound: a first collective of
 many hosts takes long."""
@@ -170,7 +170,7 @@ def compare_digests(positions: Sequence[Position]) -> Verdict | None:
                 return Verdict(
                     kind="mismatched collective",
                     ranks=tuple(each.rank for each in (others if votes > len(there) / 2 else there)),
-                    text=f"{', '.join(map(_name, others[:_SHOWN]))} called other collectives than {_name(first)}, or "
+                    text=f"{_names(others)} called other collectives than {_name(first)}, or "
                     f"with tensors of other sizes or types, between number {same + 1} and {number} of {where}: what "
                     "they have computed since is wrong",
                     is_sure=True,
@@ -189,7 +189,14 @@ def _between_groups(waiting: Sequence[Position]) -> Verdict:
 
 
 def _places(positions: Sequence[Position]) -> str:
-    return "; ".join(f"{_name(each)} is in {each.collective} at {each.line}" for each in positions)
+    """Say which ranks are in which collective, the fewest first: the end of a long text is cut."""
+    there = dict[tuple[str, str], list[Position]]()
+    for each in positions:
+        there.setdefault((each.group, each.collective), []).append(each)
+    return "; ".join(
+        f"{_names(ranks)} {'is' if len(ranks) == 1 else 'are'} in {ranks[0].collective} at {ranks[0].line}"
+        for ranks in sorted(there.values(), key=len)
+    )
 
 
 def _network(waiting: Sequence[Position]) -> Verdict:
@@ -238,16 +245,16 @@ def _name(position: Position) -> str:
     return f"rank {position.rank} on {position.host}"
 
 
+def _names(positions: Sequence[Position]) -> str:
+    return shown_ranks({each.rank: each.host for each in positions})
+
+
 def _others(others: Sequence[Position]) -> str:
     """Say which other ranks are in the same case as the culprit, and where the first of them is."""
     if not others:
         return ""
-    who = f"Neither has {_name(others[0])}"
-    if len(others) > 1:
-        ranks = ", ".join(str(each.rank) for each in others[:_SHOWN])
-        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-        who = f"Neither have ranks {ranks}{more}, and {_name(others[0])} is here"
-    return f". {who}: {others[0].line}"
+    here = f", and {_name(others[0])} is here" if len(others) > 1 else ""
+    return f". Neither {'have' if here else 'has'} {_names(others)}{here}: {others[0].line}"
 
 
 def _victims(waiting: Sequence[Position]) -> str:
