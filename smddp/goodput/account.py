@@ -134,12 +134,13 @@ def join_attempts(attempts: Sequence[Attempt], *, problems: Sequence[str] = (), 
     ordered = sorted(attempts, key=lambda attempt: attempt.began)
     found, told = list[AttemptAccount](), list(problems)
     before: AttemptAccount | None = None
+    saved = _first_savers(ordered)
     last_end = 0.0
     for number, attempt in enumerate(ordered):
         later = [other.resumed for other in ordered[number + 1 :]]
         end = attempt.end or ("killed" if later or not _is_alive(attempt, now) else "running")
         seconds = {part: attempt.seconds.get(part, 0.0) for part in PARTS}
-        if _began_before_its_past(number, ordered):
+        if saved.get(attempt.resumed, number) > number:
             told.append(
                 f"attempt {attempt.id} continued from step {attempt.resumed}, which only an attempt saved that began "
                 "later by its clock: the clocks of two hosts differ, and steps count as lost that are not"
@@ -187,13 +188,14 @@ def _move_lost(attempt: Attempt, end: str, later: Sequence[int], seconds: dict[s
     return max(attempt.step - max(kept, attempt.resumed), 0)
 
 
-def _began_before_its_past(number: int, attempts: Sequence[Attempt]) -> bool:
-    """Return whether only attempts that began later have saved the step from which this one continued."""
-    step = attempts[number].resumed
-    has_saved = [
-        each.resumed < step and step in (each.durable, *(mark.step for mark in each.marks)) for each in attempts
-    ]
-    return any(has_saved[number + 1 :]) and not any(has_saved[:number])
+def _first_savers(attempts: Sequence[Attempt]) -> dict[int, int]:
+    """Return the number of the first attempt that saved each step."""
+    savers = dict[int, int]()
+    for number, attempt in enumerate(attempts):
+        for step in (attempt.durable, *(mark.step for mark in attempt.marks)):
+            if step > attempt.resumed:
+                savers.setdefault(step, number)
+    return savers
 
 
 def _is_alive(attempt: Attempt, now: float) -> bool:
