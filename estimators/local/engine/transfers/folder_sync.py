@@ -102,35 +102,37 @@ class FolderSync:
             self._thread.join()
 
     def _run(self) -> None:
-        took = 0.0
-        while not self._finished.wait(self.pause_after(took)):
-            took = self._try_to_synchronise()
+        scanned = took = 0.0
+        while not self._finished.wait(self.pause_after(scanned, took)):
+            began = time.monotonic()
+            scanned = self._try_to_synchronise()
+            took = time.monotonic() - began
 
-    def pause_after(self, took: float) -> float:
+    def pause_after(self, scanned: float, took: float) -> float:
         """Return the seconds until the next pass: few, because a program may wait for its files to be in S3.
 
-        Passes take a tenth of the time at most, up to a pause of a second.
+        Scans take a tenth of the time at most, and whole passes half of it: a file that its program still writes is
+        copied in each. A longer pause than a second is only what was asked for.
         """
-        return max(self._seconds, min(_LONGEST_PAUSE, 10 * took))
+        return max(self._seconds, min(_LONGEST_PAUSE, max(10 * scanned, took)))
 
     def _try_to_synchronise(self) -> float:
-        """Make one pass, and return its seconds; infinity if it failed."""
-        began = time.monotonic()
+        """Make one pass, and return the seconds of its scan; infinity if it failed."""
         try:
-            self._synchronise()
+            return self._synchronise()
         except Exception:  # of any kind: the thread must go on, for the other files
             logger.warning("files could not be copied to %s; will be tried again", self._uri, exc_info=True)
             return math.inf
-        return time.monotonic() - began
 
-    def _synchronise(self, *, last: bool = False) -> None:
-        """Make one pass: copy new and changed files, then delete what is gone.
+    def _synchronise(self, *, last: bool = False) -> float:
+        """Make one pass: copy new and changed files, then delete what is gone. Return the seconds of the scan.
 
         On the last pass no host runs any more, so an unreadable directory is an error.
         """
-        looked = time.time_ns()
+        looked, began = time.time_ns(), time.monotonic()
         unread: dict[str, list[OSError]] = {host: [] for host in self._trees}
         found = {host: self._scan(tree, unread[host].append) for host, tree in self._trees.items()}
+        scanned = time.monotonic() - began
         self._transfers.forget_gone(
             (self._trees[host], self._folder / name) for host, files in found.items() for name in files
         )
@@ -144,7 +146,7 @@ class FolderSync:
         # 2. Files that failed before come last: a file that S3 always refuses delays no other.
         for _, _, host, name, signature in sorted(changed):
             if self._finished.is_set() and not last:
-                return  # `abandon` waits for this thread
+                return scanned  # `abandon` waits for this thread
             put = functools.partial(self._put, host, name, signature, looked=looked, last=last)
             self._transfers.copy(self._trees[host], self._folder / name, self._uri.below(name), put)
         self._snapshot.unlink(missing_ok=True)
@@ -155,6 +157,7 @@ class FolderSync:
         if last and (errors := [error for each in unread.values() for error in each]):
             with explaining(f"{self._what} upload failed", self._uri):
                 raise errors[0]
+        return scanned
 
     def _put(self, host: str, name: str, signature: Signature, *, looked: int, last: bool) -> None:
         """Upload one file, from a copy that its program can't change meanwhile."""

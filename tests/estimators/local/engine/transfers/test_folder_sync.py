@@ -463,12 +463,20 @@ def test_the_last_state_needs_no_room_on_the_disk(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "took", "pause"), [(0.1, 0.001, 0.1), (0.1, 0.05, 0.5), (0.1, 30.0, 1.0), (60.0, 0.05, 60.0)]
+    ("seconds", "scanned", "took", "pause"),
+    [
+        (0.1, 0.001, 0.002, 0.1),
+        (0.1, 0.05, 0.06, 0.5),
+        (0.1, 0.001, 0.3, 0.3),
+        (0.1, 0.001, 30.0, 1.0),
+        (0.1, 2.0, 2.0, 1.0),
+        (60.0, 0.05, 0.3, 60.0),
+    ],
 )
-def test_short_passes_follow_soon_and_long_ones_take_a_tenth_of_the_time(
-    sync: Sync, seconds: float, took: float, pause: float
+def test_passes_follow_soon_and_leave_most_of_the_time_to_others(
+    sync: Sync, seconds: float, scanned: float, took: float, pause: float
 ) -> None:
-    assert sync.new(seconds).pause_after(took) == pytest.approx(pause)
+    assert sync.new(seconds).pause_after(scanned, took) == pytest.approx(pause)
 
 
 def test_a_pass_that_fails_is_not_repeated_at_once(sync: Sync, monkeypatch: pytest.MonkeyPatch) -> None:
