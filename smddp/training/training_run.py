@@ -121,6 +121,7 @@ class TrainingRun:
             logger.warning("%s: back to the checkpoint of step %d; the data go on behind that step", event, loaded.step)
         self._clock.go_back(loaded.step, undone=self.progress.steps - loaded.step)
         self.progress.steps = loaded.step
+        self._metrics = {}  # of a step that is now to come again
         self._schedule.start(loaded.step, saved=loaded.step)
 
     def begin_anew(

@@ -358,6 +358,23 @@ def test_a_rewind_is_in_the_next_checkpoint(tmp_path: Path, caplog: pytest.LogCa
     assert again.trainer.steps == 4
 
 
+def test_metrics_of_a_step_that_was_undone_are_in_no_checkpoint(tmp_path: Path) -> None:
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
+    run = Noisy(job, {4}, on_nonfinite="rewind")
+    for number, (batch,) in enumerate(run.trainer.batches(run.loader), start=1):  # batch 5 is step 3 again
+        run.trainer.step(run.trainer.model(batch).square().mean())
+        if number == 3:
+            run.trainer.log(accuracy=0.9)
+        if number == 5:
+            assert run.trainer.steps == 3
+            run.trainer.save(wait=True)
+            break
+    newest = list_checkpoints(str(job.checkpoint_dir))[-1].manifest
+    assert newest is not None
+    assert newest.step == 3
+    assert "accuracy" not in newest.metrics
+
+
 def test_without_a_checkpoint_there_is_no_way_back(job: Job) -> None:
     run = Noisy(job, {1}, on_nonfinite="rewind")
     with pytest.raises(TrainingDivergedError, match=r"gradients of step 1 .* there is none yet: save earlier"):
