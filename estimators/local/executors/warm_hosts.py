@@ -26,7 +26,11 @@ IDLE_SECONDS = 900.0
 _IMPORT_SECONDS = 120.0
 """Seconds that a host waits for the imports at most; then it starts without a warm parent."""
 _MOST_PARENTS = 2
-_MODULES = (*COMMON, "torch.distributed.elastic.agent.server.api", "smddp.container.__main__", "smddp.launch.torchrun")
+_MODULES = (
+    *(*COMMON, "torch.distributed.elastic.agent.server.api", "boto3.s3.transfer"),
+    *("smddp.container.__main__", "smddp.launch.torchrun", "smddp.launch.agent", "smddp.launch.node_connections"),
+)
+"""What most scripts import, and what `train` and torchrun do."""
 _COMMAND_BYTES = 16 << 10
 _ENVIRON_BYTES = 96 << 10
 """Room in which the variables of hosts and ranks are shown; the kernel's limit for one string is 128 KiB."""
