@@ -96,7 +96,7 @@ def train(environ: Mapping[str, str]) -> int:
 def _warm_parent(line: Sequence[str], directory: Path, environ: Mapping[str, str]) -> WarmParent | None:
     """Return the warm parent that this program was given, if the command can be forked from it."""
     if line[0] == sys.executable and line[1] != "-m":
-        return start_warm_parent(directory / line[1], line, environ, new=False)
+        return start_warm_parent(line, environ, directory=directory, new=False)
     warm = WarmParent.inherited()
     if warm is not None and line[0] == sys.executable and line[2].startswith("smddp."):
         warm.prepare(directory, modules=[], extras=[], environ=environ)

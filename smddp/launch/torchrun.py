@@ -227,8 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         python = [sys.executable, "-m"] if given.module else [sys.executable]
         command = [*python, given.script, *given.arguments]
         environ = _rank_defaults(node.processes) | dict(os.environ)
-        warm = None if given.module else start_warm_parent(Path(given.script), command, environ)
-        return launch(node, command, environ, warm)
+        return launch(node, command, environ, start_warm_parent(command, environ, directory=Path.cwd()))
     except DistributedError as error:
         tell_failure(error)
         return 1

@@ -42,14 +42,16 @@ _OF_RANKS = (
 
 
 def start_warm_parent(
-    script: Path, command: Sequence[str], environ: Mapping[str, str], *, new: bool = True
+    command: Sequence[str], environ: Mapping[str, str], *, directory: Path, new: bool = True
 ) -> WarmParent | None:
     """Return a parent for ranks that run this command with these variables, among others; None without one.
 
-    It is the one that this program was given, if that fits the script; else, with `new`, one that is started.
+    They run in `directory`. The parent is the one that this program was given, if that fits the script; else, with
+    `new`, one that is started.
     """
     inherited = WarmParent.inherited()
-    if (imports := choose_imports(script, environ)) is None:
+    script, root = find_script(command, directory)
+    if script is None or (imports := choose_imports(script, root, environ)) is None:
         if inherited is not None:
             inherited.close()
         return None
@@ -66,7 +68,7 @@ def start_warm_parent(
         logger.info("the ranks start cold: %s", error)
         return None
     parent.prepare(
-        script.parent,
+        root,
         modules=imports.modules,
         extras=imports.extras,
         environ={name: value for name, value in environ.items() if name not in _OF_RANKS},
@@ -85,13 +87,30 @@ class Imports:
     """Whether a parent may have imported all of `COMMON` before."""
 
 
-def choose_imports(script: Path, environ: Mapping[str, str]) -> Imports | None:
-    """Return what a warm parent of the script imports; None if it starts faster, or surely right, without one."""
+def find_script(command: Sequence[str], directory: Path) -> tuple[Path | None, Path]:
+    """Return the file that a command of Python runs, None if it is not sure, and the directory of its own modules."""
+    if command[1] != "-m":
+        script = directory / command[1]
+        return script, script.parent
+    place = directory.joinpath(*command[2].split("."))
+    packages = [each for each in (place, *place.parents) if each.is_relative_to(directory) and each != directory]
+    begun = [each / "__init__.py" for each in packages]
+    script = place / "__main__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
+    # Python imports the packages before the module: they must do nothing.
+    is_sure = script.is_file() and not any(each.is_file() and each.read_text().strip() for each in begun)
+    return (script if is_sure else None), directory
+
+
+def choose_imports(script: Path, root: Path, environ: Mapping[str, str]) -> Imports | None:
+    """Return what a warm parent of the script imports; None if it starts faster, or surely right, without one.
+
+    The script's own modules are in `root`.
+    """
     if environ.get(VARIABLE) == "0" or sys.platform != "linux" or script.suffix != ".py":
         return None
-    modules = Modules(path=script, directories=[script.parent], named={})
+    modules = Modules(path=script, directories=[root], named={})
     try:
-        first = list(dict.fromkeys(_imported_first(modules)))
+        first = list(dict.fromkeys(_imported_first(modules, root)))
         texts = [module.text for module in modules.reached]
     except (OSError, RecursionError):  # running the script reports it
         return None
@@ -108,9 +127,9 @@ def choose_imports(script: Path, environ: Mapping[str, str]) -> Imports | None:
     return Imports(common, first, fits_common=not sets_variables)
 
 
-def _imported_first(modules: Modules) -> Iterator[str]:
+def _imported_first(modules: Modules, root: Path) -> Iterator[str]:
     """Yield the modules from outside that every run imports before anything else happens, and smddp's, in order."""
-    outside = {id(statement) for _, statement, _ in outside_imports(modules, [modules.path.parent])}
+    outside = {id(statement) for _, statement, _ in outside_imports(modules, [root])}
     for _, node in executed(modules):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from smddp.script_syntax.warm_start import Imports, choose_imports
+from smddp.script_syntax.warm_start import Imports, choose_imports, find_script
 
 
 def chosen(directory: Path, text: str, name: str = "train.py", **environ: str) -> Imports | None:
     (directory / name).write_text(text)
-    return choose_imports(directory / name, environ)
+    return choose_imports(directory / name, directory, environ)
 
 
 def test_a_bundle_that_brings_smddp_changes_nothing(tmp_path: Path) -> None:
@@ -97,6 +97,27 @@ def test_a_script_that_would_not_start_faster_has_no_parent(
     tmp_path: Path, name: str, text: str, environ: dict[str, str]
 ) -> None:
     assert chosen(tmp_path, text, name, **environ) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "files", "script"),
+    [
+        ("train", {"train.py": ""}, "train.py"),
+        ("jobs.train", {"jobs/train.py": "", "jobs/__init__.py": "\n"}, "jobs/train.py"),
+        ("jobs", {"jobs/__main__.py": "", "jobs/__init__.py": ""}, "jobs/__main__.py"),
+        ("jobs.train", {"jobs/train.py": "", "jobs/__init__.py": "import os"}, None),
+        ("jobs.train", {"jobs/other.py": ""}, None),
+        ("torch.utils.collect_env", {}, None),
+    ],
+)
+def test_a_module_is_a_script_if_nothing_is_imported_before_it(
+    tmp_path: Path, module: str, files: dict[str, str], script: str | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = find_script([sys.executable, "-m", module], tmp_path)
+    assert found == (None if script is None else tmp_path / script, tmp_path)
 
 
 SCRIPT = """

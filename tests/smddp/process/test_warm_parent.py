@@ -114,6 +114,19 @@ def test_a_forked_rank_sees_the_world_of_a_started_one(tmp_path: Path, variables
     assert forked == started == {"code": 0, "error": ""}
 
 
+@pytest.mark.parametrize("script", [WORLD, "def f():\n    1 / 0\nf()\n", "import sys; sys.exit(4)"])
+@pytest.mark.parametrize("module", ["train", "package.train", "package", "nowhere"])
+def test_a_forked_module_does_what_a_started_one_does(tmp_path: Path, script: str, module: str) -> None:
+    (tmp_path / "package").mkdir()
+    for name in ("train.py", "__main__.py"):
+        (tmp_path / "package" / name).write_text(script)
+    forked, started = (way(tmp_path, script, "-m", module, "an argument") for way in (warm, cold))
+    if forked["out"]:
+        told = [json.loads(re.sub(r"0x[0-9a-f]+", "ADDRESS", each.pop("out"))) for each in (forked, started)]
+        assert told[0] == told[1]
+    assert forked == started
+
+
 ENDS = {
     "code": "import sys; print('out'); sys.exit(3)",
     "large code": "import sys; sys.exit(256 + 5)",
