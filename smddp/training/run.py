@@ -15,7 +15,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import thread as executors
+from concurrent.futures import process as processes
+from concurrent.futures import thread as threads
 from contextlib import ExitStack, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -368,9 +369,10 @@ def _end_soon(membership: Membership) -> None:
 def _tell_threads() -> None:
     """Warn of the script's threads that do not end now, and for which Python waits before the process ends."""
     deadline = time.monotonic() + _THREADS_SECONDS
+    # Python tells the threads of executors to end before it waits for them.
+    told_to_end = (*threads._threads_queues, *processes._threads_wakeups)  # noqa: SLF001
     for thread in threading.enumerate():
-        # Python tells an executor's threads to end before it waits for them.
-        if thread.daemon or thread in (threading.main_thread(), *executors._threads_queues):  # noqa: SLF001
+        if thread.daemon or thread in (threading.main_thread(), *told_to_end):
             continue
         thread.join(max(deadline - time.monotonic(), 0.0))
         frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001, it is documented

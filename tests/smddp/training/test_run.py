@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import process as processes
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -173,12 +174,15 @@ def test_a_thread_for_which_python_waits_is_told(
 ) -> None:
     monkeypatch.setattr(sys.modules["smddp.training.run"], "_THREADS_SECONDS", 0.1)
     over, pool = threading.Event(), ThreadPoolExecutor()  # Python ends a pool's threads by itself
+    of_pool = threading.Thread(target=over.wait, name="process pool")
+    monkeypatch.setitem(processes._threads_wakeups, of_pool, None)  # type: ignore[arg-type]
 
     def main() -> None:
         pool.submit(int).result()
         threading.Thread(target=over.wait, name="monitor", daemon=True).start()
         threading.Thread(target=over.wait, args=(0.01,), name="short").start()
         threading.Thread(target=over.wait, name="uploader").start()
+        of_pool.start()
 
     try:
         assert code_of(main) == 0
