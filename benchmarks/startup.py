@@ -2,14 +2,17 @@
 
 ``torchrun`` and ``smddp run`` start the same script, a DDP loop by hand with AdamW over gloo, in turn, in one run;
 ``smddp run`` with and without a warm parent. Also the memory of the ranks before they have a model: their proportional
-set size, in which a page that several processes share counts once.
+set size, in which a page that several processes share counts once; and jobs of the local platform, from ``fit()`` to
+the first step, and from the last line of the script to the return of ``fit()``, one after the other on one platform.
 
-    python -m benchmarks.startup [--ranks 2 8] [--repeats 3]
+    python -m benchmarks.startup [--ranks 2 8] [--repeats 3] [--fits 4]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import statistics
 import subprocess
@@ -18,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 SCRIPT = """
 import os, signal, time
@@ -60,6 +64,27 @@ def main():
 
 if __name__ == "__main__":
     main()
+"""
+JOB = """
+import time
+import torch
+from torch import nn
+import smddp
+
+def main(job: smddp.Job) -> None:
+    model = nn.Linear(64, 8)
+    trainer = smddp.Trainer(job, model, torch.optim.AdamW(model.parameters()))
+    data = torch.utils.data.TensorDataset(torch.randn(256, 64), torch.randn(256, 8))
+    loader = trainer.loader(data, batch_size=32)
+    for _epoch in trainer.epochs(1):
+        for inputs, targets in trainer.batches(loader):
+            trainer.step(nn.functional.mse_loss(trainer.model(inputs), targets))
+            print("BENCHMARK", time.time(), flush=True)
+    trainer.save_model()
+    print("BENCHMARK", time.time(), flush=True)
+
+if __name__ == "__main__":
+    smddp.run(main)
 """
 WAYS = ("torchrun", "smddp run, cold", "smddp run")
 
@@ -116,13 +141,57 @@ def measure(directory: Path, all_ranks: Sequence[int], repeats: int) -> None:
     print(row(f"memory of {all_ranks[-1]} ranks", memory, "GB"))
 
 
+def fit_times(directory: Path, fits: int, **options: Any) -> list[tuple[float, float]]:
+    """Return for each of several jobs the seconds to the first step, and from the script's last line to the return."""
+    from estimators import Estimator
+    from estimators.local import LocalSageMaker
+
+    directory.mkdir()
+    (directory / "train.py").write_text(JOB)
+    times = []
+    with LocalSageMaker() as platform:
+        for _ in range(fits):
+            estimator = Estimator(
+                entry_point=str(directory / "train.py"),
+                role=platform.role,
+                instance_count=1,
+                sagemaker_session=platform.session,
+                **options,
+            )
+            started = time.time()
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                job = estimator.fit()
+            returned = time.time()
+            told = [float(line.split()[1]) for _, line in job.logs() if line.startswith("BENCHMARK")]
+            times.append((told[0] - started, returned - told[-1]))
+    return times
+
+
+def measure_fits(directory: Path, fits: int) -> None:
+    """Print the table of the platform's jobs."""
+    print("\n| `fit()` of one host | " + " | ".join(f"job {number}" for number in range(1, fits + 1)) + " |")
+    print("|---" * (fits + 1) + "|")
+    kinds: dict[str, dict[str, Any]] = {
+        "one rank": {"instance_type": "ml.m5.xlarge"},
+        "torchrun": {"instance_type": "ml.g5.xlarge", "distribution": "torchrun"},
+    }
+    for kind, options in kinds.items():
+        for way in ("cold", "warm"):
+            os.environ["SMDDP_WARM"] = "0" if way == "cold" else "1"
+            times = fit_times(directory / f"{kind}-{way}".replace(" ", ""), fits, **options)
+            for what, index in (("to the first step", 0), ("from the last line to the return", 1)):
+                print(f"| {kind}, {way}, {what} | " + " | ".join(f"{each[index]:.2f} s" for each in times) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--fits", type=int, default=4)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         measure(Path(directory), arguments.ranks, arguments.repeats)
+        measure_fits(Path(directory), arguments.fits)
 
 
 if __name__ == "__main__":
