@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 # The driver adopts orphans, which lasts for the life of a process. So it is a process of its own.
 DRIVER = """
-import json, os, sys, time
+import json, os, sys
 from pathlib import Path
 
 from estimators.local.executors import ClusterSpec, HostSpec, ProcessExecutor, inherited_environment
@@ -26,17 +26,23 @@ from estimators.local.executors.warm_hosts import WarmHosts
 jobs, isolated = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 warm = WarmHosts(inherited_environment(sys.executable, hosts=1))
 executor = ProcessExecutor(isolated=isolated, warm=warm)
+def parents():
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
 for name, touched, environment in jobs:
     for path in touched:
-        os.utime(path)
-    began = time.monotonic()
+        if path == "kill":
+            for parent in parents():
+                os.kill(int(parent), 9)
+        else:
+            os.utime(path)
     with executor.cluster(ClusterSpec(name=name, image="image", roots={"algo-1": Path(name)})) as cluster:
         host = cluster.start(HostSpec(name="algo-1", environment={"PYTHONUNBUFFERED": "1", **environment}))
         with host.output as output:
             text = b"".join(iter(lambda: output.read(4096), b"")).decode()
-        print(json.dumps([text, host.wait().code, time.monotonic() - began]))
+        print(json.dumps([text, host.wait().code, len(parents())]))
 warm.close()
-print(json.dumps(len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())))
+print(json.dumps(len(parents())))
 """
 SCRIPT = """
 import json, os, sys
@@ -132,3 +138,19 @@ def test_a_package_that_has_changed_is_imported_anew(tmp_path: Path, monkeypatch
     jobs: list[tuple[str, list[str], dict[str, str]]] = [("first", [], {}), ("second", [str(package)], {})]
     ended = run(tmp_path, [*jobs, ("third", [], {})], isolated=False)
     assert [told_by(text)["warm"] for text, _, _ in ended] == [True, False, True], ended
+
+
+def test_jobs_outlive_a_killed_parent_and_few_parents_are_kept(tmp_path: Path) -> None:
+    names = ("one", "two", "three", "four", "five")
+    for name in names:
+        make_job(tmp_path / name, launcher=False)
+    one, two = {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}
+    threads = [one, one, two, {**two, "OMP_WAIT_POLICY": "PASSIVE"}, one]
+    jobs = [(name, ["kill"] if name == "two" else [], each) for name, each in zip(names, threads, strict=True)]
+    ended = run(tmp_path, jobs, isolated=False)
+    assert [code for _, code, _ in ended] == [0] * 5, ended
+    told = [told_by(text) for text, _, _ in ended]
+    assert [each["threads"] for each in told] == [1, 1, 2, 2, 1]
+    # The second job finds its parent killed, and starts anew. Of the third, fourth and fifth, each has its own parent.
+    assert [each["warm"] for each in told] == [True, False, True, True, True]
+    assert [parents for _, _, parents in ended] == [1, 0, 1, 2, 2]
