@@ -39,7 +39,8 @@ _SILENT = {
 """The kind and the explanation by the state of a rank that does not answer, the surest state first."""
 _UNJUDGED = frozenset({"debugger", "failed", "unwatched"})
 """Phases of a rank for which the others may wait for good reasons."""
-_ONLY_TOLD = frozenset({"checkpoint", "compile", "import"})
+_LOADING = frozenset({"compile", "import"})
+_ONLY_TOLD = _LOADING | {"checkpoint"}
 """Phases that are only logged. A save has its own timeouts, and ending the job would lose it. A compilation or an
 import may wait for another job that compiles the same into the same cache."""
 _PATIENCE = 4.0
@@ -125,12 +126,15 @@ def _silent(positions: Sequence[Position], silent: Sequence[Position], victims: 
     last = min(silent, key=lambda each: surest.index(seen.get(each.rank, "")))
     state = seen.get(last.rank, "")
     kind, explanation = _SILENT[state]
+    # A compilation or an import loads libraries in native calls, and others may wait for it in one of theirs.
+    phases = {last.phase, *(each.phase for each in positions if not each.waits)}
+    may_go_on = state == "busy" or (state == "blocked" and not phases.isdisjoint(_LOADING))
     return Verdict(
         kind=kind,
         ranks=(last.rank,),
         text=f"{_name(last)} does not answer: {explanation}; last seen after {last.step} optimizer steps"
         f"{_victims(victims)}",
-        is_sure=state != "busy",
+        is_sure=not may_go_on,
     )
 
 

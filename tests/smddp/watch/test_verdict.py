@@ -237,6 +237,19 @@ def test_a_rank_that_computes_is_only_told_as_busy() -> None:
     assert (verdict.kind, verdict.is_sure) == ("long native call", False)
 
 
+def test_a_native_call_in_a_compilation_or_an_import_is_only_told() -> None:
+    blocked = {"neighbours": {1: "blocked"}}
+    for verdict in (
+        judge([waiting(0, **blocked)], [at(1, phase="import")], AFTER),
+        judge([at(0, phase="compile", **blocked)], [at(1)], AFTER),  # it waits for rank 1's compilation by a lock
+    ):
+        assert verdict is not None
+        assert (verdict.kind, verdict.ranks, verdict.is_sure) == ("native block", (1,), False)
+    verdict = judge([waiting(0, neighbours={1: "stopped"})], [at(1, phase="import")], AFTER)
+    assert verdict is not None
+    assert verdict.is_sure
+
+
 def test_a_position_travels_as_json() -> None:
     position = at(3, neighbours={1: "dead"})
     again = Position.from_json(position.to_json().encode())
