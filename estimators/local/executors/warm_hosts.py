@@ -22,7 +22,7 @@ from smddp.script_syntax.warm_start import COMMON
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 900.0
-"""Seconds after which warm parents end if no job has started: each has a few hundred MB of memory."""
+"""Seconds after which warm parents end if no job has started: each has about 0.5 GB of memory."""
 _IMPORT_SECONDS = 120.0
 """Seconds that a host waits for the imports at most; then it starts without a warm parent."""
 _MOST_PARENTS = 2
