@@ -51,7 +51,7 @@ class Command:
     """Whether the code is a Python package, which is installed before it runs."""
     many: bool = False
     """Whether several ranks write to one standard error."""
-    forks_ranks: bool = False
+    has_warm_parent: bool = False
     """Whether it is a launcher that can fork its ranks from a warm parent."""
 
     def line(self, python: str) -> list[str]:
@@ -95,7 +95,7 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
         words=("-m", *words, *program, *arguments),
         package=package,
         many=ranks > 1,
-        forks_ranks=launcher != "mpi",
+        has_warm_parent=launcher != "mpi",
     )
 
 

@@ -81,7 +81,7 @@ def run(
     group: bool,
     look: Callable[[int], None] = lambda _: None,
     warm: WarmParent | None = None,
-    is_copied: bool = False,
+    has_warm_parent: bool = False,
 ) -> Result:
     """Run a program with exactly this environment, wait for it, and forward SIGTERM and SIGINT to it from now on.
 
@@ -107,7 +107,7 @@ def run(
         directory=directory,
         new_session=group,
         warm=warm,
-        is_copied=is_copied,
+        has_warm_parent=has_warm_parent,
         stop=stop,
         pass_on=pass_on,
         heed=tail.keep,

@@ -46,7 +46,7 @@ class Program:
     """A child program. Handlers are installed before it starts, so a stop's signal during the start is not lost.
 
     `environ` and `directory` default to this process's own. With `warm`, it is forked from that process, and has a warm
-    parent of its own if `is_copied`.
+    parent of its own if `has_warm_parent`.
     """
 
     # `stop` and `pass_on` are called with the program's process ID and the signal; `heed` with its standard error, in
@@ -59,7 +59,7 @@ class Program:
         directory: Path | None = None,
         new_session: bool = False,
         warm: WarmParent | None = None,
-        is_copied: bool = False,
+        has_warm_parent: bool = False,
         stop: Callable[[int, int], None],
         pass_on: Callable[[int, int], None],
         heed: Callable[[bytes], None],
@@ -78,7 +78,7 @@ class Program:
             streams=ChildStreams(),
             directory=directory,
             new_session=new_session,
-            is_copied=is_copied,
+            has_warm_parent=has_warm_parent,
         )
         # From this assignment on, the handler forwards signals itself, so `_early` no longer grows: each stop's
         # signal is forwarded exactly once.

@@ -29,13 +29,15 @@ VARIABLE = "SMDDP_WARM"
 """``0`` starts each rank as a new Python."""
 ROOM_VARIABLE = "SMDDP_WARM_ROOM"
 _PIECE_BYTES = 1 << 16
+_ENDED = "the warm parent has ended, or does not answer"
 _FORK_SECONDS = 20.0
 """Seconds in which a rank must be forked: the parent may be stopped, or its host may be out of memory."""
 _LOOK_SECONDS = 0.01
 
 _READ_AT_LOAD = (
     *("LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "PYTHON", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_"),
-    *("BLIS_", "TORCH", "PYTORCH_", "ATEN_", "C10_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "HIP_", "ROCM_", "HSA_"),
+    *("BLIS_", "TORCH", "PYTORCH_", "ATEN_", "C10_", "CUDA_", "CUDNN_", "CUBLAS", "NVIDIA_", "HIP_", "ROCM_", "HSA_"),
+    *("ONEDNN_", "DNNL_", "MKLDNN_", "NPY_", "OPENSSL_", "KINETO_", "TRITON_", "NVRTC_", "I_MPI_", "TZ"),
     "TMPDIR",  # `warm_program` gives the directory to imports without a look at it
     "TQDM_",  # tqdm looks through all variables, and so for those that are not there
 )
@@ -107,7 +109,7 @@ def begin(
     streams: ChildStreams | None = None,
     directory: Path | None = None,
     new_session: bool = False,
-    is_copied: bool = False,
+    has_warm_parent: bool = False,
 ) -> Process:
     """Fork a command of this Python from `warm`, or start it if there is none; arguments as for `WarmParent.fork`.
 
@@ -124,7 +126,12 @@ def begin(
         if warm is not None and not warm.is_closed:
             given = {} if streams is None else dict(enumerate(streams.ends, STDOUT))
             forked = warm.fork(
-                command, environ, given=given, directory=directory, new_session=new_session, is_copied=is_copied
+                command,
+                environ,
+                given=given,
+                directory=directory,
+                new_session=new_session,
+                has_warm_parent=has_warm_parent,
             )
             if isinstance(forked, ForkedProcess):
                 process = forked
@@ -148,22 +155,31 @@ def begin(
 class WarmParent:
     """A process from which ranks are forked. This process must adopt orphans."""
 
-    def __init__(self, process: Process, connection: socket.socket) -> None:
+    def __init__(self, process: Process, connection: socket.socket, said: str = "the ranks start") -> None:
+        self._said = said
         self._process = process
         self._connection = connection
         self.pid = process.pid
         self.is_closed = False
         self._is_ready = False
+        # Guards the connection, which is closed under it: a request and its answer are one step. It is held for the
+        # seconds of the imports, and `close` kills the process first, which ends that wait.
         self._lock = threading.Lock()
 
     @classmethod
     def start(
-        cls, environ: Mapping[str, str], *, command_bytes: int, environ_bytes: int = 16 << 10, is_tied: bool = True
+        cls,
+        environ: Mapping[str, str],
+        *,
+        command_bytes: int,
+        environ_bytes: int = 16 << 10,
+        is_tied: bool = True,
+        said: str = "the ranks start",
     ) -> WarmParent:
         """Start one with exactly these variables.
 
         The command of a rank is shown in `command_bytes`, and its variables in `environ_bytes` more than these take:
-        both use the memory of the parent's own. With `is_tied` it ends with this thread.
+        both use the memory of the parent's own. With `is_tied` it ends with this thread. `said` begins a log line.
         """
         connection, theirs = socket.socketpair()
         program = "from smddp.process import warm_program as w; import sys; w.main(int(sys.argv[1]), int(sys.argv[2]))"
@@ -172,15 +188,15 @@ class WarmParent:
             process = subprocess.Popen(
                 words, env={ROOM_VARIABLE: " " * environ_bytes, **environ}, pass_fds=[theirs.fileno()]
             )
-        return cls(process, connection)
+        return cls(process, connection, said)
 
     @classmethod
     def inherited(cls) -> WarmParent | None:
         """Return the one that this program has because it was forked from another; None if it was started."""
         program: Any = sys.modules.get("smddp.process.warm_program")
-        if program is None or program.copy is None:
+        if program is None or program.own_parent is None:
             return None
-        (connection, pid), program.copy = program.copy, None
+        (connection, pid), program.own_parent = program.own_parent, None
         return cls(ForkedProcess(pid), connection)
 
     def prepare(
@@ -208,27 +224,36 @@ class WarmParent:
             }
         )
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the imports are done, as `await_ready` has heard."""
+        return self._is_ready and not self.is_closed
+
     def await_ready(self, seconds: float | None = None) -> tuple[str, str]:
         """Wait for the imports. Return why no rank can be forked, and why none has the script's modules; else empty."""
         with self._lock:
+            if self.is_closed:
+                return _ENDED, ""
+            if self._is_ready:
+                return "", ""
             self._connection.settimeout(seconds)
-            answer = {"problem": "", "note": ""} if self._is_ready else self._read()
+            answer = self._read()
             self._is_ready = not answer["problem"]
             return answer["problem"], answer.get("note", "")
 
     def settle(self, seconds: float | None = None) -> None:
         """Wait for the imports, and log what can't be forked; end the parent if it can fork nothing."""
-        if not self.is_closed:
-            problem, note = self.await_ready(seconds)
-            if note:
-                logger.info("the ranks import the script's packages themselves: %s", note)
-            if problem:
-                self.give_up(problem)
+        problem, note = self.await_ready(seconds)
+        if note:
+            logger.info("the ranks import the script's packages themselves: %s", note)
+        if problem:
+            self.give_up(problem)
 
     def give_up(self, problem: str) -> None:
-        """Log why no rank is forked, and end the parent."""
-        logger.info("the ranks start cold: %s", problem)
-        self.close()
+        """Log why nothing is forked, unless the parent was closed, and end it."""
+        if not self.is_closed:
+            logger.info("%s cold: %s", self._said, problem)
+            self.close()
 
     def fork(
         self,
@@ -239,12 +264,12 @@ class WarmParent:
         directory: Path | None = None,
         new_session: bool = False,
         umask: int = -1,
-        is_copied: bool = False,
+        has_warm_parent: bool = False,
     ) -> ForkedProcess | str:
         """Return a new process that runs a command of this Python, or why there is none.
 
         It gets copies of our descriptors `given`, by the numbers that they have there, and inherits the other standard
-        streams. With `is_copied` it has a warm parent of its own.
+        streams. With `has_warm_parent` it has a warm parent of its own.
         """
         request = {
             "command": list(command),
@@ -253,20 +278,32 @@ class WarmParent:
             "directory": str(directory or Path.cwd()),
             "new_session": new_session,
             "umask": umask,
-            "is_copied": is_copied,
+            "has_warm_parent": has_warm_parent,
         }
         with self._lock:
-            self._connection.settimeout(_FORK_SECONDS)
-            self._send(request, list(given.values()))
-            answer = self._read()
-        return str(answer["problem"]) if answer["problem"] else ForkedProcess(answer["pid"])
+            if self.is_closed:
+                return _ENDED
+            waiting, go = os.pipe()
+            try:
+                self._connection.settimeout(_FORK_SECONDS)
+                self._send(request, [waiting, *given.values()])
+                os.close(waiting)
+                answer = self._read()
+                if answer["problem"]:
+                    return str(answer["problem"])
+                with suppress(BrokenPipeError):  # the new process was killed
+                    os.write(go, b"\n")
+            finally:
+                os.close(go)  # without a word before: the new process ends
+        return ForkedProcess(answer["pid"])
 
     def close(self) -> None:
         """End the parent; its ranks live on."""
         self.is_closed = True
         self._process.kill()
+        with self._lock:
+            self._connection.close()
         self._process.wait()
-        self._connection.close()
 
     def _send(self, content: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         data = json.dumps(content).encode() + b"\n"
@@ -282,6 +319,4 @@ class WarmParent:
                 if not piece:
                     break
                 data += piece
-        return (
-            json.loads(data) if data.endswith(b"\n") else {"problem": "the warm parent has ended, or does not answer"}
-        )
+        return json.loads(data) if data.endswith(b"\n") else {"problem": _ENDED}

@@ -206,7 +206,7 @@ def _become(spec: dict[str, Any], failing: int, status: int) -> NoReturn:
         given = {name: os.environ[name] for name in spec["given"] if name in os.environ}
         _execute(spec["argv"], {**spec["environment"], **given}, failing)
     except (OSError, ValueError) as error:
-        os.write(failing, _describe(error).encode())
+        os.write(failing, _describe(error).encode(errors="replace"))
     finally:
         os._exit(127)
 
@@ -224,9 +224,10 @@ def _is_orphan(failing: int) -> bool:
 def _execute(argv: list[str], environment: dict[str, str], failing: int) -> NoReturn:
     # There if this process was forked from a warm parent. The program is then this Python, which has torch already.
     warm = sys.modules.get("smddp.process.warm_program")
-    if warm is not None and argv[0] == sys.executable and not warm.why_not_become(environment):
-        os.close(failing)  # the program runs
-        warm.become(argv, environment)
+    if warm is not None and argv[0] == sys.executable:
+        if not (why := warm.why_not_execute(environment)):
+            warm.execute(argv, environment, begun=failing)
+        os.write(2, f"smddp: this host starts cold: {why}\n".encode())
     try:
         os.execvpe(argv[0], argv, environment)  # noqa: S606
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Warm parents of hosts: a Python that has imported torch and smddp once, from which the hosts of all jobs are forked.
+"""Warm parents of hosts: a Python that has imported torch and smddp once, from which the hosts of jobs are forked.
 
-The first job of a kind waits for its imports, which it needs anyway. Later jobs start in a fraction of a second. A host
-gets a copy of what was imported, and nothing of another job: its supervisor, a fork of the warm parent, puts it into
-namespaces of its own, and neither writes back. Variables that libraries read when they are loaded distinguish parents.
+The first job of a kind starts without it, while it imports; later jobs start in a fraction of a second. A host gets a
+copy of what was imported, and nothing of another job: its supervisor, a fork of the warm parent, puts it into
+namespaces of its own, and neither writes back. Jobs whose variables for libraries differ have separate parents.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,13 +23,13 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 900.0
 """Seconds after which warm parents end if no job has started: each has about 0.5 GB of memory."""
 _IMPORT_SECONDS = 120.0
-"""Seconds that a host waits for the imports at most; then it starts without a warm parent."""
+"""Seconds after which imports that have not ended are given up."""
 _MOST_PARENTS = 2
 _MODULES = (
     *(*COMMON, "torch.distributed.elastic.agent.server.api", "boto3.s3.transfer"),
     *("smddp.container.__main__", "smddp.launch.torchrun", "smddp.launch.agent", "smddp.launch.node_connections"),
 )
-"""What most scripts import, and what `train` and torchrun do."""
+"""What most scripts, `train` and torchrun import."""
 _COMMAND_BYTES = 16 << 10
 _ENVIRON_BYTES = 96 << 10
 """Room in which the variables of hosts and ranks are shown; the kernel's limit for one string is 128 KiB."""
@@ -44,11 +43,10 @@ class WarmHosts:
     def __init__(self, environ: Mapping[str, str]) -> None:
         adopt_orphans()
         self._environ = dict(environ)
-        # Guards the fields below. It is held while a parent is asked for a fork, which takes milliseconds, and never
-        # while a parent imports.
+        # Guards the fields below. Nothing waits under it: a parent imports in its own time, and has its own lock for a
+        # fork.
         self._lock = threading.Lock()
-        self._parents: dict[_Kind, WarmParent] = {}
-        self._used: dict[_Kind, float] = {}
+        self._parents: dict[_Kind, WarmParent] = {}  # the one that was used last is the last
         self._timer: threading.Timer | None = None
         self._is_closed = False
 
@@ -61,23 +59,29 @@ class WarmHosts:
         kind = frozenset((name, value) for name, value in environ.items() if is_read_at_load(name))
         try:
             parent = self._parent(kind)
+            if parent is None or not parent.is_ready:
+                return None
+            forked = self._fork(parent, kind, command, passed=passed, umask=umask)
+            if not isinstance(forked, ForkedProcess):
+                parent.give_up(forked)
+                self._parent(kind)  # a new one, for the next job
+                return None
         except OSError as error:
             logger.info("hosts start cold: %s", error)
             return None
-        if parent is None:
-            return None
-        parent.settle(_IMPORT_SECONDS)
-        with ExitStack() as theirs, ExitStack() as ours, self._lock:
-            if parent.is_closed:
-                return None
-            pipes = [os.pipe() for _ in range(3)]
-            ends = {number: pipe[number > 0] for number, pipe in enumerate(pipes)}
-            for end in ends.values():
-                theirs.callback(os.close, end)
-            stdin, stdout, stderr = (
-                ours.enter_context(os.fdopen(pipe[number == 0], "wb" if number == 0 else "rb", 0))
-                for number, pipe in enumerate(pipes)
-            )
+        return forked
+
+    def _fork(
+        self, parent: WarmParent, kind: _Kind, command: Sequence[str], *, passed: Sequence[int], umask: int
+    ) -> ForkedProcess | str:
+        with ExitStack() as theirs, ExitStack() as ours:
+            ends = {}
+            files = []
+            for number in range(3):
+                reading, writing = os.pipe()
+                ends[number], own = (reading, writing) if number == 0 else (writing, reading)
+                theirs.callback(os.close, ends[number])
+                files.append(ours.enter_context(os.fdopen(own, "wb" if number == 0 else "rb", 0)))
             forked = parent.fork(
                 command,
                 self._own_environ(kind),
@@ -87,10 +91,9 @@ class WarmHosts:
                 umask=umask,
             )
             if not isinstance(forked, ForkedProcess):
-                parent.give_up(forked)
-                return None
+                return forked
             ours.pop_all()
-        forked.stdin, forked.stdout, forked.stderr = stdin, stdout, stderr
+        forked.stdin, forked.stdout, forked.stderr = files
         return forked
 
     def close(self) -> None:
@@ -99,37 +102,43 @@ class WarmHosts:
             self._is_closed = True
             if self._timer is not None:
                 self._timer.cancel()
-            self._end_those_but(frozenset())
+        self._end_oldest(keep=0)
 
     def _parent(self, kind: _Kind) -> WarmParent | None:
+        """Return the parent of a kind, which may still import; None once closed."""
         with self._lock:
             if self._is_closed:
                 return None
-            self._used[kind] = time.monotonic()
-            alive = {each for each, parent in self._parents.items() if not parent.is_closed}
-            newest = sorted(alive | {kind}, key=lambda each: self._used[each])[-_MOST_PARENTS:]
-            self._end_those_but(alive & set(newest))
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = threading.Timer(IDLE_SECONDS, self._end_idle)
+            self._timer = threading.Timer(IDLE_SECONDS, self._end_oldest, kwargs={"keep": 0})
             self._timer.daemon = True
             self._timer.start()
-            if kind not in self._parents:
-                environ = self._own_environ(kind)
-                parent = WarmParent.start(
-                    environ, command_bytes=_COMMAND_BYTES, environ_bytes=_ENVIRON_BYTES, is_tied=False
-                )
-                parent.prepare(Path("/"), modules=_MODULES, extras=[], environ=environ)
-                self._parents[kind] = parent
-            return self._parents[kind]
+            parent = self._parents.pop(kind, None)
+            if parent is None or parent.is_closed:
+                parent = self._begin(kind)
+            self._parents[kind] = parent
+        self._end_oldest(keep=_MOST_PARENTS)
+        return parent
 
-    def _end_idle(self) -> None:
+    def _begin(self, kind: _Kind) -> WarmParent:
+        environ = self._own_environ(kind)
+        parent = WarmParent.start(
+            environ,
+            command_bytes=_COMMAND_BYTES,
+            environ_bytes=_ENVIRON_BYTES,
+            is_tied=False,
+            said="hosts start",
+        )
+        parent.prepare(Path("/"), modules=_MODULES, extras=[], environ=environ)
+        threading.Thread(target=parent.settle, args=(_IMPORT_SECONDS,), daemon=True).start()
+        return parent
+
+    def _end_oldest(self, *, keep: int) -> None:
         with self._lock:
-            self._end_those_but(frozenset())
-
-    def _end_those_but(self, kept: Collection[_Kind]) -> None:
-        for kind in self._parents.keys() - set(kept):
-            parent = self._parents.pop(kind)
+            oldest = list(self._parents)[: len(self._parents) - keep]
+            ended = [self._parents.pop(kind) for kind in oldest]
+        for parent in ended:
             if not parent.is_closed:
                 parent.close()
 

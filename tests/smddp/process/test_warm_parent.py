@@ -192,13 +192,86 @@ def test_a_forked_rank_does_what_a_started_one_does(
 
 
 def test_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
-    script = "import random, numpy, uuid; print(random.random(), numpy.random.random(), uuid.uuid4())"
+    script = "import random, numpy, torch, uuid\n"
+    script += "print(random.random(), numpy.random.random(), uuid.uuid4(), torch.rand(1), torch.initial_seed())"
     drawn = []
     for _ in range(2):
-        ready, ended = drive(tmp_path, "warm", script, modules=["numpy", "random"], extras=[])
+        ready, ended = drive(tmp_path, "warm", script, modules=["numpy", "random", "torch"], extras=[])
         assert ready == {"problem": "", "note": ""}
         drawn.append(ended["out"].split())
     assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+FORKS = """
+import os, sys, time
+from pathlib import Path
+from smddp.process.process_tree import adopt_orphans
+from smddp.process.warm_parent import WarmParent
+
+adopt_orphans()
+parent = WarmParent.start(os.environ, command_bytes=99)
+parent.prepare(Path(), modules=[], extras=[], environ=os.environ)
+assert parent.await_ready() == ("", "")
+"""
+
+
+def test_a_rank_gets_descriptors_by_their_numbers_whatever_these_are(tmp_path: Path) -> None:
+    script = "import os; print([os.read(number, 9) for number in (256, 257, 258, 300)], flush=True)"
+    (tmp_path / "train.py").write_text(script)
+    program = """
+given = {}
+for number in (258, 257, 300, 256):
+    reading, writing = os.pipe()
+    os.write(writing, str(number).encode())
+    given[number] = os.dup2(reading, {258: 256, 257: 258, 300: 257, 256: 300}[number])
+print(parent.fork([sys.executable, "train.py"], os.environ, given=given).wait())
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", FORKS + program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert told.stdout.splitlines() == ["[b'256', b'257', b'258', b'300']", "0"], told.stderr
+
+
+def test_a_rank_of_which_nobody_has_heard_never_runs(tmp_path: Path) -> None:
+    """Whoever asked for it may start it anew."""
+    (tmp_path / "train.py").write_text("print('runs twice')")
+    program = """
+parent._read = lambda: {"problem": "the answer was lost"}
+print(parent.fork([sys.executable, "train.py"], os.environ), flush=True)
+while Path(f"/proc/self/task/{os.getpid()}/children").read_text().split() != [str(parent.pid)]:
+    os.waitpid(-1, os.WNOHANG)
+    time.sleep(0.01)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", FORKS + program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert told.stdout == "the answer was lost\n", told.stderr
+
+
+def test_a_parent_that_is_closed_while_it_imports_forks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(30)")
+    program = """
+import threading
+parent.prepare(Path(), modules=["slow"], extras=[], environ=os.environ)
+told = []
+threads = [threading.Thread(target=lambda: told.append(parent.await_ready()[0])) for _ in range(4)]
+for thread in threads:
+    thread.start()
+time.sleep(0.3)
+parent.close()
+for thread in threads:
+    thread.join()
+print({*told, parent.fork([sys.executable, "train.py"], os.environ)})
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", FORKS + program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=25,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert told.stdout == "{'the warm parent has ended, or does not answer'}\n", told.stderr
 
 
 IMPORTS = {

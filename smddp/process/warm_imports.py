@@ -1,0 +1,236 @@
+"""What a warm parent has imported, what that did to its process, and for which programs it is as a start would be."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from smddp.process.warm_parent import is_read_at_load
+
+_SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
+_OF_STARTS = ("sitecustomize", "usercustomize")
+"""Modules that Python imports when it starts."""
+_FILES_SECONDS = 1.0
+"""Seconds in which imported files are compared with what they were once: there are thousands."""
+
+
+class WarmImports:
+    """What this process has imported, and what that did; a fork has its own copy."""
+
+    def __init__(self) -> None:
+        self.path = list(sys.path)
+        """``sys.path`` of a program, without what the program itself puts first."""
+        if not getattr(sys.flags, "safe_path", False):
+            self.path.pop(0)  # of ``python -c``
+        self._searched = os.environ.get("PYTHONPATH", "")
+        self._began = time.time_ns()
+        self._at_load = dict(os.environ)
+        """Variables when the program began."""
+        self._reads: dict[str, tuple[str, str | None]] = {}
+        """The module that was imported when an environment variable was read first, and the value; by its name."""
+        self._changes: dict[str, str | None] = {}
+        """What imports made of environment variables."""
+        self._files: dict[str, tuple[int, int] | None] = {}
+        self._looked_at = 0.0
+
+    def prepare(
+        self, modules: Sequence[str], extras: Sequence[str], environ: Mapping[str, str], of_ranks: Collection[str]
+    ) -> tuple[str, str]:
+        """Import with these variables, `extras` in a child that then goes on in this process's place.
+
+        Return why no program can be forked, and why `extras` are not imported; empty texts otherwise. Each rank has the
+        variables `of_ranks` for itself, and this process has not.
+        """
+        files = frozenset(_open_files())
+        os.environ.clear()
+        os.environ.update(self.applied_to(environ))
+        problem = self._import(modules, files, of_ranks)
+        note = self._leave_to_child(extras, files, of_ranks) if extras and not problem else ""
+        return problem, note
+
+    def search(self, pythonpath: str) -> list[str]:
+        """Put the directories of PYTHONPATH first, as a start does, in place of those before; return the new ones."""
+        before, after = _directories(self._searched), _directories(pythonpath)
+        if self.path[: len(before)] == before:
+            self.path[: len(before)] = after
+        else:
+            self.path[:0] = after
+        is_new = pythonpath != self._searched
+        self._searched = pythonpath
+        return after if is_new else []
+
+    @contextmanager
+    def _noted(self, module: str) -> Iterator[None]:
+        """Note what is read and changed in a block."""
+        read = os._Environ.__getitem__  # noqa: SLF001, nothing else sees all reads
+        before = dict(os.environ)
+
+        def note_and_read(environ: Any, name: Any) -> Any:
+            text = os.fsdecode(name) if isinstance(name, bytes) else str(name)
+            self._reads.setdefault(text, (module, before.get(text)))
+            return read(environ, name)
+
+        os._Environ.__getitem__ = note_and_read  # type: ignore[method-assign]  # noqa: SLF001
+        try:
+            yield
+        finally:
+            os._Environ.__getitem__ = read  # type: ignore[method-assign]  # noqa: SLF001
+            after = dict(os.environ)
+            changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+            self._changes.update({name: after.get(name) for name in changed})
+
+    def _read(self, names: Collection[str]) -> str | None:
+        """Return which of these variables an import has read first."""
+        return min(self._reads.keys() & set(names), default=None)
+
+    def keep_stamps(self) -> None:
+        """Remember what the imported files are now."""
+        for module in list(sys.modules.values()):
+            if isinstance(path := getattr(module, "__file__", None), str) and path not in self._files:
+                stamp = _stamp(path)
+                # A file that changed meanwhile may be imported as it was.
+                self._files[path] = stamp if stamp is None or stamp[0] < self._began else (0, 0)
+
+    def applied_to(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of a program after these imports."""
+        return {name: value for name, value in {**environ, **self._changes}.items() if value is not None}
+
+    def why_not_for(self, environ: Mapping[str, str]) -> str:
+        """Return why a program with these variables must be started, and not forked; empty if it need not."""
+        for name in sorted(self._at_load.keys() | environ.keys()):
+            if is_read_at_load(name) and environ.get(name) != self._at_load.get(name):
+                return f"libraries read {name} when they are loaded, and it differs"
+        if environ.get("PYTHONPATH", "") != self._searched:
+            return "PYTHONPATH differs"
+        for name, (module, value) in self._reads.items():
+            if name != "PYTHONPATH" and environ.get(name) != value:
+                return f"the import of {module} reads {name}, which differs here"
+        if time.monotonic() > self._looked_at + _FILES_SECONDS:
+            if changed := next((path for path, stamp in self._files.items() if _stamp(path) != stamp), None):
+                return f"{changed} has changed since it was imported"
+            self._looked_at = time.monotonic()
+        return ""
+
+    def _import(self, modules: Sequence[str], files: Collection[str], of_ranks: Collection[str]) -> str:
+        """Import, and return why a fork of this process would now differ from a start; empty if it would not.
+
+        `files` were open before. Each rank has the variables `of_ranks` for itself, and this process has not.
+        """
+        sys.path[:] = self.path
+        # The directory may exist for the ranks only. Each rank looks for its own when it needs one.
+        tempfile.tempdir = os.environ.get("TMPDIR")
+        for module in modules:
+            with self._noted(module), suppress(Exception):  # the script's own import shows the error
+                importlib.import_module(module)
+            if name := self._read(of_ranks):
+                return f"the import of {module} reads {name}, which each rank has for itself"
+        self.path[:] = sys.path
+        tempfile.tempdir = None
+        return _why_not_forked(files)
+
+    def _leave_to_child(self, extras: Sequence[str], files: Collection[str], of_ranks: Collection[str]) -> str:
+        """Fork a child that imports these modules and serves in this process's place.
+
+        Return an empty text there, and here the reason why it can't serve.
+        """
+        told, telling = os.pipe()
+        if child := os.fork():
+            os.close(telling)
+            with os.fdopen(told, "rb") as pipe:
+                problem = pipe.read().decode()
+            os.waitpid(child, 0)
+            if not problem:
+                os._exit(0)
+            return problem
+        os.close(told)
+        end_with_parent()
+        pipe_of_child = f"pipe:[{os.fstat(telling).st_ino}]"
+        if problem := self._import(extras, {*files, pipe_of_child}, of_ranks):
+            os.write(telling, problem.encode())
+            os._exit(0)
+        os.close(telling)
+        return ""
+
+
+def _directories(pythonpath: str) -> list[str]:
+    return list(dict.fromkeys(map(os.path.abspath, filter(None, pythonpath.split(os.pathsep)))))
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116, of thousands of files
+    except OSError:  # in an archive
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _open_files() -> list[str]:
+    names = []
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208, this must start fast: no pathlib
+        with suppress(OSError):  # the list's own
+            names.append(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH115
+    return names
+
+
+def _why_not_forked(files: Collection[str]) -> str:
+    """Return why a fork of this process would differ from a start by threads or files; `files` were open before."""
+    if opened := sorted(set(_open_files()) - set(files)):
+        return f"an import opened {opened[0]}"
+    # Threads of OpenBLAS end before a fork, and begin again when they are needed.
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    # The first is the main thread, whose number is not this process's where /proc is that of an outer namespace.
+    _, *others = sorted(os.listdir("/proc/self/task"), key=int)  # noqa: PTH208
+    if not others:
+        return ""
+    try:
+        name = Path(f"/proc/self/task/{others[0]}/comm").read_text().strip()
+    except OSError:
+        name = "unknown"
+    return f"an import started a thread, {name}"
+
+
+def hidden_by(directory: Path) -> str:
+    """Return which imported module a file in the script's directory would replace; empty if there is none."""
+    with suppress(OSError):  # what can't be listed is imported by its name only
+        for name in sorted(os.listdir(directory)):  # noqa: PTH208, a network file system is asked once
+            if name.partition(".")[0] in _OF_STARTS:
+                return f"a start would import {name}"
+            module = sys.modules.get(name.partition(".")[0])
+            if module is None or name == "__main__.py":
+                continue
+            entry = directory / name
+            here = getattr(module, "__file__", None)
+            if here is not None and Path(here).is_relative_to(directory.resolve()):
+                continue
+            is_package = (entry / "__init__.py").is_file()
+            if is_package and here is not None and _are_same(entry, Path(here).parent):
+                continue
+            if is_package or entry.suffix in (".py", ".so"):
+                return f"{name} beside the script replaces the module {name.partition('.')[0]}"
+    return ""
+
+
+def _are_same(package: Path, imported: Path) -> bool:
+    """Return whether each file of a package, such as the smddp that a job brings, is as that of the imported one."""
+    try:
+        return all(
+            path.read_bytes() == (imported / path.relative_to(package)).read_bytes() for path in package.rglob("*.py")
+        )
+    except OSError:
+        return False
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
