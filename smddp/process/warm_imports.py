@@ -19,8 +19,6 @@ from smddp.process.warm_parent import is_read_at_load
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
 _OF_STARTS = ("sitecustomize", "usercustomize")
 """Modules that Python imports when it starts."""
-_FILES_SECONDS = 1.0
-"""Seconds in which imported files are compared with what they were once: there are thousands."""
 
 
 class WarmImports:
@@ -40,7 +38,6 @@ class WarmImports:
         self._changes: dict[str, str | None] = {}
         """What imports made of environment variables."""
         self._files: dict[str, tuple[int, int] | None] = {}
-        self._looked_at = 0.0
 
     def prepare(
         self, modules: Sequence[str], extras: Sequence[str], environ: Mapping[str, str], of_ranks: Collection[str]
@@ -114,11 +111,9 @@ class WarmImports:
         for name, (module, value) in self._reads.items():
             if name != "PYTHONPATH" and environ.get(name) != value:
                 return f"the import of {module} reads {name}, which differs here"
-        if time.monotonic() > self._looked_at + _FILES_SECONDS:
-            if changed := next((path for path, stamp in self._files.items() if _stamp(path) != stamp), None):
-                return f"{changed} has changed since it was imported"
-            self._looked_at = time.monotonic()
-        return ""
+        # Thousands of files, which take a few milliseconds.
+        changed = next((path for path, stamp in self._files.items() if _stamp(path) != stamp), None)
+        return "" if changed is None else f"{changed} has changed since it was imported"
 
     def _import(self, modules: Sequence[str], files: Collection[str], of_ranks: Collection[str]) -> str:
         """Import, and return why a fork of this process would now differ from a start; empty if it would not.
