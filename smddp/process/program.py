@@ -75,7 +75,7 @@ class Program:
             warm,
             command,
             os.environ if environ is None else environ,
-            streams=ChildStreams(),
+            streams=ChildStreams(shows=False),
             directory=directory,
             new_session=new_session,
             has_warm_parent=has_warm_parent,

@@ -123,6 +123,7 @@ class WarmImports:
         sys.path[:] = self.path
         # The directory may exist for the ranks only. Each rank looks for its own when it needs one.
         tempfile.tempdir = os.environ.get("TMPDIR")
+        absent = tempfile.tempdir if tempfile.tempdir and not os.path.exists(tempfile.tempdir) else None  # noqa: PTH110
         for module in modules:
             with self._noted(module), suppress(Exception):  # the script's own import shows the error
                 importlib.import_module(module)
@@ -130,6 +131,10 @@ class WarmImports:
                 return f"the import of {module} reads {name}, which each rank has for itself"
         self.path[:] = sys.path
         tempfile.tempdir = None
+        if absent is not None:  # it is none of this machine's: remove the empty directories that an import made there
+            for place, _, _ in os.walk(absent, topdown=False):
+                with suppress(OSError):
+                    os.removedirs(place)
         return _why_not_forked(files)
 
     def _leave_to_child(self, extras: Sequence[str], files: Collection[str], of_ranks: Collection[str]) -> str:
