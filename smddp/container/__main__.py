@@ -77,7 +77,6 @@ def train(environ: Mapping[str, str]) -> int:
             group=command.through_shell,
             look=(lambda _: start.look()) if command.many else start.look,
             warm=_warm_parent(line, contract.code_dir, of_job),
-            has_warm_parent=command.has_warm_parent,
         )
     logger.info("The largest process had %d MiB of memory.", _largest_child() >> 20)
     reason = describe_exit(

@@ -51,8 +51,6 @@ class Command:
     """Whether the code is a Python package, which is installed before it runs."""
     many: bool = False
     """Whether several ranks write to one standard error."""
-    has_warm_parent: bool = False
-    """Whether it is a launcher that can fork its ranks from a warm parent."""
 
     def line(self, python: str) -> list[str]:
         """Return the whole command line, with the job's interpreter."""
@@ -91,12 +89,7 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
         words = _mpirun(contract, processes, ranks)
     else:
         words = _torchrun(contract, processes, port, restarts)
-    return Command(
-        words=("-m", *words, *program, *arguments),
-        package=package,
-        many=ranks > 1,
-        has_warm_parent=launcher != "mpi",
-    )
+    return Command(words=("-m", *words, *program, *arguments), package=package, many=ranks > 1)
 
 
 def check_settings(environ: Mapping[str, str]) -> None:

@@ -81,7 +81,6 @@ def run(
     group: bool,
     look: Callable[[int], None] = lambda _: None,
     warm: WarmParent | None = None,
-    has_warm_parent: bool = False,
 ) -> Result:
     """Run a program with exactly this environment, wait for it, and forward SIGTERM and SIGINT to it from now on.
 
@@ -107,7 +106,6 @@ def run(
         directory=directory,
         new_session=group,
         warm=warm,
-        has_warm_parent=has_warm_parent,
         stop=stop,
         pass_on=pass_on,
         heed=tail.keep,

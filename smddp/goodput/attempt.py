@@ -133,8 +133,8 @@ class Attempt:
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ValueError(f"it is no record of format {_FORMAT}, which this smddp reads")
         try:
-            loop = content.get("loop", "trainer")  # absent in older records
-            if content["parts"] != list(MEASURED) or content["end"] not in get_args(End) or loop not in get_args(Loop):
+            kinds = content["end"] in get_args(End) and content["loop"] in get_args(Loop)
+            if content["parts"] != list(MEASURED) or not kinds:
                 raise ValueError("it has other parts, or another end or loop, than a record")
             attempt = cls(
                 id=content["id"],
@@ -150,7 +150,7 @@ class Attempt:
                 marks=[Mark(step=_whole(step), seconds=_seconds(seconds)) for step, *seconds in content["marks"]],
                 pause=_number(content["pause"]),
                 end=content["end"],
-                loop=loop,
+                loop=content["loop"],
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"a field is missing, or is of another kind: {error}") from error

@@ -195,15 +195,15 @@ class OutputCopy:
 class ChildStreams:
     """The standard output and standard error of a new process: its ends, to pass to it, and ours, to copy from."""
 
-    def __init__(self, *, shows: bool = True) -> None:
+    def __init__(self, *, pseudoterminal: bool = True) -> None:
         """Open a pseudoterminal if both streams of this process are a terminal, else a pipe for each that is none.
 
         Standard output is inherited if it alone is a terminal, both streams if no pseudoterminal is left. Without
-        `shows`, standard error is always a pipe: a job's log is no terminal, whatever carries it.
+        `pseudoterminal`, standard error is always a pipe: a job's log gets no live line, even if a terminal carries it.
         """
         self.stdout: IO[bytes] | None = None
         self.stderr: IO[bytes] | None = None
-        if shows and os.isatty(STDOUT) and os.isatty(STDERR):
+        if pseudoterminal and os.isatty(STDOUT) and os.isatty(STDERR):
             try:
                 ours, theirs = os.openpty()
             except OSError:

@@ -45,8 +45,7 @@ def forward_signals(stop: Callable[[int], None], pass_on: Callable[[int], None])
 class Program:
     """A child program. Handlers are installed before it starts, so a stop's signal during the start is not lost.
 
-    `environ` and `directory` default to this process's own. With `warm`, it is forked from that process, and has a warm
-    parent of its own if `has_warm_parent`.
+    `environ` and `directory` default to this process's own. With `warm`, it is forked from that process.
     """
 
     # `stop` and `pass_on` are called with the program's process ID and the signal; `heed` with its standard error, in
@@ -59,7 +58,6 @@ class Program:
         directory: Path | None = None,
         new_session: bool = False,
         warm: WarmParent | None = None,
-        has_warm_parent: bool = False,
         stop: Callable[[int, int], None],
         pass_on: Callable[[int, int], None],
         heed: Callable[[bytes], None],
@@ -75,10 +73,9 @@ class Program:
             warm,
             command,
             os.environ if environ is None else environ,
-            streams=ChildStreams(shows=False),
+            streams=ChildStreams(pseudoterminal=False),
             directory=directory,
             new_session=new_session,
-            has_warm_parent=has_warm_parent,
         )
         # From this assignment on, the handler forwards signals itself, so `_early` no longer grows: each stop's
         # signal is forwarded exactly once.

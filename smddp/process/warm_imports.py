@@ -38,6 +38,8 @@ class WarmImports:
         self._changes: dict[str, str | None] = {}
         """What imports made of environment variables."""
         self._files: dict[str, tuple[int, int] | None] = {}
+        self._directories: list[str] = []
+        """Directories that imports would have made in a TMPDIR that only the programs have."""
 
     def prepare(
         self, modules: Sequence[str], extras: Sequence[str], environ: Mapping[str, str], of_ranks: Collection[str]
@@ -67,20 +69,28 @@ class WarmImports:
 
     @contextmanager
     def _noted(self, module: str) -> Iterator[None]:
-        """Note what is read and changed in a block."""
-        read = os._Environ.__getitem__  # noqa: SLF001, nothing else sees all reads
+        """Note what is read, changed and made in a block."""
+        read, make = os._Environ.__getitem__, os.mkdir  # noqa: SLF001, nothing else sees all reads
         before = dict(os.environ)
+        absent = tempfile.tempdir if tempfile.tempdir and not Path(tempfile.tempdir).exists() else None
 
         def note_and_read(environ: Any, name: Any) -> Any:
             text = os.fsdecode(name) if isinstance(name, bytes) else str(name)
             self._reads.setdefault(text, (module, before.get(text)))
             return read(environ, name)
 
-        os._Environ.__getitem__ = note_and_read  # type: ignore[method-assign]  # noqa: SLF001
+        def note_or_make(path: Any, *arguments: Any, **options: Any) -> None:
+            text = os.path.abspath(os.fsdecode(path))  # noqa: PTH100, symbolic links stay
+            if absent is not None and os.path.commonpath([text, absent]) in (text, absent):
+                self._directories.append(text)
+            else:
+                make(path, *arguments, **options)
+
+        os._Environ.__getitem__, os.mkdir = note_and_read, note_or_make  # type: ignore[method-assign]  # noqa: SLF001
         try:
             yield
         finally:
-            os._Environ.__getitem__ = read  # type: ignore[method-assign]  # noqa: SLF001
+            os._Environ.__getitem__, os.mkdir = read, make  # type: ignore[method-assign]  # noqa: SLF001
             after = dict(os.environ)
             changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
             self._changes.update({name: after.get(name) for name in changed})
@@ -100,6 +110,13 @@ class WarmImports:
     def applied_to(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of a program after these imports."""
         return {name: value for name, value in {**environ, **self._changes}.items() if value is not None}
+
+    def make_directories(self) -> None:
+        """Make the directories that these imports make, if this program has its TMPDIR: a host's supervisor has not."""
+        if self._directories and Path(os.environ.get("TMPDIR", "")).is_dir():
+            for path in self._directories:
+                with suppress(OSError):  # what needs the directory makes it again, or says why it can't
+                    Path(path).mkdir(parents=True, exist_ok=True)
 
     def why_not_for(self, environ: Mapping[str, str]) -> str:
         """Return why a program with these variables must be started, and not forked; empty if it need not."""
@@ -121,9 +138,8 @@ class WarmImports:
         `files` were open before. Each rank has the variables `of_ranks` for itself, and this process has not.
         """
         sys.path[:] = self.path
-        # The directory may exist for the ranks only. Each rank looks for its own when it needs one.
+        # The directory may exist for the programs only. Each one looks for its own when it needs one.
         tempfile.tempdir = os.environ.get("TMPDIR")
-        absent = tempfile.tempdir if tempfile.tempdir and not os.path.exists(tempfile.tempdir) else None  # noqa: PTH110
         for module in modules:
             with self._noted(module), suppress(Exception):  # the script's own import shows the error
                 importlib.import_module(module)
@@ -131,10 +147,6 @@ class WarmImports:
                 return f"the import of {module} reads {name}, which each rank has for itself"
         self.path[:] = sys.path
         tempfile.tempdir = None
-        if absent is not None:  # it is none of this machine's: remove the empty directories that an import made there
-            for place, _, _ in os.walk(absent, topdown=False):
-                with suppress(OSError):
-                    os.removedirs(place)
         return _why_not_forked(files)
 
     def _leave_to_child(self, extras: Sequence[str], files: Collection[str], of_ranks: Collection[str]) -> str:
@@ -189,8 +201,9 @@ def _why_not_forked(files: Collection[str]) -> str:
     if (child := os.fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    # The first is the main thread, whose number is not this process's where /proc is that of an outer namespace.
-    _, *others = sorted(os.listdir("/proc/self/task"), key=int)  # noqa: PTH208
+    # /proc may be that of an outer namespace, in which this process has another number.
+    main = os.readlink("/proc/self")  # noqa: PTH115
+    others = [each for each in os.listdir("/proc/self/task") if each != main]  # noqa: PTH208
     if not others:
         return ""
     try:

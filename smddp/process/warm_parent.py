@@ -109,11 +109,10 @@ def begin(
     streams: ChildStreams | None = None,
     directory: Path | None = None,
     new_session: bool = False,
-    has_warm_parent: bool = False,
 ) -> Process:
     """Fork a command of this Python from `warm`, or start it if there is none; arguments as for `WarmParent.fork`.
 
-    Without `streams` it inherits ours; their ends are closed here.
+    The process gets the ends of `streams`, which are closed here; without `streams` it inherits ours.
     """
     with ExitStack() as failed, ExitStack() as ends:
         if streams is not None:
@@ -125,14 +124,7 @@ def begin(
             warm.settle()
         if warm is not None and not warm.is_closed:
             given = {} if streams is None else dict(enumerate(streams.ends, STDOUT))
-            forked = warm.fork(
-                command,
-                environ,
-                given=given,
-                directory=directory,
-                new_session=new_session,
-                has_warm_parent=has_warm_parent,
-            )
+            forked = warm.fork(command, environ, given=given, directory=directory, new_session=new_session)
             if isinstance(forked, ForkedProcess):
                 process = forked
             else:
@@ -264,12 +256,11 @@ class WarmParent:
         directory: Path | None = None,
         new_session: bool = False,
         umask: int = -1,
-        has_warm_parent: bool = False,
     ) -> ForkedProcess | str:
         """Return a new process that runs a command of this Python, or why there is none.
 
         It gets copies of our descriptors `given`, by the numbers that they have there, and inherits the other standard
-        streams. With `has_warm_parent` it has a warm parent of its own.
+        streams. A program of smddp's has a warm parent of its own: see `inherited`.
         """
         request = {
             "command": list(command),
@@ -278,7 +269,6 @@ class WarmParent:
             "directory": str(directory or Path.cwd()),
             "new_session": new_session,
             "umask": umask,
-            "has_warm_parent": has_warm_parent,
         }
         with self._lock:
             if self.is_closed:

@@ -9,7 +9,7 @@
    parent. It begins when that process has heard of it, and ends if that process never does: nothing runs twice.
 4. A program takes over its streams, environment, arguments and signals, runs as ``__main__``, and ends as Python does.
    Only the modules are left to the kernel: to free them is to copy what all programs share.
-5. A program that starts ranks itself, such as a launcher, can be forked, too. Before it runs, it leaves a copy of
+5. A program of smddp's that starts others, such as a launcher, can be forked, too. Before it runs, it leaves a copy of
    itself, which is its own warm parent.
 """
 
@@ -43,6 +43,7 @@ from smddp.process.output_lines import STDERR, STDOUT
 from smddp.process.warm_imports import WarmImports, end_with_parent, hidden_by
 from smddp.process.warm_parent import ROOM_VARIABLE
 
+_PACKAGE = "smddp"
 _SET_NAME = 15  # linux/prctl.h
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS = sorted(set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
@@ -74,8 +75,11 @@ class _Program:
     new_session: bool = False
     umask: int = -1
     """-1: that of its warm parent."""
-    has_warm_parent: bool = False
-    """Whether it gets one of its own."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a program of smddp's, such as a launcher: it imports little, and starts others."""
+        return self.command[1] == "-m" and self.command[2].startswith(f"{_PACKAGE}.")
 
 
 _imports: WarmImports
@@ -103,7 +107,7 @@ def why_not_execute(environ: Mapping[str, str]) -> str:
 
 
 def execute(command: Sequence[str], environ: Mapping[str, str], *, begun: int) -> NoReturn:
-    """Run a command of this Python in this process, a forked one, as if it were executed; it has a warm parent.
+    """Run a command of this Python in this process, a forked one, as if it were executed.
 
     The descriptor `begun` is closed when it begins.
     """
@@ -115,7 +119,7 @@ def execute(command: Sequence[str], environ: Mapping[str, str], *, begun: int) -
         with suppress(OSError):  # the list's own
             if int(name) not in (*range(STDERR + 1), begun) and not os.get_inheritable(int(name)):
                 os.close(int(name))
-    _become(_Program(command, environ, has_warm_parent=True), begun)
+    _become(_Program(command, environ), begun)
 
 
 def _outlive_signals() -> dict[int, Any]:
@@ -229,19 +233,21 @@ def _become(program: _Program, begun: int | None = None) -> NoReturn:
     _show(_ENVIRONMENT, [f"{name}={value}" for name, value in reversed(list(program.environ.items()))])
     _show(_ARGUMENTS, program.command)
     os.environ.clear()
-    # A launcher would import little of what was imported: what that set is for its ranks.
-    os.environ.update(program.environ if program.has_warm_parent else _imports.applied_to(program.environ))
+    # What imports set and made is for programs that would import the same.
+    os.environ.update(program.environ if program.is_own else _imports.applied_to(program.environ))
     ctypes.CDLL(None).prctl(_SET_NAME, Path(program.command[0]).name.encode(), 0, 0, 0)
     if program.new_session:
         os.setsid()
     if program.umask >= 0:
         os.umask(program.umask)
     os.chdir(program.directory)
+    if not program.is_own:
+        _imports.make_directories()
     unbuffered = bool(program.environ.get("PYTHONUNBUFFERED"))
     for number, name in ((STDOUT, "stdout"), (STDERR, "stderr")):
         _open_stream(number, name, unbuffered=unbuffered)
     _forget()
-    own_parent = _leave_copy(begun) if program.has_warm_parent else None
+    own_parent = _leave_copy(begun) if program.is_own else None
     for number, handler in _handlers.items():
         if signal.getsignal(number) is _outlive:  # else an import has set its own
             signal.signal(number, handler)

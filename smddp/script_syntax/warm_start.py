@@ -96,8 +96,10 @@ def find_script(command: Sequence[str], directory: Path) -> tuple[Path | None, P
     packages = [each for each in (place, *place.parents) if each.is_relative_to(directory) and each != directory]
     begun = [each / "__init__.py" for each in packages]
     script = place / "__main__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
-    # Python imports the packages before the module: they must do nothing.
-    is_sure = script.is_file() and not any(each.is_file() and each.read_text().strip() for each in begun)
+    try:  # Python imports the packages before the module: they must do nothing
+        is_sure = script.is_file() and not any(each.is_file() and each.read_bytes().strip() for each in begun)
+    except OSError:  # running the module reports it
+        is_sure = False
     return (script if is_sure else None), directory
 
 

@@ -293,7 +293,7 @@ def test_the_requirements_leave_out_what_images_have_and_the_command_line_needs(
     }
 
 
-def test_for_local_mode_any_code_has_warm_parent_with_its_dependencies(code: Path, tmp_path: Path) -> None:
+def test_for_local_mode_any_code_is_copied_with_its_dependencies(code: Path, tmp_path: Path) -> None:
     (code / "train.py").write_text("print('never heard of smddp')\n")
     library, single = tmp_path / "library", tmp_path / "single.py"
     library.mkdir()
@@ -351,7 +351,7 @@ def test_what_smddpignore_names_stays_here(code: Path, caplog: pytest.LogCapture
     assert f"{code}/data/huge.bin" in caplog.text
 
 
-def test_code_of_others_has_warm_parent_only_if_something_stays_here(code: Path) -> None:
+def test_code_of_others_is_copied_only_if_something_stays_here(code: Path) -> None:
     (code / "train.py").write_text("print('never heard of smddp')\n")
     assert source_code.stage(local("train.py", code)).directory is None
     (code / ".git").mkdir()

@@ -2,8 +2,8 @@
 
 The server of the platform's objects runs like a host, too: see ``estimators/local/storage``.
 
-It is a separate program, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, and imports nothing of this project,
-but it may be forked from a warm parent, and become the host's program without a new Python:
+It is a separate program, ``python -I -S host_supervisor.py STATUS_FD [KEEP_FD…]``, and imports nothing of this project.
+If a warm parent forks it, it forks the host's program, too, which begins with what the parent has imported:
 
 1. Standard input brings one line of JSON (the program to start), then one byte for each signal to deliver. Its end
    means that the process which started the host is gone: the host dies with it.

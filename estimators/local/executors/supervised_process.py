@@ -123,7 +123,7 @@ class SupervisedProcess(Supervised):
 
     ``log`` gets the output; with None, `output` has it. ``keep`` are descriptors that stay open in the supervisor, but
     not in the program, until it has ended. ``umask`` is the program's; -1: this process's. ``warm`` forks the
-    supervisor and the program; without a ``log`` only. Raise NoNamespacesError if this machine bars namespaces,
+    supervisor and the program, unless there is a ``log``. Raise NoNamespacesError if this machine bars namespaces,
     HostStartError with the reason for another failure.
     """
 
@@ -141,7 +141,7 @@ class SupervisedProcess(Supervised):
             passed = [reporting.fileno(), *keep]
             words = [SUPERVISOR, *map(str, passed)]
             process: Process | None = None
-            if warm is not None:
+            if warm is not None and log is None:
                 process = warm.start([sys.executable, *words], environ=program.environment, passed=passed, umask=umask)
             process = process or subprocess.Popen(
                 [sys.executable, "-I", "-S", *words],

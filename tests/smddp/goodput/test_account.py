@@ -197,10 +197,11 @@ def test_what_a_scripts_own_loop_did_bounds_the_goodput() -> None:
     assert join_attempts([trained], now=1e9).most_goodput == join_attempts([trained], now=1e9).goodput
 
 
-def test_a_record_from_before_scripts_had_ledgers_is_a_trainers() -> None:
+def test_a_record_that_does_not_say_whose_loop_it_was_is_refused() -> None:
     content = json.loads(attempt(100, step=10).to_json())
     del content["loop"]
-    assert Attempt.from_json(json.dumps(content).encode()).loop == "trainer"
+    with pytest.raises(ValueError, match="a field is missing"):
+        Attempt.from_json(json.dumps(content).encode())
 
 
 @given(_lives())

@@ -106,6 +106,7 @@ def test_a_script_that_would_not_start_faster_has_no_parent(
         ("jobs.train", {"jobs/train.py": "", "jobs/__init__.py": "\n"}, "jobs/train.py"),
         ("jobs", {"jobs/__main__.py": "", "jobs/__init__.py": ""}, "jobs/__main__.py"),
         ("jobs.train", {"jobs/train.py": "", "jobs/__init__.py": "import os"}, None),
+        ("jobs.train", {"jobs/train.py": "", "jobs/__init__.py": "# \xe9\n"}, None),
         ("jobs.train", {"jobs/other.py": ""}, None),
         ("torch.utils.collect_env", {}, None),
     ],
@@ -115,7 +116,7 @@ def test_a_module_is_a_script_if_nothing_is_imported_before_it(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="latin-1")
     found = find_script([sys.executable, "-m", module], tmp_path)
     assert found == (None if script is None else tmp_path / script, tmp_path)
 

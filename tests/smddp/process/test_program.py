@@ -77,3 +77,23 @@ def test_the_wait_for_a_child_has_its_limit_on_a_kernel_without_pidfd(monkeypatc
     began = time.monotonic()
     await_exit(os.getpid(), 0.1)
     assert time.monotonic() - began >= 0.1
+
+
+def test_a_jobs_log_is_no_terminal_even_if_a_terminal_carries_it() -> None:
+    """A live line would be in the log of a host whose output Slurm carries through a terminal."""
+    driver = """
+import sys
+from smddp.process.program import Program, wait_for
+program = Program([sys.executable, "-c", "import os; print(os.isatty(1), os.isatty(2), flush=True)"],
+                  stop=print, pass_on=print, heed=lambda _: None)
+wait_for(program.process)
+program.exit_code()
+"""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", driver], stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        assert os.read(ours, 100).decode().split() == ["True", "False"]
+        assert process.wait(60) == 0
+    finally:
+        os.close(ours)

@@ -248,6 +248,34 @@ while Path(f"/proc/self/task/{os.getpid()}/children").read_text().split() != [st
     assert told.stdout == "the answer was lost\n", told.stderr
 
 
+def test_an_import_makes_its_directory_in_each_rank_and_not_where_only_ranks_have_one(tmp_path: Path) -> None:
+    """As torch._dynamo does: /opt/ml/tmp is a host's alone."""
+    (tmp_path / "making.py").write_text(
+        "import os, tempfile\nPLACE = os.path.join(tempfile.gettempdir(), 'a', 'b')\n"
+        "os.makedirs(PLACE, exist_ok=True)\nos.makedirs('elsewhere', exist_ok=True)\n"
+    )
+    (tmp_path / "train.py").write_text("import making, os; print(os.path.isdir(making.PLACE), making.PLACE)")
+    program = """
+place = Path("ours/tmp").absolute()
+of_rank = {**os.environ, "TMPDIR": str(place)}
+parent = WarmParent.start(of_rank, command_bytes=99)
+parent.prepare(Path(), modules=["making"], extras=[], environ=of_rank)
+assert parent.await_ready() == ("", "")
+print(Path("ours").exists(), Path("elsewhere").exists(), flush=True)
+place.mkdir(parents=True)
+print(parent.fork([sys.executable, "train.py"], of_rank).wait())
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", FORKS + program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert told.stdout.splitlines() == ["False True", f"True {tmp_path}/ours/tmp/a/b", "0"], told.stderr
+
+
 def test_a_parent_that_is_closed_while_it_imports_forks_nothing(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(30)")
     program = """

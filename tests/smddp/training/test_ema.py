@@ -34,7 +34,7 @@ def test_its_weights_are_those_of_torchs_averaged_model() -> None:
             assert torch.equal(ours.state_dict()[name], value), name
 
 
-def test_a_count_has_warm_parent_and_a_buffer_that_the_module_replaced_is_followed() -> None:
+def test_a_count_is_copied_and_a_buffer_that_the_module_replaced_is_followed() -> None:
     model = network()
     average = ExponentialMovingAverage(model, 0.9)
     for number in range(3):

@@ -119,7 +119,7 @@ def test_the_policy_says_whether_late_copies_are_uploaded(copied: Job, sync: str
     assert agents[0].source.root == copied.checkpoint_dir
 
 
-def test_nobody_is_watched_where_nothing_has_warm_parent(job: Job) -> None:
+def test_nobody_is_watched_where_nothing_is_copied(job: Job) -> None:
     guard(job)
     assert agents == []
 

@@ -58,7 +58,8 @@ def main():
     print("TOLD", json.dumps({
         "warm": "smddp.process.warm_program" in sys.modules, "main": __name__, "argv": sys.argv, "known": known,
         "parent": parent[1:3], "threads": torch.get_num_threads(), "path": sys.path[:2],
-        "directory": os.getcwd(), "host": os.environ["SM_CURRENT_HOST"], "ml": sorted(os.listdir("/opt/ml")),
+        "directory": os.getcwd(), "host": os.environ["SM_CURRENT_HOST"],
+        "ml": sorted(os.listdir(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))),
         "temporary": __import__("tempfile").gettempdir(), "shown": "RANK=0" in open("/proc/self/environ").read(),
         "input": sys.stdin.read(), "module": OTHER, "node": platform.node(), "zone": time.timezone,
         "original": multiprocessing.process.ORIGINAL_DIR,
@@ -123,7 +124,9 @@ def test_forked_hosts_are_as_started_ones(tmp_path: Path, launcher: bool, isolat
     ]
     for name, _, _ in jobs:
         make_job(tmp_path / name, launcher=launcher)
+    had_ml = Path("/opt/ml").exists()
     ended = run(tmp_path, jobs, isolated=isolated)
+    assert Path("/opt/ml").exists() is had_ml  # it is the hosts' alone
     assert [is_forked for _, _, is_forked, _ in ended] == [False, True, True, False]
     assert not any("start cold" in text or "starts cold" in text for text, _, _, _ in ended[1:]), ended
     _, second, third, cold = (told_by(text) for text, _, _, _ in ended)

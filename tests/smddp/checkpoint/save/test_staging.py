@@ -46,7 +46,7 @@ def test_strange_tensors_are_copied_by_their_values(make: Callable[[], torch.Ten
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_has_warm_parent_bit_by_bit(dtype: torch.dtype) -> None:
+def test_every_dtype_is_copied_bit_by_bit(dtype: torch.dtype) -> None:
     values = torch.randint(0, 255, (7 * dtype.itemsize,), dtype=torch.uint8)
     tensor = values.view(dtype) if dtype is not torch.bool else values > 100
     (file,) = Staging().copy({"x.safetensors": {"x": tensor, "odd": torch.ones(3, dtype=torch.uint8)}})

@@ -45,7 +45,7 @@ def copied(sizes: list[int], gap: int) -> None:
 
 
 @given(st.lists(st.integers(0, 100), max_size=20), st.integers(0, 9))
-def test_every_byte_has_warm_parent_and_no_other(sizes: list[int], gap: int) -> None:
+def test_every_byte_is_copied_and_no_other(sizes: list[int], gap: int) -> None:
     copied(sizes, gap)
 
 

@@ -26,7 +26,7 @@ def source(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(tmp_path)
 
 
-def test_it_is_valid_where_it_has_warm_parent_to(source: DirectoryStore, store: S3Store) -> None:
+def test_it_is_valid_where_it_is_copied_to(source: DirectoryStore, store: S3Store) -> None:
     committed = write_checkpoint(source, 7, STATE).to_json()
     assert sorted(missing_files(store, committed, among=ALL)) == ALL
     copy_checkpoint(source, store, committed)
@@ -35,7 +35,7 @@ def test_it_is_valid_where_it_has_warm_parent_to(source: DirectoryStore, store: 
     copy_checkpoint(source, store, committed)
 
 
-def test_only_what_is_missing_or_of_another_size_has_warm_parent(
+def test_only_what_is_missing_or_of_another_size_is_copied(
     source: DirectoryStore, store: S3Store, s3: Any, bucket: str
 ) -> None:
     manifest = write_checkpoint(source, 7, STATE)

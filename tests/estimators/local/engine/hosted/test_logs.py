@@ -46,13 +46,14 @@ def test_the_stream_is_named_as_on_aws(logs: Any, job: str) -> None:
     assert before <= int(epoch) <= time.time()
 
 
-def test_lines_are_there_while_the_host_runs(logs: Any, job: str, lines: Callable[..., list[str]]) -> None:
+def write_until_first_line(logs: Any, job: str, text: bytes, lines: Callable[..., list[str]]) -> None:
+    """Write the text as a host does, see its first line in the log, and end the host."""
     reading, writing = os.pipe()
     log = HostLog(logs, job, "algo-1", seen=lambda line: None)
     log.open()
     thread = threading.Thread(target=log.follow, args=(os.fdopen(reading, "rb", buffering=0),))
     thread.start()
-    os.write(writing, b"first\nhalf a li")
+    os.write(writing, text)
     deadline = time.monotonic() + 60
     while lines(job) != ["first"]:
         assert time.monotonic() < deadline
@@ -60,6 +61,10 @@ def test_lines_are_there_while_the_host_runs(logs: Any, job: str, lines: Callabl
     os.close(writing)
     thread.join()
     log.close()
+
+
+def test_lines_are_there_while_the_host_runs(logs: Any, job: str, lines: Callable[..., list[str]]) -> None:
+    write_until_first_line(logs, job, b"first\nhalf a li", lines)
     assert lines(job) == ["first", "half a li"]
 
 
@@ -67,19 +72,7 @@ def test_the_first_line_after_a_pause_is_not_held_back(
     logs: Any, job: str, lines: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH_SECONDS", 3600)
-    reading, writing = os.pipe()
-    log = HostLog(logs, job, "algo-1", seen=lambda line: None)
-    log.open()
-    thread = threading.Thread(target=log.follow, args=(os.fdopen(reading, "rb", buffering=0),))
-    thread.start()
-    os.write(writing, b"first\n")
-    deadline = time.monotonic() + 60
-    while lines(job) != ["first"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.close(writing)
-    thread.join()
-    log.close()
+    write_until_first_line(logs, job, b"first\n", lines)
 
 
 def test_over_long_lines_come_in_pieces(logs: Any, job: str, lines: Callable[..., list[str]]) -> None:

@@ -208,7 +208,7 @@ def test_the_platforms_own_transient_files_stay_here(sync: Sync) -> None:
 
 
 @pytest.mark.parametrize(("name", "progressed"), [(OWNER_NAME, False), ("step-000000000001/manifest.json", True)])
-def test_who_saves_there_has_warm_parent_and_is_no_progress(
+def test_who_saves_there_is_copied_and_is_no_progress(
     sync: Sync, remote: Callable[[], dict[str, bytes]], name: str, progressed: bool
 ) -> None:
     (sync.one / name).parent.mkdir(exist_ok=True)
@@ -251,7 +251,7 @@ def test_a_hiccup_is_survived(
     assert "a could not be copied: ClientError: Checkpoint upload failed" in caplog.text
 
 
-def test_a_file_closed_to_this_user_holds_up_no_other_and_has_warm_parent_when_the_hosts_have_ended(
+def test_a_file_closed_to_this_user_holds_up_no_other_and_is_copied_when_the_hosts_have_ended(
     sync: Sync, remote: Callable[[], dict[str, bytes]], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     original, closed = shutil.copyfile, [sync.one / "a-closed"]

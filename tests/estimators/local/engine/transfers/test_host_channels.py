@@ -149,7 +149,7 @@ def test_a_channel_without_objects_fails_before_anything_runs(client: Any, chann
     assert not lines(job["TrainingJobName"])
 
 
-def test_a_fastfile_channel_has_warm_parent_as_in_file_mode_and_each_host_says_so(
+def test_a_fastfile_channel_is_copied_as_in_file_mode_and_each_host_says_so(
     client: Any, channel: Any, lines: Lines
 ) -> None:
     job = client.run(
