@@ -5,8 +5,8 @@ matches in this separate program, which can be interrupted. It runs as ``python 
 nothing of this project.
 
 1. The first line of standard input is JSON: the regexes, the most seconds of a match, and the mean seconds per line.
-2. Each further line is one log line as JSON. For each match, standard output gets ``[number, first group]``.
-3. ``[number, null]`` means that the regex took too long; it is not tried again.
+2. Each further line is ``[log line, time]``. For each match, standard output gets ``[number, first group, time]``.
+3. ``[number, null, time]`` means that the regex took too long; it is not tried again.
 4. A line ``null`` is answered with ``null`` once all lines before it have been searched.
 5. The program ends with its input. In the middle of a match it ends when the pipe behind ALIVE_FD is closed.
 """
@@ -62,27 +62,23 @@ def main(alive: int) -> None:
     regexes, most, each = json.loads(sys.stdin.readline())
     patterns = {number: (re.compile(regex), _Budget(most, each)) for number, regex in enumerate(regexes)}
     for line in sys.stdin:
-        text = json.loads(line)
-        if text is None:
+        if (order := json.loads(line)) is None:
             _write(None)
             continue
+        text, said = order
         for number, (pattern, budget) in list(patterns.items()):
             try:
                 found = budget.search(pattern, text)
             except _TooSlow:
-                _tell(number, None)
+                _write([number, None, said])
                 del patterns[number]
                 continue
             if found and found[1] is not None:
-                _tell(number, found[1])
+                _write([number, found[1], said])
 
 
 def _give_up(*_: object) -> NoReturn:
     raise _TooSlow
-
-
-def _tell(number: int, text: str | None) -> None:
-    _write([number, text])
 
 
 def _write(answer: object) -> None:

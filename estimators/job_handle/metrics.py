@@ -149,7 +149,7 @@ class _BoundedSearch:
 
         Raise OSError if the process has ended.
         """
-        self._process.lines.write(f"{json.dumps(line)}\n{json.dumps(None)}\n")
+        self._process.lines.write(f"{json.dumps([line, None])}\n{json.dumps(None)}\n")
         self._process.lines.flush()
         found: list[tuple[int, str | None]] = []
         while (answer := self._process.answers.readline()).endswith("\n"):

@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 
 from estimators.local import LocalSageMaker
 from estimators.local.errors import LocalPlatformError
+from tests.estimators.local.processes import arguments_of, processes_of
 from tests.estimators.local.submitted_jobs import await_end, await_that, describe, job_request, messages
 
 METRIC = {"MetricDefinitions": [{"Name": "loss", "Regex": "loss=([0-9.]+)"}]}
@@ -101,6 +102,26 @@ def test_a_killed_platform_s_jobs_are_known_to_the_next_and_spot_jobs_go_on(tmp_
             describe(platform, "plain")
         assert messages(platform, "done") == []
         assert describe(platform, "spot")["BillableTimeInSeconds"] == went_on["BillableTimeInSeconds"]
+
+
+@pytest.mark.seaweedfs
+@pytest.mark.slow
+def test_a_value_that_the_log_has_is_not_lost_with_the_platform(tmp_path: Path) -> None:
+    script = "echo loss=1; while ! [ -e /opt/ml/checkpoints/more ]; do sleep 0.1; done; echo loss=2; sleep 300"
+    with LocalSageMaker(tmp_path, storage="disk") as platform:
+        client = platform.boto_session.client("sagemaker")
+        checkpoints = {"CheckpointConfig": {"S3Uri": f"s3://{platform.default_bucket}/more"}}
+        client.create_training_job(**request(platform, "job", script, **checkpoints))
+        await_that(lambda: describe(platform, "job").get("FinalMetricDataList"))
+        (matcher,) = [pid for pid in processes_of(platform.server_pid) if "matcher.py" in " ".join(arguments_of(pid))]
+        os.kill(matcher, signal.SIGSTOP)
+        (directory,) = tmp_path.glob("**/checkpoints")
+        (directory / "more").touch()
+        await_that(lambda: messages(platform, "job") == ["loss=1", "loss=2"])
+        kill(platform)
+        os.kill(matcher, signal.SIGKILL)  # a stopped process does not end with its input
+    with LocalSageMaker(tmp_path, storage="disk") as platform:
+        assert describe(platform, "job")["FinalMetricDataList"][0]["Value"] == 2
 
 
 def streams(platform: LocalSageMaker, job: str) -> list[str]:

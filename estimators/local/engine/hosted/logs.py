@@ -50,7 +50,7 @@ class HostLog:
         host: str,
         *,
         group: str = TRAINING_JOBS,
-        seen: Callable[[str], None],  # called with every line of the program
+        seen: Callable[[str, int], None],  # called with every line of the program, and its time in ms
         store: RecordStore = NOTHING_KEPT,  # remembers the lines
     ) -> None:
         self._client = client
@@ -84,19 +84,12 @@ class HostLog:
         self._sender.start()
         for line in _lines(output):
             self._tail.append(line)
-            self.say(line)
-            self._seen(line)  # after the line itself: the callback may add lines
+            said = self._add(line)
+            self._seen(line, said)  # after the line itself: the callback may add lines
 
     def say(self, line: str) -> None:
         """Add a line, from any thread; after `close`, send it at once."""
-        line = line.encode(errors="backslashreplace").decode()  # it may contain a file name that is not UTF-8
-        with self._changed:
-            # The clock may be set back.
-            self._now = max(self._now, int(time.time() * 1000))
-            self._append({"timestamp": self._now, "message": line or " "})
-            closed = self._ended
-        if closed:  # a line of the platform after the host's end
-            self._send_all()
+        self._add(line)
 
     def close(self) -> None:
         """Return when all lines are sent to CloudWatch."""
@@ -104,6 +97,18 @@ class HostLog:
             self._ended = True
             self._changed.notify()
         self._sender.join()
+
+    def _add(self, line: str) -> int:
+        """Add a line as `say` does, and return its time."""
+        line = line.encode(errors="backslashreplace").decode()  # it may contain a file name that is not UTF-8
+        with self._changed:
+            # The clock may be set back.
+            said = self._now = max(self._now, int(time.time() * 1000))
+            self._append({"timestamp": said, "message": line or " "})
+            closed = self._ended
+        if closed:  # a line of the platform after the host's end
+            self._send_all()
+        return said
 
     def _append(self, event: InputLogEventTypeDef) -> None:
         self._lines.append(event)

@@ -19,6 +19,7 @@ from typing import Any
 from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
 from estimators.job_handle.metrics import MatcherProcess
 from estimators.local.engine.hosted.metric_statistics import MetricPublisher, MetricSummary
+from estimators.local.engine.records import StoredLine
 from estimators.metric_definition import MetricDefinition, finite, pieces
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 MOST_VALUES = 10_000
 """Values of a metric that `history` keeps."""
 MAX_WAITING_BYTES = 16 << 20
+OF_PLATFORM = "[platform]"
+"""What a line of the platform in a job's log begins with."""
 SETTLE_SECONDS = 10.0
 """How long a job's end waits for lines that are not matched yet."""
 _LINE_BYTES = 64  # overhead of a line, besides its text
@@ -59,8 +62,11 @@ class Metrics:
         """Pass every value to a publisher from now on."""
         self._publisher = publisher
 
-    def read(self, line: str) -> None:
-        """Queue a line for the search; values that are not finite numbers are left out, as CloudWatch does."""
+    def read(self, line: str, said: int) -> None:
+        """Queue a line for the search, with its time in milliseconds since 1970.
+
+        Values that are not finite numbers are left out, as CloudWatch does.
+        """
         if not self._definitions or self._broken:
             return
         with self._lock:
@@ -73,7 +79,7 @@ class Metrics:
                     self._say(f"[platform] There are no metrics: what reads them could not be started ({error})")
                     return
             for piece in pieces(line):
-                self._matching.send(piece)
+                self._matching.send(piece, said)
 
     def settle(self) -> None:
         """Return when the values of all lines so far are read and sent, in bounded time; end the process."""
@@ -112,6 +118,19 @@ class Metrics:
         else:
             self._summaries.update({name: MetricSummary.from_json(each) for name, each in document.items()})
 
+    def read_again(self, lines_after: Callable[[int], Iterable[StoredLine]]) -> None:
+        """Search the lines of an earlier platform that came after the newest restored value, and `settle`.
+
+        ``lines_after`` returns the lines later than a time in milliseconds since 1970. A log keeps each line before
+        its values are saved, so a killed platform may have kept lines without their values. The matcher answers in the
+        order of the lines, so older lines have been searched; of the newest value's millisecond, no line is.
+        """
+        newest = max((int(each.time.timestamp() * 1000) for each in self._summaries.values()), default=0)
+        for line in lines_after(newest) if self._definitions else ():
+            if not line.line.startswith(OF_PLATFORM):
+                self.read(line.line, line.time)
+        self.settle()
+
     def last(self, name: str) -> float | None:
         """Return the last value of a metric, or None without a value."""
         summary = self._summaries.get(name)
@@ -121,7 +140,7 @@ class Metrics:
         """Return the first `MOST_VALUES` values of a metric, in the order they came."""
         return tuple(self._history[name])
 
-    def _found(self, number: int, text: str | None) -> None:
+    def _found(self, number: int, text: str | None, said: int) -> None:
         """Add the value that a definition's regex matched; ``text`` is None if the regex was given up."""
         name = self._definitions[number].name
         if text is None:
@@ -130,7 +149,7 @@ class Metrics:
                 f"for one line, or {MEAN_SECONDS * 1000:g} ms a line"
             )
         elif (value := finite(text)) is not None:
-            found = datetime.now(timezone.utc)
+            found = datetime.fromtimestamp(said / 1000, timezone.utc)
             before = self._summaries.get(name)
             self._summaries[name] = MetricSummary.of(value, found) if before is None else before.added(value, found)
             if self._publisher is not None:
@@ -143,18 +162,19 @@ class Metrics:
 class Matching:
     """A matcher process from the first line to the last; raise OSError if it can't be started.
 
-    ``found`` gets the number of a regex and the text of its first group, or None if the regex was given up.
+    ``found`` gets the number of a regex, the text of its first group, or None if the regex was given up, and the time
+    of the line.
     """
 
     def __init__(
-        self, regexes: Sequence[str], found: Callable[[int, str | None], None], say: Callable[[str], None]
+        self, regexes: Sequence[str], found: Callable[[int, str | None, int], None], say: Callable[[str], None]
     ) -> None:
         self._found = found
         self._say = say
         # Guards the four below; no other lock is taken while it is held. Bound: lines of at most MAX_WAITING_BYTES
         # wait, and the oldest are dropped first.
         self._changed = threading.Condition()
-        self._lines: deque[str] = deque()
+        self._lines: deque[tuple[str, int]] = deque()
         self._waiting = 0
         self._dropped = 0
         self._ended = False
@@ -166,10 +186,10 @@ class Matching:
         for thread in self._threads:
             thread.start()
 
-    def send(self, line: str) -> None:
-        """Queue a line for the search."""
+    def send(self, line: str, said: int) -> None:
+        """Queue a line for the search, with its time."""
         with self._changed:
-            self._lines.append(line)
+            self._lines.append((line, said))
             self._waiting += len(line) + _LINE_BYTES
             while self._waiting > MAX_WAITING_BYTES:
                 self._drop()
@@ -197,7 +217,7 @@ class Matching:
             )
 
     def _drop(self) -> None:
-        self._waiting -= len(self._lines.popleft()) + _LINE_BYTES
+        self._waiting -= len(self._lines.popleft()[0]) + _LINE_BYTES
         self._dropped += 1
 
     def _send_all(self) -> None:
@@ -211,12 +231,12 @@ class Matching:
             if not self._ended:
                 self._say("[platform] Lines are not searched for metrics any more: the process that does it has ended")
 
-    def _take_batch(self) -> list[str]:
+    def _take_batch(self) -> list[tuple[str, int]]:
         """Wait for the next lines, and return them; empty after the last line."""
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ended)
             batch = [self._lines.popleft() for _ in range(min(_BATCH_LINES, len(self._lines)))]
-            self._waiting -= sum(len(line) + _LINE_BYTES for line in batch)
+            self._waiting -= sum(len(line) + _LINE_BYTES for line, _ in batch)
             return batch
 
     def _take_answers(self) -> None:

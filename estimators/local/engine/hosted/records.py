@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from estimators.local.engine.errors import ApiError
 from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.hosted.request import HostedRequest
 from estimators.local.engine.hosted.runner import HostedRunner
-from estimators.local.engine.records import JobRecords, RecordStore
+from estimators.local.engine.records import JobRecords, RecordStore, StoredLine
 from smddp.job.failure_report import within_limit
 
 Job = TypeVar("Job", bound="HostedRecord[HostedRequest]")
@@ -41,6 +42,7 @@ class HostedRecords(JobRecords[Job, HostedRunner[HostedRequest]]):
     def go_on(self) -> None:
         """Resume the jobs of a killed platform that may begin again, by spot or RetryStrategy, and end the others."""
         for job in self._broken_off:
+            job.metrics.read_again(functools.partial(self._kept_lines, job))
             last = self._store.last_line_time(job.log_group, job.name)
             said = datetime.fromtimestamp((last or 0) / 1000, timezone.utc)
             if not job.outlive(max(said, job.summary()["LastModifiedTime"])):
@@ -53,6 +55,10 @@ class HostedRecords(JobRecords[Job, HostedRunner[HostedRequest]]):
             with self._lock:
                 self._runners[job.name] = runner
                 runner.start()
+
+    def _kept_lines(self, job: Job, later_than: int) -> Iterator[StoredLine]:
+        until = self._store.last_position()
+        return self._store.lines(job.log_group, job.name, until=until, later_than=later_than)
 
     def fail(self, reason: str) -> None:
         """End all running jobs as Failed, and start no more: the platform has lost a part that jobs need."""

@@ -42,7 +42,7 @@ _FROM_FORM_1 = """
 """In form 1, all jobs were training jobs."""
 _PAGE_OF_LINES = """
     SELECT rowid, stream, time, line FROM lines
-    WHERE log_group = ? AND job = ? AND rowid > ? AND rowid <= ? ORDER BY rowid LIMIT ?
+    WHERE log_group = ? AND job = ? AND rowid > ? AND rowid <= ? AND time > ? ORDER BY rowid LIMIT ?
 """
 _LAST_TIME = "SELECT time FROM lines WHERE log_group = ? AND job = ? ORDER BY rowid DESC LIMIT 1"
 _JOBS_WITH_LINES = """
@@ -152,10 +152,10 @@ class RecordStore:
             logger.warning("the %s %s of an earlier platform is left out: %s", kind, name, error)
             return None
 
-    def lines(self, group: str, job: str, *, until: int) -> Iterator[StoredLine]:
-        """Yield the lines of a job's log up to a position, in the order they came."""
+    def lines(self, group: str, job: str, *, until: int, later_than: int = -1) -> Iterator[StoredLine]:
+        """Yield the lines of a job's log up to a position and later than a time, in the order they came."""
         after = 0
-        while rows := self._query(_PAGE_OF_LINES, group, job, after, until, _PAGE):
+        while rows := self._query(_PAGE_OF_LINES, group, job, after, until, later_than, _PAGE):
             yield from (StoredLine(*row) for _, *row in rows)
             after = rows[-1][0]
 

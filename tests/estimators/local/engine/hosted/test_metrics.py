@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ import pytest
 from estimators.job_handle import matcher
 from estimators.local.engine.hosted import metrics as module
 from estimators.local.engine.hosted.metrics import Metrics
+from estimators.local.engine.records import StoredLine
+from estimators.local.engine.records.store import write_time
 from estimators.metric_definition import MAX_LINE, MetricDefinition
 from tests.estimators.local.processes import is_alive
 
@@ -22,7 +26,7 @@ from tests.estimators.local.processes import is_alive
 def read(*lines: str, **definitions: str) -> dict[str, float]:
     metrics = Metrics(MetricDefinition.parse(name, regex) for name, regex in definitions.items())
     for line in lines:
-        metrics.read(line)
+        metrics.read(line, 0)
     metrics.settle()
     return {entry["MetricName"]: entry["Value"] for entry in metrics.describe()}
 
@@ -65,7 +69,7 @@ def test_a_regex_that_backtracks_meets_no_more_than_that() -> None:
 def test_a_regex_of_exponential_time_is_given_up_and_holds_nothing_else_up(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics([MetricDefinition.parse("bad", "(a+)+b"), MetricDefinition.parse("loss", "loss=([0-9]+)")])
     for line in ("loss=1", "a" * 100 + " loss=2", "a" * 100 + " loss=3"):
-        metrics.read(line)
+        metrics.read(line, 0)
     metrics.settle()
     assert [(entry["MetricName"], entry["Value"]) for entry in metrics.describe()] == [("loss", 3.0)]
     assert caplog.messages == [
@@ -74,10 +78,37 @@ def test_a_regex_of_exponential_time_is_given_up_and_holds_nothing_else_up(caplo
     ]
 
 
+def test_a_value_has_the_time_of_its_line() -> None:
+    metrics = Metrics([MetricDefinition.parse("loss", "loss=([0-9]+)")])
+    metrics.read("loss=1", 1_700_000_000_123)
+    metrics.settle()
+    (entry,) = metrics.describe()
+    assert entry["Timestamp"] == datetime(2023, 11, 14, 22, 13, 20, 123_000, timezone.utc)
+
+
+def test_lines_whose_values_a_killed_platform_did_not_save_are_searched_by_the_next() -> None:
+    definitions = [MetricDefinition.parse("loss", "loss=([0-9]+)"), MetricDefinition.parse("acc", "acc=([0-9]+)")]
+    killed = Metrics(definitions)
+    killed.read("loss=3", 2_000)
+    killed.settle()
+    kept = [
+        StoredLine("s", 1_000, "acc=9"),  # searched: the matcher has answered a later line
+        StoredLine("s", 2_000, "loss=3"),
+        StoredLine("s", 2_001, "loss=5 acc=1"),
+        StoredLine("s", 2_002, "[platform] loss=7"),
+    ]
+    later = Metrics(definitions)
+    later.restore(json.loads(json.dumps(killed.to_json(), default=write_time)))
+    later.read_again(lambda time: (line for line in kept if line.time > time))
+    loss, acc = (summary.describe() for summary in later.summaries().values())
+    assert (loss["Last"], loss["Count"], loss["Min"]) == (5.0, 2, 3.0)
+    assert (acc["Last"], acc["Count"]) == (1.0, 1)
+
+
 def test_lines_after_a_pause_are_read_too() -> None:
     metrics = Metrics([MetricDefinition.parse("loss", "loss=([0-9]+)")])
     for line in ("loss=1", "loss=\u2028 loss=2\n"):
-        metrics.read(line)
+        metrics.read(line, 0)
         metrics.settle()
     assert [entry["Value"] for entry in metrics.describe()] == [2.0]
 
@@ -102,7 +133,7 @@ def test_a_regex_that_is_a_bit_slow_for_each_line_is_given_up() -> None:
     metrics.report_to(told.append)
     slow = "a" * slow_length()
     for number in range(100):
-        metrics.read(f"{slow} loss={number}")
+        metrics.read(f"{slow} loss={number}", 0)
     metrics.settle()
     assert [(entry["MetricName"], entry["Value"]) for entry in metrics.describe()] == [("loss", 99.0)]
     assert len(told) == 1
@@ -125,7 +156,7 @@ def test_neither_who_prints_nor_the_jobs_end_waits_for_a_match(monkeypatch: pyte
     metrics.report_to(told.append)
     began = time.monotonic()
     for _ in range(20_000):
-        metrics.read("a" * 100)
+        metrics.read("a" * 100, 0)
     metrics.settle()
     assert time.monotonic() - began < 5
     assert [line.startswith("[platform] The last lines are not searched") for line in told] == [True, False]
@@ -139,8 +170,8 @@ def test_a_match_does_not_outlive_a_platform_that_is_killed() -> None:
         matcher.MATCH_SECONDS = 1000
         one = module.Matching([{EXPONENTIAL!r}], lambda *found: print(*found, flush=True), print)
         print(one._process._process.pid, flush=True)
-        one.send("b")
-        one.send("a" * 100)
+        one.send("b", 7)
+        one.send("a" * 100, 8)
         input()
     """
     with subprocess.Popen(
@@ -148,7 +179,7 @@ def test_a_match_does_not_outlive_a_platform_that_is_killed() -> None:
     ) as platform:
         assert platform.stdout is not None
         pid = int(platform.stdout.readline())
-        assert platform.stdout.readline() == "0 \n"  # it is at the second line by now, or will be at once
+        assert platform.stdout.readline() == "0  7\n"  # it is at the second line by now, or will be at once
         platform.kill()
     deadline = time.monotonic() + 60
     while is_alive(pid):
@@ -161,7 +192,7 @@ def test_an_answer_that_the_process_was_killed_in_is_none(tmp_path: Path, monkey
     program.write_text("""if True:
         import os, sys
         sys.stdin.readline()
-        os.write(1, b'[0, "1"]\\n[0, "2')
+        os.write(1, b'[0, "1", 0]\\n[0, "2')
     """)
     monkeypatch.setattr(matcher, "__file__", str(program))
     failed: list[object] = []
