@@ -17,10 +17,10 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerState
 
+from smddp.accelerator import device_kind
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
 from smddp.job import Job
@@ -75,7 +75,7 @@ def export_ranks(cluster: Cluster | None = None, environ: MutableMapping[str, st
             f"{found} is set, and Accelerate would believe it; by {cluster.launcher} it is "
             f"{', '.join(f'{name}={value}' for name, value in wrong.items())}: unset what is wrong"
         )
-    if not torch.cuda.is_available():
+    if device_kind() is None:
         variables["ACCELERATE_USE_CPU"] = "true"
     missing = {name: str(value) for name, value in variables.items() if not environ.get(name)}
     environ.update(missing)

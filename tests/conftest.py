@@ -49,6 +49,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: shutil.which("chromium") is not None and find_spec("playwright") is not None,
         "no chromium, or no playwright: install chromium, pip install -e '.[dev]'",
     ),
+    "compiler": (lambda: shutil.which("c++") is not None, "no C++ compiler: install g++"),
     "docker": (_docker_answers, "no Docker engine answers"),
     "loops": (
         lambda: all(find_spec(name) is not None for name in ("accelerate", "lightning", "transformers")),

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from smddp.accelerator import device_count, device_kind, random_states, set_random_state
 from smddp.checkpoint.format.manifest import is_part_name
 from smddp.distributed.replica import find_sharded_weight, find_sharding
 
@@ -91,7 +92,8 @@ def capture_random_state() -> dict[str, Any]:
         "python": {"version": version, "words": np.array(words, dtype=np.uint32), "gauss": gauss},
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if _uses_gpus() else [],
+        "cuda": [],  # earlier releases read it
+        _devices(): random_states(),
     }
 
 
@@ -106,21 +108,23 @@ def restore_random_state(states: Sequence[dict[str, Any]], *, rank: int) -> None
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    devices = torch.cuda.device_count() if state["cuda"] and torch.cuda.is_available() else 0
-    if devices != len(state["cuda"]):
+    saved = [each for key, states in state.items() if key not in ("python", "numpy", "torch") for each in states]
+    alike = state.get(_devices(), [])
+    devices = device_count() if alike else 0
+    if devices != len(saved):
         logger.warning(
             "the checkpoint has the random state of %d GPUs for rank %d, here are %d: what is drawn on a GPU differs",
-            len(state["cuda"]),
+            len(saved),
             rank,
             devices,
         )
-    for device, cuda in enumerate(state["cuda"][:devices]):
-        torch.cuda.set_rng_state(cuda, device)
+    for device, generator in enumerate(alike[:devices]):
+        set_random_state(generator, device)
 
 
-def _uses_gpus() -> bool:
-    """Return whether CUDA is initialized, without initializing it, which is slow. If not, no GPU generator was used."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+def _devices() -> str:
+    """Return the key of the accelerator's generators: its kind."""
+    return device_kind() or "cuda"
 
 
 def _seed(state: dict[str, Any], rank: int) -> None:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from smddp.accelerator import synchronize
 from smddp.errors import DistributedError
 
 _WARM_UP_CALLS = 5
@@ -187,17 +188,12 @@ def _time(call: Call, setting: Setting, seconds: float) -> float:
 
 def _repeat(call: Call, setting: Setting, calls: int) -> float:
     dist.barrier(group=setting.group)
-    _wait_for_device(setting.device)
+    synchronize(setting.device)
     started = time.perf_counter()
     for _ in range(calls):
         call.run()
-    _wait_for_device(setting.device)
+    synchronize(setting.device)
     return time.perf_counter() - started
-
-
-def _wait_for_device(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _over_ranks(setting: Setting, value: float, op: dist.ReduceOp.RedOpType) -> float:

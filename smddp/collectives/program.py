@@ -68,8 +68,8 @@ def settings(membership: Membership) -> list[Setting]:
     """Return one setting per backend: gloo for CPU tensors if available, and the GPU's backend if there are GPUs."""
     cluster = membership.cluster
     on = {torch.device("cpu"): "gloo"} if membership.control_device.type == "cpu" else {}
-    if membership.device.type == "cuda":
-        on[membership.device] = "smddp" if membership.backend == "smddp" else "nccl"
+    if membership.device.type != "cpu":
+        on[membership.device] = membership.backend.rpartition(":")[2]  # "cpu:gloo,cuda:nccl", or one name
     return [
         Setting(
             rank=cluster.rank,

@@ -16,7 +16,7 @@ def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
     """Return the sum of every rank's tensor, on the same device; all ranks call it, with tensors of one shape."""
     if membership.store is None:
         return value.clone()
-    on_cpu_only = value.device.type != "cuda" and membership.control_device.type == "cuda"
+    on_cpu_only = value.is_cpu and membership.control_device.type != "cpu"
     total = value.to(membership.control_device) if on_cpu_only else value.clone()
     dist.all_reduce(total)
     return total.to(value.device)
@@ -57,7 +57,7 @@ def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
     if membership.store is None:
         return own.clone()
     # As bytes, which every backend can carry for any type, padded to the same length on all ranks.
-    device = membership.control_device if own.device.type != "cuda" else own.device
+    device = membership.control_device if own.is_cpu else own.device
     sizes = [math.prod(kind.shape) * own.element_size() for kind in kinds]
     sent = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
     sent[: sizes[membership.cluster.rank]] = own.to(device).contiguous().flatten().view(torch.uint8)

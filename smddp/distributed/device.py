@@ -1,7 +1,8 @@
 """What a rank computes on and communicates by: its device, the backend of its collectives, and the move of a batch.
 
 The backends' names are PyTorch's: nccl, gloo, mpi, or Amazon's smddp. With GPUs, the default is nccl for CUDA tensors
-and gloo for CPU tensors in one process group, so that small agreements between ranks need not pass through the GPU.
+and gloo for CPU tensors in one process group, so that small agreements between ranks need not pass through the GPU. For
+another accelerator it is the backend that PyTorch has for it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.nn.utils.rnn import PackedSequence
 
+from smddp.accelerator import device_count, device_kind
 from smddp.cluster import Cluster, without_run_variables
 from smddp.errors import DistributedError
 
@@ -40,9 +42,14 @@ _SMDDP_MODULE = "smdistributed.dataparallel.torch.torch_smddp"
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """Return an identifier of each visible GPU, in CUDA's order; it is the same in every process that sees the GPU."""
-    if not torch.cuda.is_available():
+    """Return an identifier of each visible device, in PyTorch's order.
+
+    A GPU of CUDA has the same in every process that sees it; of other accelerators the index identifies the device.
+    """
+    if (kind := device_kind()) is None:
         return []
+    if kind != "cuda":
+        return [f"{kind}:{index}" for index in range(device_count())]
     names = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if names[0].startswith("MIG-"):
         return names[: torch.cuda.device_count()]  # the parts of one GPU share its UUID
@@ -83,7 +90,7 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
     own = visible[cluster.local_rank]
     others = [set(gpus) for local_rank, gpus in enumerate(visible) if local_rank != cluster.local_rank]
     if len(own) >= per_rank and not any(other & set(own) for other in others):
-        return torch.device("cuda", 0)
+        return torch.device(device_kind() or "cuda", 0)
     if any(other != set(own) for other in others):
         listed = "; ".join(f"local rank {rank} {', '.join(gpus) or 'none'}" for rank, gpus in enumerate(visible))
         raise DistributedError(
@@ -98,7 +105,7 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
             f"ranks{each} and has {len(own)} (CUDA_VISIBLE_DEVICES counts); start at most "
             f"{len(own) // per_rank} processes a host, or hide the GPUs by CUDA_VISIBLE_DEVICES='' to train on the CPU"
         )
-    return torch.device("cuda", first)
+    return torch.device(device_kind() or "cuda", first)
 
 
 def missing_gpus(environ: Mapping[str, str]) -> str | None:
@@ -128,6 +135,8 @@ def choose_backend(requested: str | None, device: torch.device, environ: Mapping
     """
     if requested is None:
         requested = _default(device, environ)
+    if device.type not in ("cpu", "cuda") and requested == _usual(device) != "gloo":
+        return f"cpu:gloo,{device.type}:{requested}"
     if requested not in _BACKENDS:
         raise DistributedError(f"backend={requested!r} is unknown; use one of {', '.join(_BACKENDS)}, or None")
     if requested == "nccl":
@@ -160,7 +169,7 @@ def _default(device: torch.device, environ: Mapping[str, str]) -> str:
 
 
 def _usual(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
+    return "nccl" if device.type == "cuda" else dist.Backend.default_device_backend_map.get(device.type, "gloo")
 
 
 def _job_asks_for_smddp(environ: Mapping[str, str]) -> bool:

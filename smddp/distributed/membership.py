@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from smddp.accelerator import set_current_device
 from smddp.cluster import Cluster
 from smddp.cluster.slurm import unused_nodes
 from smddp.cluster.strict_variables import check_timeout, read_timeout
@@ -72,9 +73,9 @@ class Membership:
 
     @property
     def control_device(self) -> torch.device:
-        """The device of the small tensors for agreements: the CPU, unless the backend supports only CUDA."""
-        only_cuda = self.backend == "smddp" or (":" in self.backend and "cpu:" not in self.backend)
-        return self.device if only_cuda else CPU
+        """The device of the small tensors for agreements: the CPU, unless the backend carries no CPU tensors."""
+        only_device = self.backend == "smddp" or (":" in self.backend and "cpu:" not in self.backend)
+        return self.device if only_device else CPU
 
     @property
     def ranks(self) -> Ranks:
@@ -133,13 +134,13 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
         with Heartbeat("waiting for the other ranks") if cluster.is_main else nullcontext():
             _current = _open(cluster, backend, timedelta(seconds=seconds))
     if _current.cluster.is_main:
-        is_cuda, world_size = _current.device.type == "cuda", _current.cluster.world_size
+        on_gpu, world_size = _current.device.type != "cpu", _current.cluster.world_size
         logger.info(
             "training on %s of %s by %s%s",
-            counted(world_size, "GPU") if is_cuda else counted(world_size, "CPU process", "CPU processes"),
+            counted(world_size, "GPU") if on_gpu else counted(world_size, "CPU process", "CPU processes"),
             counted(_current.cluster.node_count, "host"),
             _current.backend,
-            "" if is_cuda else ": PyTorch sees no GPU",
+            "" if on_gpu else ": PyTorch sees no GPU",
         )
     return _current
 
@@ -198,9 +199,8 @@ def _take_device(cluster: Cluster, store: Store | None) -> torch.device:
     own = visible_gpus(os.environ)
     visible = [own] if store is None else share_gpus(store, cluster, own)
     device = rank_device(cluster, visible, per_rank=gpus_per_rank(os.environ))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif cluster.local_rank == 0 and (why := missing_gpus(os.environ)) is not None:
+    set_current_device(device)
+    if device.type == "cpu" and cluster.local_rank == 0 and (why := missing_gpus(os.environ)) is not None:
         logger.warning("TRAINING RUNS ON THE CPU: %s", why)
     return device
 
@@ -256,7 +256,8 @@ def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> 
         store, prefix = None, ""
     else:
         store, prefix = group.store, group.prefix
-    device = _take_device(group.cluster, group.store) if "cuda:" in config else CPU
+    carries_gpu = any(kind.partition(":")[0] != "cpu" for kind in config.split(","))  # such as "cpu:gloo,cuda:nccl"
+    device = _take_device(group.cluster, group.store) if carries_gpu else CPU
     return Membership(cluster=group.cluster, backend=config, device=device, store=store, prefix=prefix, is_adopted=True)
 
 

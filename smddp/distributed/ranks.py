@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from smddp.accelerator import current_device
 from smddp.distributed.device import CPU
 from smddp.errors import SmddpError
 from smddp.process.preemption import StopSignal
@@ -62,8 +63,8 @@ class Ranks:
         """Return the ranks of the current default process group."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(rank=0, world_size=1)
-        carries_cpu = "cpu:" in dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
-        device = CPU if carries_cpu else torch.device("cuda", torch.cuda.current_device())
+        config = dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
+        device = CPU if "cpu:" in config else current_device(config.partition(":")[0])
         return cls(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
 
     @property

@@ -273,7 +273,7 @@ class _Rehearsal(nn.Module):
 
 def _is_on(module: nn.Module, device: torch.device) -> bool:
     """Return whether all of the model is on this one GPU, so that DDP may move inputs there."""
-    return device.type == "cuda" and {weight.device for weight in module.parameters()} == {device}
+    return device.type != "cpu" and {weight.device for weight in module.parameters()} == {device}
 
 
 def _obstacle(module: nn.Module, parameters: list[nn.Parameter]) -> str | None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from smddp.accelerator import device_name, peak_device_memory
+
 logger = logging.getLogger(__name__)
 
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
@@ -54,7 +56,7 @@ class StepFlops:
     """
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, *, logs: bool = True) -> None:
-        self._peak = peak_flops(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
+        self._peak = None if device.type == "cpu" else peak_flops(device_name(device), dtype)
         self._counter: Any = None  # a FlopCounterMode while it counts; torch has no types for it
         self._flops: int | None = None
         self._is_over = _is_compiled(model)
@@ -123,8 +125,8 @@ def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
 
 def peak_memory(device: torch.device) -> int:
     """Return the peak memory in bytes: of the tensors on a GPU, or of the whole process for a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if device.type != "cpu" and (peak := peak_device_memory(device)) is not None:
+        return peak
     found = _PEAK.search(Path("/proc/self/status").read_text(encoding="ascii"))
     assert found is not None
     return int(found[1]) * 1024

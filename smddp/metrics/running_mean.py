@@ -48,7 +48,7 @@ class RunningMean:
         if self._own is None:
             self._own = value * count
         else:
-            device = self._own.device if self._own.is_cuda else value.device  # never copy from a GPU to the CPU
+            device = value.device if self._own.is_cpu else self._own.device  # never copy from a GPU to the CPU
             self._own = self._own.to(device).add_(value.to(device), alpha=count)
         self._own_count += count
 

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 import torch
 
+from smddp.accelerator import device_module
 from smddp.metrics.device_use import StepFlops
 
 Batch = TypeVar("Batch")
@@ -173,11 +174,11 @@ class _CpuClock:
         return second - first
 
 
-class CudaClock:
-    """The time of a GPU's work in its current stream. ``make_event`` returns an event like ``torch.cuda.Event``."""
+class DeviceClock:
+    """The time of a device's work in its current stream. ``make_event`` returns an event like ``torch.cuda.Event``."""
 
-    def __init__(self, make_event: Callable[[], Any] | None = None) -> None:
-        self._make_event = make_event or partial(cast("Callable[..., Any]", torch.cuda.Event), enable_timing=True)
+    def __init__(self, make_event: Callable[[], Any]) -> None:
+        self._make_event = make_event
 
     def now(self) -> Any:
         """Record an event in the stream."""
@@ -200,4 +201,6 @@ class CudaClock:
 
 def _clock_of(device: torch.device) -> _Clock:
     """Return the device's clock."""
-    return CudaClock() if device.type == "cuda" else _CpuClock()
+    if device.type == "cpu":
+        return _CpuClock()
+    return DeviceClock(partial(device_module(device.type).Event, enable_timing=True))

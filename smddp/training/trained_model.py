@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from smddp.accelerator import move_module
 from smddp.checkpoint.run_state import Stateful
 from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica, ReplicaCheck, tensors_of
 from smddp.metrics import StepTimer
@@ -82,7 +83,7 @@ class TrainedModel:
         target = self.device if move_model else None
         check_sharded_optimizers(optimizers, self.module, device=target, world_size=world_size)
         if move_model:
-            self.module.to(self.device)
+            move_module(self.module, self.device)
         check_optimizers(optimizers, self.module, world_size=world_size)
         check_schedulers(schedulers, schedule_each, optimizers)
         if model is not self.module and self._logs:

@@ -21,6 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from smddp.accelerator import has_streams
 from smddp.checkpoint.run_state import Stateful
 from smddp.data import ElasticSampler, EvaluationSampler
 from smddp.data.build_order import AnyDataset, OrderOptions
@@ -55,7 +56,7 @@ class TrainingData:
         seed: int,
         timer: StepTimer | None,
     ) -> None:
-        self._loaders = Loaders(membership, seed=seed, pin_memory=device.type == "cuda")
+        self._loaders = Loaders(membership, seed=seed, pin_memory=has_streams(device))
         self._loader_state: LoaderState | None = None
         self._step = step
         self._device = device

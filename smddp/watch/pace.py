@@ -30,6 +30,8 @@ class Straggler:
     rank: int
     phase: str
     """The phase in which it is slow."""
+    share: float
+    """The share of their time that the others wait for it."""
     text: str
     """One sentence for a person."""
 
@@ -69,7 +71,8 @@ class Pace:
         if slow is None or self._found != [slow[0]] * _IN_A_ROW or slow in self._named:
             return None
         self._named.add(slow)
-        return Straggler(*slow, _sentence(*slow, shares, positions))
+        share = _waiting_of_others(slow[0], shares)
+        return Straggler(*slow, share, _sentence(*slow, share, shares, positions))
 
     def table(self, positions: Sequence[Position]) -> str:
         """Return the shares of all ranks since the watchdog began, in percent, as lines of a table."""
@@ -85,7 +88,7 @@ def find_slow(shares: Mapping[int, Mapping[str, float]]) -> tuple[int, str] | No
     """Return the rank that the others wait for, and the phase in which it is slow; None if there is none."""
     rank, share = min(shares.items(), key=lambda item: item[1].get(WAITING, 0.0))
     others = [each for other, each in shares.items() if other != rank]
-    if median(each.get(WAITING, 0.0) for each in others) - share.get(WAITING, 0.0) < _MARGIN:
+    if _waiting_of_others(rank, shares) - share.get(WAITING, 0.0) < _MARGIN:
         return None
     phases = [name for name in share if name != WAITING]
     return rank, max(phases, key=lambda name: share[name] - median(each.get(name, 0.0) for each in others))
@@ -95,10 +98,15 @@ def _shares(glances: Counter[str]) -> dict[str, float]:
     return {name: number / glances.total() for name, number in glances.items()}
 
 
-def _sentence(rank: int, phase: str, shares: Mapping[int, Mapping[str, float]], positions: Sequence[Position]) -> str:
+def _waiting_of_others(rank: int, shares: Mapping[int, Mapping[str, float]]) -> float:
+    return median(each.get(WAITING, 0.0) for other, each in shares.items() if other != rank)
+
+
+def _sentence(
+    rank: int, phase: str, waiting: float, shares: Mapping[int, Mapping[str, float]], positions: Sequence[Position]
+) -> str:
     own = next(each for each in positions if each.rank == rank)
     others = [each for other, each in shares.items() if other != rank]
-    waiting = median(each.get(WAITING, 0.0) for each in others)
     usual = median(each.get(phase, 0.0) for each in others)
     who = "the other rank" if len(others) == 1 else "the other ranks"
     return (

@@ -111,7 +111,7 @@ class Watchdog:
         self._rank, self._world_size = membership.cluster.rank, membership.cluster.world_size
         self._period = min(_PERIOD, watch.after / 5)
         self._log = CollectiveLog()
-        on_gpu = membership.device.type == "cuda"
+        on_gpu = membership.device.type != "cpu"
         self._sampler = Sampler(membership.cluster, steps=steps, collectives=self._log, on_gpu=on_gpu)
         self._exchange = Exchange(membership, period=self._period, after=watch.after)
         # The beat of each rank, when it changed by this rank's clock (clocks of hosts are not compared), and whether it
@@ -233,7 +233,8 @@ class Watchdog:
                 self._has_mismatch = True  # from now on all digests differ
                 self._report(mismatch, self._exchange.positions)
             if (slow := self._pace.compare(self._exchange.positions)) is not None:
-                logger.warning("slow: %s", slow.text)
+                # In the form of a metric line, so that the job has it as a metric.
+                logger.warning("slow: %s slow_rank=%d slow_share=%.2f", slow.text, slow.rank, slow.share)
 
     def _report_pace(self) -> None:
         positions = self._exchange.positions

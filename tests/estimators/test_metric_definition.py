@@ -22,7 +22,10 @@ def main(job):
     math.log(2)
 smddp.run(main)
 """
-OF_EVERY_TRAINER = ["loss", "lr", "samples_per_second", "step", "epoch", "grad_norm", "goodput"]
+OF_EVERY_TRAINER = [
+    *("loss", "lr", "samples_per_second", "step", "epoch", "grad_norm"),
+    *("goodput", "slow_rank", "slow_share"),
+]
 MINE = {"Name": "mine", "Regex": "mine=(.*)"}
 
 

@@ -17,11 +17,12 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from smddp.accelerator import device_module, has_streams
 from smddp.checkpoint.format.tensors import Layout, allocate, tensor_at
 
 _PIECE = 8 * 2**20
@@ -80,9 +81,7 @@ class Staging:
         """
         self._arrange(files)
         started = time.perf_counter()
-        self._gpu_copies = _GpuCopies(
-            {tensor.device for each in files.values() for tensor in each.values() if tensor.is_cuda}
-        )
+        self._gpu_copies = _GpuCopies(_gpus(files))
         spans: list[Span] = []
         for staged, views in zip(self._files, self._views, strict=True):
             tensors = files[staged.name]
@@ -92,7 +91,7 @@ class Staging:
                 if _is_plain(tensor):
                     spans.append(Span(address, tensor.data_ptr(), size))
                 else:
-                    view.copy_(tensor, non_blocking=tensor.is_cuda)
+                    view.copy_(tensor, non_blocking=has_streams(tensor.device))
         self._gpu_copies.end()
         copy_spans(spans)  # CPU tensors, while the GPU copies run
         self._copy_seconds = time.perf_counter() - started
@@ -113,8 +112,7 @@ class Staging:
             starts.append(end)
             end += -(-layout.size // _ALIGNMENT) * _ALIGNMENT
         self._signatures, self._files, self._views = {}, [], []
-        on_gpu = (tensor.device for each in files.values() for tensor in each.values() if tensor.is_cuda)
-        self._reserve(end, gpu=next(on_gpu, None))
+        self._reserve(end, gpu=next(iter(_gpus(files)), None))
         for (name, layout), start in zip(layouts.items(), starts, strict=True):
             content = self._memory[start : start + layout.size]
             self._files.append(StagedFile(name=name, layout=layout, content=content))
@@ -138,9 +136,18 @@ class Staging:
             len(self._memory) / 1e6,
         )
         self._memory, self._pinned = memoryview(b""), None  # free the old memory before allocating
-        self._memory = allocate(size, shared=True)  # shared with forks: no copy on write when DataLoader workers fork
-        if gpu is not None:
-            self._pinned = _pin(self._memory, gpu)
+        if gpu is None or gpu.type == "cuda":
+            self._memory = allocate(size, shared=True)  # with forks: no copy on write when DataLoader workers fork
+            self._pinned = None if gpu is None else _pin(self._memory, gpu)
+        else:
+            self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            self._memory = memoryview(self._pinned.numpy().data)
+
+
+def _gpus(files: Mapping[str, Mapping[str, torch.Tensor]]) -> set[torch.device]:
+    """Return the devices whose copies run while training goes on."""
+    devices = {tensor.device for each in files.values() for tensor in each.values()}
+    return {device for device in devices if has_streams(device)}
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -186,9 +193,9 @@ class _GpuCopies:
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
         """Record the start on the current streams of these GPUs, if any."""
-        self._streams = {device: torch.cuda.current_stream(device) for device in devices}
+        self._streams = {device: device_module(device.type).current_stream(device) for device in devices}
         self._began = self._record()
-        self._ended: dict[torch.device, torch.cuda.Event] = {}
+        self._ended: dict[torch.device, Any] = {}
 
     def end(self) -> None:
         """Record the end, once all copies are enqueued. Does not wait."""
@@ -197,16 +204,15 @@ class _GpuCopies:
     def wait(self) -> float:
         """Wait for all copies, in any thread, and return the seconds that they took on the slowest GPU."""
         for device, event in self._ended.items():
-            with torch.cuda.device(device):  # a new thread would open a context on GPU 0
+            with device_module(device.type).device(device):  # a new thread would open a context on GPU 0
                 event.synchronize()
         return max((self._began[device].elapsed_time(event) for device, event in self._ended.items()), default=0) / 1e3
 
-    def _record(self) -> dict[torch.device, torch.cuda.Event]:
-        events: dict[torch.device, torch.cuda.Event] = {}
-        for device, stream in self._streams.items():
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            events[device] = stream.record_event(event)
-        return events
+    def _record(self) -> dict[torch.device, Any]:
+        return {
+            device: stream.record_event(device_module(device.type).Event(enable_timing=True))
+            for device, stream in self._streams.items()
+        }
 
 
 # Why not Tensor.copy_ for memory on the CPU: PyTorch copies with several threads, too, but gives each a fixed share of

@@ -27,7 +27,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.Generator]:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(generators))
-    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [each.get_state() for each in generators])
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: generators[device].get_state())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: generators[device].set_state(state))
     return generators
 

@@ -10,7 +10,7 @@ from torch import nn
 import smddp.metrics.step_timer
 from smddp import StepTimer
 from smddp.metrics.device_use import StepFlops, peak_flops
-from smddp.metrics.step_timer import CudaClock
+from smddp.metrics.step_timer import DeviceClock
 
 
 class Gpu:
@@ -68,7 +68,7 @@ def loop(timer: StepTimer, gpu: Gpu, batches: int = 2) -> None:
 
 
 def test_the_time_of_a_gpu_is_shared_out_and_only_a_lap_waits_for_it(gpu: Gpu) -> None:
-    timer = StepTimer(clock=CudaClock(gpu.event))
+    timer = StepTimer(clock=DeviceClock(gpu.event))
     loop(timer, gpu)
     assert gpu.waits == 0
     expected = {"data": 0.1, "forward": 0.2, "backward": 0.4, "optimizer": 0.1, "checkpoint": 0.15, "other": 0.05}
@@ -79,7 +79,7 @@ def test_the_time_of_a_gpu_is_shared_out_and_only_a_lap_waits_for_it(gpu: Gpu) -
 
 def test_a_loop_without_laps_keeps_few_events_and_does_not_wait(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smddp.metrics.step_timer, "_MOST_PENDING", 20)
-    timer = StepTimer(clock=CudaClock(gpu.event))
+    timer = StepTimer(clock=DeviceClock(gpu.event))
     loop(timer, gpu, batches=50)
     assert gpu.waits == 0
     assert len(timer._pending) <= 20
@@ -87,7 +87,7 @@ def test_a_loop_without_laps_keeps_few_events_and_does_not_wait(gpu: Gpu, monkey
 
 
 def test_what_is_between_two_loops_does_not_count(gpu: Gpu) -> None:
-    timer = StepTimer(clock=CudaClock(gpu.event))
+    timer = StepTimer(clock=DeviceClock(gpu.event))
     loop(timer, gpu)
     gpu.works(1000)  # an evaluation
     with timer.phase("checkpoint"):
@@ -110,7 +110,7 @@ def test_a_cpu_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_operations_are_counted_once(gpu: Gpu) -> None:
     model = nn.Linear(3, 5, bias=False)
-    timer = StepTimer(clock=CudaClock(gpu.event), flops=StepFlops(model, torch.device("cpu"), torch.float32))
+    timer = StepTimer(clock=DeviceClock(gpu.event), flops=StepFlops(model, torch.device("cpu"), torch.float32))
     for _ in timer.batches(range(3)):
         loss = model(torch.ones(7, 3)).sum()
         timer.mark("forward")

@@ -93,7 +93,10 @@ program.exit_code()
     process = subprocess.Popen([sys.executable, "-c", driver], stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
-        assert os.read(ours, 100).decode().split() == ["True", "False"]
+        said = b""
+        while not said.endswith(b"\n"):  # PYTHONUNBUFFERED writes a line in pieces
+            said += os.read(ours, 100)
+        assert said.split() == [b"True", b"False"]
         assert process.wait(60) == 0
     finally:
         os.close(ours)

@@ -1,4 +1,7 @@
-"""Two ranks that talk over NCCL on one GPU, as the hosts of `smddp run --nodes 2` do."""
+"""Two ranks that talk over the accelerator's own backend.
+
+On CUDA they are two hosts of `smddp run --nodes 2`, which share a GPU; elsewhere each has a device of one host.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from smddp.accelerator import device_kind
+
+KIND = device_kind() or "cuda"
+RANKS = ["--nodes", "2"] if KIND == "cuda" else ["--processes-per-node", "2"]
 SCRIPT = Path(__file__).with_name("two_ranks_job.py")
 AFTER = 3.0
 """The watchdog's bound."""
@@ -19,7 +26,7 @@ AFTER = 3.0
 
 def run(tmp_path: Path, *, fault: str = "", watch: float = 0, **environ: str) -> tuple[int, str, float]:
     """Return the exit code, what was printed, and the seconds."""
-    command = [sys.executable, "-m", "smddp.cli", "run", "--nodes", "2", "--run-dir", "run", SCRIPT]
+    command = [sys.executable, "-m", "smddp.cli", "run", *RANKS, "--run-dir", "run", SCRIPT]
     started = time.monotonic()
     with (tmp_path / "log").open("w+") as log:
         code = subprocess.run(
@@ -38,7 +45,7 @@ def failure(tmp_path: Path) -> str:
     return (tmp_path / "run" / "output" / "failure").read_text()
 
 
-def test_two_ranks_on_one_gpu_train_resume_and_agree(tmp_path: Path) -> None:
+def test_two_ranks_train_resume_and_agree(tmp_path: Path) -> None:
     code, said, _ = run(tmp_path, SMDDP_MAX_STEPS="9")
     assert code == 0, said
     code, said, _ = run(tmp_path)
@@ -47,7 +54,8 @@ def test_two_ranks_on_one_gpu_train_resume_and_agree(tmp_path: Path) -> None:
     results = [json.loads((tmp_path / "run" / f"result-{rank}").read_text()) for rank in range(2)]
     assert results[0] == results[1]
     assert results[0]["steps"] == 20
-    assert results[0]["backend"] == "cpu:gloo,cuda:nccl"
+    assert results[0]["backend"] == ("cpu:gloo,cuda:nccl" if KIND == "cuda" else f"cpu:gloo,{KIND}:lccl")
+    assert results[0]["devices"] == ([f"{KIND}:0"] * 2 if KIND == "cuda" else [f"{KIND}:0", f"{KIND}:1"])
     assert results[0]["sum"] == 3
 
 
@@ -67,10 +75,31 @@ def test_the_rank_that_fails_is_the_reason(tmp_path: Path, fault: str, reason: s
         ("sleep", r"Hang \(blocking call\): rank 1 on .*time.sleep"),
         ("SIGSTOP", r"Hang \(stopped process\): rank 1 on "),
         ("other collective", r"Hang \(mismatched collective\): .*rank 0 on .*rank 1 on "),
-        ("endless kernel", r"Hang \(network\): all ranks have entered .*kernels of all GPUs"),
+        pytest.param(
+            *("endless kernel", r"Hang \(network\): all ranks have entered .*kernels of all GPUs"),
+            marks=pytest.mark.only_on("cuda"),
+        ),
     ],
 )
 def test_a_hang_is_named(tmp_path: Path, fault: str, reason: str) -> None:
     code, said, _ = run(tmp_path, fault=fault, watch=AFTER)
     assert code not in (0, 75), said
     assert re.match(reason, failure(tmp_path)), said
+
+
+def test_the_collectives_are_checked_and_timed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "smddp.cli", "collectives", "--processes-per-node", "2", "--seconds", "0.01"]
+    for operation in ("all_reduce", "broadcast", "all_gather"):
+        command += ["--operation", operation]
+    told = subprocess.run(
+        [*command, "--size", "4KiB", "--json", "found.jsonl"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert {each["backend"] for each in found} == {"gloo", "nccl" if KIND == "cuda" else "lccl"}
+    assert all(each["is_right"] for each in found)

@@ -1,4 +1,4 @@
-"""Trains on two ranks that share a GPU, with a fault in rank 1 before its sixth step: `test_two_ranks` starts it."""
+"""Trains on two ranks with an accelerator, with a fault in rank 1 before its sixth step: `test_two_ranks` starts it."""
 
 from __future__ import annotations
 
@@ -67,10 +67,13 @@ def main(job: smddp.Job) -> None:
     digest = hashlib.sha256()
     for weight in trainer.module.state_dict().values():
         digest.update(weight.cpu().numpy().tobytes())
+    devices = [None, None]
+    dist.all_gather_object(devices, str(trainer.device))
     total = trainer.sum(torch.tensor(rank + 1.0, device=trainer.device)).item()
     Path(os.environ["SMDDP_RUN_DIR"], f"result-{rank}").write_text(
         json.dumps(
             {"weights": digest.hexdigest(), "steps": trainer.steps, "backend": dist.get_backend_config(), "sum": total}
+            | {"devices": devices}
         )
     )
 

@@ -1,4 +1,4 @@
-"""One rank on a real GPU: the Trainer's steps are those of torch's own loop, and checkpoints hold what was there."""
+"""One rank on an accelerator: the Trainer's steps are those of torch's own loop, and checkpoints hold their step."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 import smddp
+from smddp.accelerator import device_kind
 from smddp.job import Job
 
-DEVICE = torch.device("cuda", 0)
+KIND = device_kind() or "cuda"
+DEVICE = torch.device(KIND, 0)
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 STEPS = 12
 
@@ -87,7 +89,7 @@ def train(trainer: smddp.Trainer, data: list[tuple[Tensor, Tensor]]) -> None:
         trainer.step(cross_entropy(trainer.model(inputs), labels))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("tf32", marks=pytest.mark.only_on("cuda")), "bf16", "fp16"])
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_the_weights_are_those_of_torchs_own_loop_bit_by_bit(
@@ -99,10 +101,10 @@ def test_the_weights_are_those_of_torchs_own_loop_bit_by_bit(
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
     low = LOW.get(precision)
-    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+    scaler = torch.amp.GradScaler(KIND, enabled=precision == "fp16")
     torch.manual_seed(5)
     for number, (inputs, labels) in enumerate(batches(), 1):
-        with torch.autocast("cuda", low, enabled=low is not None):
+        with torch.autocast(KIND, low, enabled=low is not None):
             outputs = model(inputs.to(DEVICE))
         loss = cross_entropy(outputs.float(), labels.to(DEVICE))
         scaler.scale(loss / accumulate).backward()
@@ -129,9 +131,8 @@ def test_the_weights_are_those_of_torchs_own_loop_bit_by_bit(
 def test_a_resume_continues_bit_by_bit(tmp_path: Path, precision: Any) -> None:
     def run(directory: Path, max_steps: int | None, ema: float = 0.9) -> list[Tensor]:
         environ = {"SMDDP_RUN_DIR": str(directory)} | ({} if max_steps is None else {"SMDDP_MAX_STEPS": str(max_steps)})
-        torch.manual_seed(0)
-        torch.cuda.manual_seed_all(3)
         model = new_model()
+        torch.manual_seed(3)  # of all devices: dropout draws there
         trainer = smddp.Trainer(
             Job.detect(environ),
             model,
@@ -144,7 +145,7 @@ def test_a_resume_continues_bit_by_bit(tmp_path: Path, precision: Any) -> None:
         with contextlib.suppress(smddp.Stopped):
             for _ in trainer.epochs(2):
                 for inputs, labels in trainer.batches(loader):
-                    assert inputs.is_cuda
+                    assert inputs.device == DEVICE
                     trainer.step(cross_entropy(trainer.model(inputs), labels))
         assert trainer.ema is not None
         found = weights(trainer.module) + weights(trainer.ema)
@@ -153,7 +154,7 @@ def test_a_resume_continues_bit_by_bit(tmp_path: Path, precision: Any) -> None:
 
     whole = run(tmp_path / "whole", None)
     run(tmp_path / "parts", 7)
-    torch.cuda.manual_seed_all(99)
+    torch.manual_seed(99)
     assert same(run(tmp_path / "parts", None), whole)
 
 
@@ -193,9 +194,10 @@ def test_a_checkpoint_of_a_gpu_continues_on_the_cpu(tmp_path: Path) -> None:
 import sys, torch, smddp
 from torch import nn
 sys.path.insert(0, sys.argv[2])
-from tests.gpu.test_one_gpu import new_model, new_optimizer
+from tests.accelerator.test_one_device import new_model, new_optimizer
+from smddp.accelerator import device_kind
 from smddp.job import Job
-assert not torch.cuda.is_available()
+assert device_kind() is None
 model = new_model(7)
 job = Job.detect({"SMDDP_RUN_DIR": sys.argv[1], "SMDDP_MAX_STEPS": "14"})
 trainer = smddp.Trainer(job, model, new_optimizer(model))
@@ -205,7 +207,7 @@ for inputs, labels in trainer.batches([(torch.randn(32, 3, 16, 16), torch.randin
 """
     ended = subprocess.run(
         [sys.executable, "-c", program, str(copied), str(Path(__file__).parents[2])],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
         timeout=100,
@@ -214,19 +216,22 @@ for inputs, labels in trainer.batches([(torch.randn(32, 3, 16, 16), torch.randin
 
 
 def test_metric_lines_tell_the_use_of_the_gpu(job: Job, tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10))
+    size = 4096 if KIND == "cuda" else 128
+    model = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 10))
     trainer = smddp.Trainer(job, model, new_optimizer(model), precision="bf16", timing=True, log_every=5)
-    train(trainer, [(torch.randn(4096, 4096), torch.randint(10, (4096,))) for _ in range(20)])
+    train(trainer, [(torch.randn(size, size), torch.randint(10, (size,))) for _ in range(20)])
     smddp.leave()
     (file,) = tmp_path.glob("run/**/metrics.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     last = lines[-1]
     shares = [value for name, value in last.items() if name.startswith("time_")]
     assert sum(shares) == pytest.approx(1, abs=0.01)
-    assert 0 < last["mfu"] < 1
-    assert last["tflops"] > 1
+    assert last["tflops"] > 0
+    if KIND == "cuda":
+        assert 0 < last["mfu"] < 1
 
 
+@pytest.mark.only_on("cuda")
 def test_a_profile_has_the_kernels(job: Job, tmp_path: Path) -> None:
     model = new_model()
     trainer = smddp.Trainer(job, model, new_optimizer(model), profile=smddp.Profile(first=3, last=6))
@@ -238,6 +243,7 @@ def test_a_profile_has_the_kernels(job: Job, tmp_path: Path) -> None:
     assert any(event.get("cat") == "kernel" for event in events)
 
 
+@pytest.mark.only_on("cuda")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_model_trains_saves_and_resumes(tmp_path: Path, mode: str) -> None:
     torch.use_deterministic_algorithms(False)
@@ -339,9 +345,10 @@ def test_out_of_memory_is_the_reason(tmp_path: Path) -> None:
     ended = program_output(OUT_OF_MEMORY, tmp_path)
     assert ended.returncode not in (0, 75)
     failure = next(tmp_path.glob("run/**/failure")).read_text()
-    assert re.search("OutOfMemoryError: CUDA out of memory", failure)
+    assert re.search("OutOfMemoryError: (CUDA|late device) out of memory", failure)
 
 
+@pytest.mark.only_on("cuda")
 def test_an_assertion_of_a_kernel_is_the_reason(tmp_path: Path) -> None:
     ended = program_output(KERNEL_FAULT, tmp_path)
     assert ended.returncode not in (0, 75)

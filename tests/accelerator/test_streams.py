@@ -1,0 +1,255 @@
+"""What depends on streams, events and pinned memory, on a device that is late each time: `late_device.cpp` says how."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import smddp
+from smddp.accelerator import move_module
+from smddp.checkpoint.run_state import capture_random_state, restore_random_state
+from smddp.checkpoint.save.staging import Staging
+from smddp.distributed import move
+from smddp.job import Job
+from smddp.metrics import device_use
+
+pytestmark = pytest.mark.only_on("late")
+LATE = torch.device("late", 0)
+OTHER = torch.device("late", 1)
+
+
+def late(values: Any, device: torch.device = LATE) -> Tensor:
+    return torch.as_tensor(values, dtype=torch.float32).to(device)
+
+
+def test_the_device_is_late() -> None:
+    target = torch.zeros(3, pin_memory=True)
+    target.copy_(late([1, 2, 3]), non_blocking=True)
+    assert target.isnan().all()
+    torch.accelerator.synchronize()
+    assert target.tolist() == [1, 2, 3]
+
+
+def test_an_event_of_another_stream_brings_no_copy() -> None:
+    target = torch.zeros(3, pin_memory=True)
+    target.copy_(late([1, 2, 3]), non_blocking=True)
+    with torch.Stream(LATE):
+        torch.Event(LATE).record()
+    other = torch.Event(OTHER)
+    other.record(torch.accelerator.current_stream(OTHER))
+    other.synchronize()
+    assert target.isnan().all()
+    torch.accelerator.synchronize()
+
+
+def test_a_stream_that_does_not_wait_races() -> None:
+    tensor = late([1, 2])
+    with (
+        torch.Stream(LATE),
+        pytest.raises(RuntimeError, match=r"race on the late device: stream .* reads what stream 0"),
+    ):
+        tensor + 1
+    assert torch.late.races()
+    torch.late.forget()
+
+
+def test_memory_that_another_stream_still_uses_is_not_freed_in_silence() -> None:
+    tensor, stream = late([1, 2]), torch.Stream(LATE)
+    stream.wait_stream(torch.accelerator.current_stream())
+    with stream:
+        kept = tensor + 1
+    del tensor
+    assert [each for each in torch.late.races() if "is freed while stream" in each]
+    torch.late.forget()
+    tensor = late([1, 2])
+    stream.wait_stream(torch.accelerator.current_stream())
+    with stream:
+        kept = tensor + 1
+    tensor.record_stream(stream)
+    del tensor
+    stream.synchronize()
+    assert kept.tolist() == [2, 3]
+
+
+def staged(memory: Staging, **tensors: Tensor) -> Any:
+    (file,) = memory.copy({"x.safetensors": tensors})
+    return file
+
+
+def read(file: Any) -> dict[str, Tensor]:
+    return dict(safetensors.torch.load(bytes(file.content)))
+
+
+def test_a_snapshot_is_complete_after_the_wait_and_not_before() -> None:
+    memory, tensor = Staging(), late(range(1000))
+    file = staged(memory, x=tensor, on_cpu=torch.arange(3.0))
+    tensor.fill_(-1)  # the next step changes it at once
+    found = read(file)
+    assert found["x"].isnan().all()
+    assert found["on_cpu"].tolist() == [0, 1, 2]
+    memory.await_copies()
+    assert torch.equal(read(file)["x"], torch.arange(1000.0))
+
+
+def test_a_snapshot_of_two_devices_and_of_strange_tensors_is_complete() -> None:
+    memory = Staging()
+    tensors = {
+        "first": late(range(10)),
+        "second": late(range(20), OTHER),
+        "transposed": late([[1, 2], [3, 4]]).t(),
+        "half": late([1, 2, 3]).half(),
+        "whole": torch.arange(5, device=LATE),
+        "conjugate": torch.tensor([1 + 2j, 3 - 4j]).to(LATE).conj(),
+    }
+    expected = {name: each.cpu().resolve_conj().contiguous() for name, each in tensors.items()}
+    file = staged(memory, **tensors)
+    memory.await_copies()
+    found = read(file)
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+
+
+def test_the_stall_is_the_time_of_the_copies_on_the_device() -> None:
+    memory, tensor = Staging(), late(range(1_000_000))
+    staged(memory, x=tensor)
+    memory.await_copies()
+    torch.late.set_byte_seconds(1e-6)
+    try:
+        staged(memory, x=tensor)
+        assert memory.await_copies() == pytest.approx(4, rel=0.1)
+    finally:
+        torch.late.set_byte_seconds(1e-10)
+
+
+def test_the_memory_of_a_snapshot_is_pinned_and_used_again() -> None:
+    memory, tensor = Staging(), late(range(1000))
+    staged(memory, x=tensor)
+    memory.await_copies()
+    before = torch.late.counts()
+    for number in range(3):
+        tensor.fill_(number)
+        file = staged(memory, x=tensor)
+        memory.await_copies()
+        assert read(file)["x"].unique().tolist() == [number]
+    after = torch.late.counts()
+    assert after.get("pinned") == before.get("pinned")
+    assert after["to_host_later"] == before["to_host_later"] + 3
+
+
+def test_batches_of_pinned_memory_are_moved_without_waiting() -> None:
+    @dataclasses.dataclass
+    class Batch:
+        images: Tensor
+        names: list[str]
+
+    batch = Batch(torch.arange(4.0).pin_memory(), ["a"])
+    before = torch.late.counts().get("to_device_later", 0)
+    moved = move({"batch": batch, "label": torch.ones(2).pin_memory()}, LATE)
+    assert torch.late.counts()["to_device_later"] == before + 2
+    assert moved["batch"].images.tolist() == [0, 1, 2, 3]
+    assert moved["label"].device == LATE
+
+
+def test_the_parts_of_a_step_are_the_devices_own_time() -> None:
+    timer = smddp.StepTimer(LATE)
+    timer.mark("other")
+    tensor = late(range(100))
+    timer.mark("data")
+    for _ in range(50):
+        tensor = tensor + 1
+    timer.mark("forward")
+    shares = timer.lap()
+    assert shares["time_forward"] > 0.9
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_the_peak_memory_is_that_of_the_devices_tensors() -> None:
+    before = device_use.peak_memory(LATE)
+    tensor = torch.empty(before // 4 + 1_000_000, device=LATE)
+    del tensor
+    assert device_use.peak_memory(LATE) >= before + 4_000_000
+
+
+def test_the_generators_of_all_devices_are_saved_and_restored() -> None:
+    torch.manual_seed(1)
+    state = capture_random_state()
+    expected = [torch.randn(3, device=device).tolist() for device in (LATE, OTHER)]
+    restore_random_state([state], rank=0)
+    assert [torch.randn(3, device=device).tolist() for device in (LATE, OTHER)] == expected
+
+
+def test_a_checkpoint_of_a_machine_without_it_says_that_draws_differ(caplog: pytest.LogCaptureFixture) -> None:
+    state = capture_random_state()
+    del state["late"]
+    restore_random_state([{**state, "cuda": [torch.zeros(16, dtype=torch.uint8)]}], rank=0)
+    assert "the random state of 1 GPUs for rank 0, here are 0" in caplog.text
+
+
+class OverTwoDevices(nn.Module):
+    """The two halves of a model, each on its device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16).to(LATE), nn.Linear(16, 4).to(OTHER)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(inputs.to(LATE)))
+        return self.second(hidden.to(OTHER))  # type: ignore[no-any-return]
+
+
+def test_a_model_over_two_devices_trains_and_resumes_bit_by_bit(tmp_path: Path) -> None:
+    def run(directory: Path, steps: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = OverTwoDevices()
+        environ = {"SMDDP_RUN_DIR": str(directory), "SMDDP_MAX_STEPS": str(steps)}
+        trainer = smddp.Trainer(
+            Job.detect(environ),
+            model,
+            torch.optim.AdamW(model.parameters()),
+            move_model=False,
+            precision="bf16",
+            checkpoints=smddp.CheckpointPolicy(every=2),
+        )
+        generator = torch.Generator().manual_seed(1)
+        data = torch.utils.data.TensorDataset(
+            torch.randn(64, 8, generator=generator), torch.randint(4, (64,), generator=generator)
+        )
+        loader = trainer.loader(data, 8, num_workers=0)
+        with contextlib.suppress(smddp.Stopped):
+            for _ in trainer.epochs(1):
+                for inputs, labels in trainer.batches(loader):
+                    trainer.step(cross_entropy(trainer.model(inputs).float(), labels.to(OTHER)))
+        smddp.leave()
+        return [each.detach().cpu() for each in model.state_dict().values()]
+
+    whole = run(tmp_path / "whole", 6)
+    run(tmp_path / "parts", 4)
+    assert all(map(torch.equal, run(tmp_path / "parts", 6), whole))
+
+
+def test_an_optimizer_that_was_made_before_the_move_keeps_the_parameters() -> None:
+    model = nn.Linear(2, 2)
+    before = list(model.parameters())
+    move_module(model, LATE)
+    assert all(one is other for one, other in zip(before, model.parameters(), strict=True))
+    assert model.weight.device == LATE
+
+
+def test_a_mean_stays_on_the_device_until_it_is_read() -> None:
+    mean = smddp.RunningMean()
+    mean.add(1.0)
+    before = torch.late.counts().get("to_host", 0)
+    mean.add(late(2.0))
+    mean.add(3.0)
+    mean.share()
+    mean.add(late(4.0))
+    mean.share()
+    assert torch.late.counts().get("to_host", 0) == before
+    assert mean.mean() == 2.5
