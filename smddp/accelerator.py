@@ -82,17 +82,22 @@ def device_name(device: torch.device) -> str:
     return device.type if read is None else str(read(device))
 
 
-def random_states() -> list[torch.Tensor]:
-    """Return the state of each device's generator; none if the process has not used the accelerator.
+def random_states() -> dict[str, list[torch.Tensor]]:
+    """Return the state of each device's generator under their kind; empty if the process has not used CUDA.
 
-    It does not initialize CUDA, which is slow.
+    To ask whether CUDA is available would begin to initialize it, and then a forked process can't.
     """
-    found = device_kind()
-    if found is None or (found == "cuda" and not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
-        return []
+    api = getattr(torch, "accelerator", None)
+    built_for = None if api is None else api.current_accelerator()  # it looks for no device
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found: str | None = "cuda"
+    else:
+        found = None if built_for is None or built_for.type == "cuda" else device_kind()
+    if found is None:
+        return {}
     if found == "mps":
-        return [torch.mps.get_rng_state()]
-    return [device_module(found).get_rng_state(index) for index in range(device_count())]
+        return {found: [torch.mps.get_rng_state()]}
+    return {found: [device_module(found).get_rng_state(index) for index in range(device_count())]}
 
 
 def set_random_state(state: torch.Tensor, index: int) -> None:

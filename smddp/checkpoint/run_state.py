@@ -93,7 +93,7 @@ def capture_random_state() -> dict[str, Any]:
         "numpy": np.random.get_state(legacy=False),
         "torch": torch.get_rng_state(),
         "cuda": [],  # earlier releases read it
-        _devices(): random_states(),
+        **random_states(),
     }
 
 
@@ -108,9 +108,11 @@ def restore_random_state(states: Sequence[dict[str, Any]], *, rank: int) -> None
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    saved = [each for key, states in state.items() if key not in ("python", "numpy", "torch") for each in states]
-    alike = state.get(_devices(), [])
-    devices = device_count() if alike else 0
+    kind, saved = next(
+        ((key, states) for key, states in state.items() if key not in ("python", "numpy", "torch") and states),
+        ("cuda", []),
+    )
+    devices = device_count() if saved and kind == device_kind() else 0
     if devices != len(saved):
         logger.warning(
             "the checkpoint has the random state of %d GPUs for rank %d, here are %d: what is drawn on a GPU differs",
@@ -118,13 +120,8 @@ def restore_random_state(states: Sequence[dict[str, Any]], *, rank: int) -> None
             rank,
             devices,
         )
-    for device, generator in enumerate(alike[:devices]):
+    for device, generator in enumerate(saved[:devices]):
         set_random_state(generator, device)
-
-
-def _devices() -> str:
-    """Return the key of the accelerator's generators: its kind."""
-    return device_kind() or "cuda"
 
 
 def _seed(state: dict[str, Any], rank: int) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from smddp.accelerator import set_current_device
+from smddp.accelerator import device_kind, set_current_device
 from smddp.cluster import Cluster
 from smddp.cluster.slurm import unused_nodes
 from smddp.cluster.strict_variables import check_timeout, read_timeout
@@ -256,7 +256,7 @@ def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> 
         store, prefix = None, ""
     else:
         store, prefix = group.store, group.prefix
-    carries_gpu = any(kind.partition(":")[0] != "cpu" for kind in config.split(","))  # such as "cpu:gloo,cuda:nccl"
+    carries_gpu = f"{device_kind() or 'cuda'}:" in config  # such as "cpu:gloo,cuda:nccl"
     device = _take_device(group.cluster, group.store) if carries_gpu else CPU
     return Membership(cluster=group.cluster, backend=config, device=device, store=store, prefix=prefix, is_adopted=True)
 
