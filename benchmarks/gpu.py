@@ -36,6 +36,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.models import resnet50
 
 import smddp
+from smddp.accelerator import device_kind, device_name, has_streams
 from smddp.metrics.device_use import peak_flops
 
 WARM_UP = 10
@@ -72,7 +73,7 @@ class Settings:
         """So many batches: synthetic or real ones."""
         if kind == "synthetic":
             return synthetic(self.batch_size, self.size, count, self.device)
-        pin = self.device.type == "cuda"
+        pin = has_streams(self.device)
         return read(self.jpegs, self.batch_size, self.size, count, workers=self.workers, pin=pin)
 
 
@@ -206,7 +207,8 @@ def checkpoint_stall(settings: Settings) -> tuple[float, float]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None, allow_abbrev=False)
-    arguments.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    arguments.add_argument("--device", choices=("cuda", "cpu", device_kind() or "cpu"), default="cuda")
+    arguments.add_argument("--loop", nargs="+", choices=list(LOOPS), default=list(LOOPS))
     arguments.add_argument("--small", action="store_true", help="a tiny model and few steps, to try the code")
     arguments.add_argument("--batch-size", type=int, default=256)
     arguments.add_argument("--steps", type=int, default=50, help="steps of one measurement")
@@ -223,7 +225,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         small = options.small
         settings = Settings(
-            device=torch.device(options.device, 0) if options.device == "cuda" else torch.device("cpu"),
+            device=torch.device("cpu") if options.device == "cpu" else torch.device(options.device, 0),
             batch_size=4 if small else options.batch_size,
             size=32 if small else 224,
             steps=2 if small else options.steps,
@@ -233,15 +235,15 @@ def main() -> None:
             small=small,
         )
         write_jpegs(settings.jpegs, settings.size)
-        report(settings, options.input, possible(settings.device, options.precision))
+        report(settings, options.loop, options.input, possible(settings.device, options.precision))
 
 
-def report(settings: Settings, kinds: list[str], precisions: list[Precision]) -> None:
+def report(settings: Settings, loops: list[str], kinds: list[str], precisions: list[Precision]) -> None:
     """Measure all cases, and print a line for each."""
-    name = torch.cuda.get_device_name(settings.device) if settings.device.type == "cuda" else "CPU"
+    name = "CPU" if settings.device.type == "cpu" else device_name(settings.device)
     print(f"{name}, batches of {settings.batch_size}, {settings.steps} steps; torch {torch.__version__}", end=", ")
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    here = [each for each, (package, _) in LOOPS.items() if find_spec(package) is not None]
+    here = [each for each, (package, _) in LOOPS.items() if each in loops and find_spec(package) is not None]
     flops = flops_of_image(settings)
     print(
         f"{'input':11}{'precision':10}{'compiled':9}{'loop':11}{'images/s':>10}{'of by hand':>12}{'MFU':>7}{'idle':>7}"

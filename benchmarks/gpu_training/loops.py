@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import smddp
+from smddp.accelerator import synchronize
 from smddp.job import Job
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -41,8 +42,7 @@ class Clock:
             self.seconds = self._now() - self._started
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         return time.perf_counter()
 
 

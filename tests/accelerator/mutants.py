@@ -26,7 +26,7 @@ HERE = "tests/accelerator"
 TESTS = (
     (f"{HERE}/test_streams.py",),
     (f"{HERE}/test_one_device.py", "-k", "None-1 or bf16 or metric or overflows or pinned"),
-    (f"{HERE}/test_two_ranks.py", "-k", "train or collectives"),
+    (f"{HERE}/test_two_ranks.py", "-k", "train or collectives or carries"),
 )
 """From the fastest to the slowest: most mutants are killed by the first."""
 PATTERNS = (

@@ -354,3 +354,22 @@ def test_an_assertion_of_a_kernel_is_the_reason(tmp_path: Path) -> None:
     assert ended.returncode not in (0, 75)
     failure = next(tmp_path.glob("run/**/failure")).read_text()
     assert "device-side assert" in failure
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    loops = ["by hand", "smddp"]
+    ended = subprocess.run(
+        [
+            *(sys.executable, Path(__file__).parents[2] / "benchmarks" / "gpu.py", "--device", KIND, "--small"),
+            *("--input", "synthetic", "--precision", "bf16", "--loop", *loops),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert all(loop in ended.stdout for loop in loops)
+    assert "held training up for" in ended.stdout

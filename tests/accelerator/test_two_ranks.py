@@ -24,13 +24,13 @@ AFTER = 3.0
 """The watchdog's bound."""
 
 
-def run(tmp_path: Path, *, fault: str = "", watch: float = 0, **environ: str) -> tuple[int, str, float]:
+def run(tmp_path: Path, *options: str, fault: str = "", watch: float = 0, **environ: str) -> tuple[int, str, float]:
     """Return the exit code, what was printed, and the seconds."""
     command = [sys.executable, "-m", "smddp.cli", "run", *RANKS, "--run-dir", "run", SCRIPT]
     started = time.monotonic()
     with (tmp_path / "log").open("w+") as log:
         code = subprocess.run(
-            [*command, "--fault", fault, "--watch", str(watch)],
+            [*command, "--fault", fault, "--watch", str(watch), *options],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "SMDDP_TIMEOUT": "60", **environ},
             stdout=log,
             stderr=log,
@@ -56,7 +56,18 @@ def test_two_ranks_train_resume_and_agree(tmp_path: Path) -> None:
     assert results[0]["steps"] == 20
     assert results[0]["backend"] == ("cpu:gloo,cuda:nccl" if KIND == "cuda" else f"cpu:gloo,{KIND}:lccl")
     assert results[0]["devices"] == ([f"{KIND}:0"] * 2 if KIND == "cuda" else [f"{KIND}:0", f"{KIND}:1"])
-    assert results[0]["sum"] == 3
+    assert results[0]["sum"] == results[0]["of CPU"] == 3
+    assert results[0]["gathered"] == ["[0, 1]"] * 2
+
+
+@pytest.mark.only_on("late")
+def test_a_group_without_a_backend_for_the_cpu_carries_what_is_there_through_the_device(tmp_path: Path) -> None:
+    code, said, _ = run(tmp_path, "--own-group", SMDDP_MAX_STEPS="2")
+    assert code == 0, said
+    found = json.loads((tmp_path / "run" / "result-1").read_text())
+    assert found["backend"] == "late:lccl"
+    assert found["sum"] == found["of CPU"] == 3
+    assert found["gathered"] == ["[0, 1]"] * 2
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import smddp
 parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--fault", default="")
 parser.add_argument("--watch", type=float, default=0)
+parser.add_argument("--own-group", action="store_true", help="make the process group here, for the device alone")
 options = parser.parse_args()
 
 
@@ -68,15 +69,21 @@ def main(job: smddp.Job) -> None:
     for weight in trainer.module.state_dict().values():
         digest.update(weight.cpu().numpy().tobytes())
     devices = [None, None]
-    dist.all_gather_object(devices, str(trainer.device))
+    dist.all_gather_object(devices, str(torch.empty(0, device=trainer.device.type).device))  # of no given index
+    assert trainer.model(torch.zeros(2, 64)).device == trainer.device  # DDP moves a batch of the CPU
+    of_cpu = trainer.sum(torch.tensor(rank + 1.0)).item()
+    gathered = [str(trainer.gather(torch.tensor([rank], device=each)).tolist()) for each in ("cpu", trainer.device)]
     total = trainer.sum(torch.tensor(rank + 1.0, device=trainer.device)).item()
     Path(os.environ["SMDDP_RUN_DIR"], f"result-{rank}").write_text(
         json.dumps(
             {"weights": digest.hexdigest(), "steps": trainer.steps, "backend": dist.get_backend_config(), "sum": total}
-            | {"devices": devices}
+            | {"devices": devices, "of CPU": of_cpu, "gathered": gathered}
         )
     )
 
 
 if __name__ == "__main__":
+    if options.own_group:
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("lccl")
     smddp.run(main, watch=smddp.Watch(after=options.watch, patience=0) if options.watch else False)
