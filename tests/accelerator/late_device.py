@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCES = sorted(Path(__file__).parent.glob("late_*.[ch]*"))
 ROOT = Path(__file__).parents[2]
 _NAME = "late_device"
 
@@ -34,7 +34,9 @@ def _built() -> Path:
     """Return the directory of the library and its entry point; its name is a digest of what they are built from."""
     import torch.utils.cpp_extension as extension  # takes a second, and no test on the device needs it
 
-    digest = hashlib.sha256(SOURCE.read_bytes() + f"{torch.__version__} {sys.version}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        b"".join(each.read_bytes() for each in SOURCES) + f"{torch.__version__} {sys.version}".encode()
+    ).hexdigest()[:16]
     directory = Path(sys.prefix, _NAME, digest)
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
@@ -50,7 +52,7 @@ def _built() -> Path:
                 [
                     *("c++", "-std=c++20", "-O1", "-g0", "-fPIC", "-shared", f"-DTORCH_EXTENSION_NAME={_NAME}"),
                     *(word for each in includes for word in ("-isystem", each)),
-                    *(str(SOURCE), "-o", str(directory / "partial.so")),
+                    *(str(Path(__file__).with_suffix(".cpp")), "-o", str(directory / "partial.so")),
                     *(f"-L{libraries}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
                 ],
                 check=True,
