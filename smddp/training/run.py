@@ -11,14 +11,9 @@ import logging
 import os
 import signal
 import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable
-from concurrent.futures import process as processes
-from concurrent.futures import thread as threads
 from contextlib import ExitStack, nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,24 +36,28 @@ from smddp.job import Job, failure_report
 from smddp.job.host_memory import HostMemory
 from smddp.job.job import answer_stop_question
 from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass, refuse_in_notebook
-from smddp.process.exit_codes import RESUMABLE, write_exit_code
+from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.log_format import start_log
 from smddp.process.preemption import STOP_SIGNALS, Stopped, stop_signal
 from smddp.process.script_multiprocessing import refuse_in_import
 from smddp.training.active_runs import active_runs
-from smddp.training.failure_log import FailureLog
+from smddp.training.rank_end import (
+    INTERRUPTED,
+    FailureLog,
+    end_late,
+    end_soon,
+    exit_code_of,
+    give_up,
+    record_failure,
+    record_good_end,
+    tell_threads,
+)
 from smddp.training.stop_deadline import LEAST_SECONDS, STOP_SECONDS, StopDeadline
 from smddp.watch import Watch, Watchdog, is_hang, nccl_recorder
 
 logger = logging.getLogger(__name__)
 
-_INTERRUPTED = 130
-_EXIT_SECONDS = 15.0
-_VERDICT_SECONDS = 2.0
-"""Seconds by which a rank without a verdict lets one with it explain a stop that takes no effect."""
-_THREADS_SECONDS = 1.0
-"""Seconds that the script's threads get to end before they are told."""
 _PREPARING_SECONDS = 300.0  # of a script that never steps an optimizer, no more is told
 
 _steps_taken = 0
@@ -119,11 +118,11 @@ def run_with_config(
             code = _run(main, read_config, preflight_collectives, watch)
         except Stopped:  # a stop before the ranks had joined
             code = RESUMABLE
-            _tell(code)
+            record_good_end(code)
         stop_signal.on_unheeded = None
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # a late signal must not change the exit code
-    _tell_threads()
+    tell_threads()
     raise SystemExit(code)
 
 
@@ -142,7 +141,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             arguments, job = main_arguments(main, job, read_config)
             job.make_directories()
             earlier = failure_report.find(job.output_dir)
-            late = partial(_end_late, job, cluster, earlier)
+            late = partial(end_late, job, cluster, earlier, steps=_count_steps, verdict=_verdict)
             watching.enter_context(StopDeadline(stop_signal, STOP_SECONDS + LEAST_SECONDS, late))
             if options is not None and (added := nccl_recorder.switch_on(os.environ)) and cluster.is_main:
                 logger.info("set for the watchdog: %s", ", ".join(f"{name}={value}" for name, value in added.items()))
@@ -153,7 +152,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             output_dir = job.output_dir if job is not None else _output_dir_of_sagemaker()
             # A worker that runs the script again may be late: the parent's report begins with this reason, and stays.
             again = isinstance(error, UnguardedScriptError)
-            _record(output_dir, failure_report.describe(error, cluster), keep_longer=again)
+            record_failure(output_dir, failure_report.describe(error, cluster), keep_longer=again)
             return 1
         if cluster.is_main:
             watching.enter_context(Heartbeat("no step yet", until=lambda: _steps_taken > 0, most=_PREPARING_SECONDS))
@@ -177,14 +176,14 @@ def _train(
     earlier: tuple[int, int] | None,
     watch: Watch | None,
 ) -> int:
-    give_up = partial(_give_up, job, membership.cluster.rank)
+    end_hanging = partial(give_up, job, membership.cluster.rank)
     memory = HostMemory()
 
     def publish_verdict(report: str) -> bool:
         return first_failure.publish(report) and first_failure.claim_reason()
 
     def end_unheeding(report: str) -> None:
-        give_up(report, is_logged=not first_failure.claim_reason())
+        end_hanging(report, is_logged=not first_failure.claim_reason())
 
     first_failure = FirstFailure(membership, end_unheeding, steps=_count_steps, memory=memory)
     global _watchdog
@@ -196,7 +195,7 @@ def _train(
             steps=_count_steps,
             output_dir=job.output_dir,
             publish=publish_verdict,
-            end=partial(give_up, is_logged=True),
+            end=partial(end_hanging, is_logged=True),
             hangs=active_runs.begin_hang,
             moves=active_runs.end_hang,
         )
@@ -222,9 +221,9 @@ def _train(
                 "in no checkpoint: call trainer.save(wait=True) before"
             )
     except BaseException as error:
-        _end_fork(process, _exit_code(error))
-        code = _exit_code(error)
-        if code != _INTERRUPTED:
+        _end_fork(process, exit_code_of(error))
+        code = exit_code_of(error)
+        if code != INTERRUPTED:
             log = FailureLog(error, job.output_data_dir, membership.cluster.rank)
             report = failure_report.describe(error, membership.cluster, memory)
             lost_contact = is_communication_error(error)
@@ -235,23 +234,23 @@ def _train(
                 else:
                     log.mention()
                 report = _with_reason_of_workers(report, job.output_dir, earlier)
-                _record(job.output_dir, report)  # at once: the rest may be cut short
+                record_failure(job.output_dir, report)  # at once: the rest may be cut short
                 saves.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
             settled = first_failure.settle(report, lost_contact=lost_contact)
-            _record(job.output_dir, settled)
+            record_failure(job.output_dir, settled)
             if is_hang(settled):
                 active_runs.end_ledgers("hang")
             if lost_contact:
                 log.tell(settled) if report in settled else log.mention()
             first_failure.await_readers()
         first_failure.close()
-        _end_soon(membership)
-        if code != _INTERRUPTED:
+        end_soon(membership)
+        if code != INTERRUPTED:
             saves.__exit__(type(error), error, error.__traceback__)  # trackers hear of the failure, if contact was lost
         active_runs.end_ledgers("failed")  # after Ctrl-C, no other line has
         return code
     first_failure.close(code=code)
-    _tell(code)
+    record_good_end(code)
     leave(together=code == RESUMABLE)
     if code == RESUMABLE and membership.cluster.is_main:
         logger.info("stopped on request, exit code %d: %s", RESUMABLE, following)
@@ -302,22 +301,12 @@ def _run_well(main: Callable[[], None]) -> int:
     try:
         main()
     except SystemExit as ending:
-        if _exit_code(ending) in (0, RESUMABLE):
-            return _exit_code(ending)
+        if exit_code_of(ending) in (0, RESUMABLE):
+            return exit_code_of(ending)
         raise
     finally:
         stop_signal.on_unheeded = None  # main has ended
     return 0
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, KeyboardInterrupt):
-        return _INTERRUPTED
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    return 1  # sys.exit("a message")
 
 
 def _set_up_logging(cluster: Cluster) -> None:
@@ -333,57 +322,6 @@ def _output_dir_of_sagemaker() -> Path | None:
     """Return where a job on SageMaker reports a failure to read its configuration; None elsewhere."""
     output_dir = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")) / "output"
     return output_dir if output_dir.is_dir() else None
-
-
-def _tell(code: int) -> None:
-    """Record for the container's first process that this rank ends well, with 0 or 75."""
-    try:
-        write_exit_code(code, os.environ)
-    except OSError as error:
-        logger.warning("how this rank ended could not be told to the container's first process: %s", error)
-
-
-def _record(output_dir: Path | None, report: str, *, keep_longer: bool = False) -> None:
-    """Write the report; with ``keep_longer``, keep a current report that begins with it."""
-    if output_dir is None:
-        return
-    try:
-        if not (keep_longer and failure_report.renew(output_dir, report)):
-            failure_report.record(output_dir, report)
-    except OSError as error:
-        _tell_unwritten(output_dir, str(error))
-
-
-@cache
-def _tell_unwritten(output_dir: Path, problem: str) -> None:
-    """Log that the failure could not be written, once: the first report and the settled one have the same problem."""
-    logger.error("the failure could not be written to %s: %s", output_dir, problem)
-
-
-def _end_soon(membership: Membership) -> None:
-    """End the process in 15 seconds, even if its threads or the process group's destructor wait for lost ranks."""
-    if membership.store is not None:
-        faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
-
-
-def _tell_threads() -> None:
-    """Warn of the script's threads that do not end now, and for which Python waits before the process ends."""
-    deadline = time.monotonic() + _THREADS_SECONDS
-    # Python tells the threads of executors to end before it waits for them.
-    told_to_end = (*threads._threads_queues, *processes._threads_wakeups)  # noqa: SLF001
-    for thread in threading.enumerate():
-        if thread.daemon or thread in (threading.main_thread(), *told_to_end):
-            continue
-        thread.join(max(deadline - time.monotonic(), 0.0))
-        frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001, it is documented
-        if thread.is_alive() and frame is not None:
-            here = failure_report.frame_lines(traceback.extract_stack(frame))[-1]
-            logger.warning(
-                "the script has ended, and this rank ends only after its thread %s, which is here: %s. End it, or "
-                "start it with daemon=True",
-                thread.name,
-                here,
-            )
 
 
 class StoppedUnheeded(SystemExit):
@@ -405,46 +343,10 @@ def _count_steps() -> int:
     return _steps_taken
 
 
+def _verdict() -> str:
+    return "" if _watchdog is None else _watchdog.verdict
+
+
 def _note_training(*_: object) -> None:
     global _steps_taken
     _steps_taken += 1
-
-
-def _end_late(job: Job, cluster: Cluster, earlier: tuple[int, int] | None) -> None:
-    """End a rank that was told to stop and did not reach a step's end in time; called in a thread."""
-    code = RESUMABLE if active_runs.all_work_is_durable() or not _steps_taken else 1
-    where = failure_report.main_thread_traceback()
-    seconds = stop_signal.age
-    if code == RESUMABLE:
-        logger.warning("told to stop %.0f s ago, and still busy; all steps are in a checkpoint: ended here", seconds)
-        _tell(code)
-    else:
-        verdict = "" if _watchdog is None else _watchdog.verdict
-        late = CheckpointError(
-            f"told to stop {seconds:.0f} s ago, and this rank has come to no step's end since: "
-            f"{verdict and f'{verdict}. So '}what it did after its last checkpoint is lost. It was here"
-        ).with_traceback(where)
-        logger.critical("the stop was not heeded in time", exc_info=late)
-        if cluster.world_size > 1 and not verdict:
-            time.sleep(_VERDICT_SECONDS)
-        if failure_report.find(job.output_dir) == earlier:  # else a better reason is there, such as a failed save
-            _record(job.output_dir, failure_report.describe(late, cluster))
-    active_runs.end_ledgers("stopped" if code == RESUMABLE else "failed")
-    logging.shutdown()
-    os._exit(code)
-
-
-def _give_up(job: Job, rank: int, report: str, *, is_logged: bool) -> None:
-    """End a rank that hangs after the job has failed; called in a thread, while the main thread hangs.
-
-    With ``is_logged``, this host's log has the report already.
-    """
-    waiting = SmddpError("the job has failed, and this rank did not end by itself").with_traceback(
-        failure_report.main_thread_traceback()
-    )
-    here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
-    reason = "the job's first failure, above, ends this rank." if is_logged else report
-    FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([reason, "This rank was here:", *here]))
-    _record(job.output_dir, report)
-    active_runs.end_ledgers("hang" if is_hang(report) else "failed")
-    os._exit(1)

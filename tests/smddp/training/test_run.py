@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -172,7 +171,7 @@ def test_sys_exit_keeps_its_code(code: object, ends_with: int, fails: bool, fail
 def test_a_thread_for_which_python_waits_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["smddp.training.run"], "_THREADS_SECONDS", 0.1)
+    monkeypatch.setattr(sys.modules["smddp.training.rank_end"], "_THREADS_SECONDS", 0.1)
     over, pool = threading.Event(), ThreadPoolExecutor()  # Python ends a pool's threads by itself
     of_pool = threading.Thread(target=over.wait, name="process pool")
     monkeypatch.setitem(processes._threads_wakeups, of_pool, None)  # type: ignore[arg-type]
@@ -197,16 +196,14 @@ def test_a_thread_for_which_python_waits_is_told(
 def test_a_stop_that_takes_no_effect_names_the_rank_that_hangs(
     verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, slept = sys.modules["smddp.training.run"], list[float]()
-    monkeypatch.setattr(module, "_steps_taken", 3)
-    monkeypatch.setattr(module, "_watchdog", SimpleNamespace(verdict=verdict))
+    module, slept = sys.modules["smddp.training.rank_end"], list[float]()
     monkeypatch.setattr(module.time, "sleep", slept.append)
     monkeypatch.setattr(module.os, "_exit", lambda code: None)
     monkeypatch.setattr(module.logging, "shutdown", lambda: None)
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
     job.make_directories()
     two = replace(job.cluster, world_size=2, local_world_size=2)
-    module._end_late(job, two, None)
+    module.end_late(job, two, None, steps=lambda: 3, verdict=lambda: verdict)
     told = (job.output_dir / "failure").read_text()
     assert ("since: rank 1 on algo-2 does not answer. So what it did" if verdict else "since: what it did") in told
     assert bool(slept) is not bool(verdict)  # a rank with a verdict writes the reason first

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from smddp.errors import CheckpointError
-from smddp.training.failure_log import FailureLog
+from smddp.training.rank_end import FailureLog
 
 
 def failed() -> ValueError:
