@@ -1,30 +1,52 @@
-"""The accelerator that PyTorch computes on: CUDA's and ROCm's GPUs (``cuda``), ``xpu``, ``mps``, or another backend's.
+"""The accelerator to compute on: CUDA's or ROCm's GPUs (``cuda``), or the kind in SMDDP_DEVICE, such as ``xpu``.
 
-PyTorch calls the module of a kind of device by its name: ``torch.cuda``, ``torch.xpu``. Those have the same functions,
-apart from what is asked for here. What only CUDA has stays where it is used: TF32, capabilities, cudart, NCCL.
+PyTorch calls the module of a kind of device by its name, ``torch.cuda`` or ``torch.xpu``, and they have the same
+functions. What only CUDA has stays where it is used: TF32, capabilities, cudart, NCCL.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
+from smddp.errors import DistributedError
+
+DEVICE_VARIABLE = "SMDDP_DEVICE"
+"""A kind of device; unset: CUDA, and the CPU without it. ``cpu`` leaves all accelerators alone."""
+
 
 def device_kind() -> str | None:
-    """Return the type of the devices of this machine, such as ``"cuda"``; None without an accelerator."""
-    if torch.cuda.is_available():
-        return "cuda"
-    api = getattr(torch, "accelerator", None)  # since PyTorch 2.6
-    if api is None or not api.is_available():
-        return None
-    return str(api.current_accelerator().type)
+    """Return the kind of device to compute on, such as ``"cuda"``; None for the CPU."""
+    wanted = os.environ.get(DEVICE_VARIABLE) or "cuda"
+    if wanted == "cuda":
+        return "cuda" if torch.cuda.is_available() else None
+    return None if wanted == "cpu" else wanted
+
+
+def check_device_kind() -> None:
+    """Raise DistributedError if SMDDP_DEVICE names an accelerator that can't be used here."""
+    wanted = os.environ.get(DEVICE_VARIABLE) or "cpu"
+    if wanted == "cpu":
+        return
+    known: Any = getattr(torch, wanted, None)
+    if not (hasattr(known, "is_available") and known.is_available()):
+        raise DistributedError(f"{DEVICE_VARIABLE}={wanted}: PyTorch sees no such device here; unset it, or set cpu")
+    if not hasattr(known, "current_stream"):
+        raise DistributedError(
+            f"{DEVICE_VARIABLE}={wanted}: smddp needs streams and float64, which PyTorch's {wanted} lacks; set cpu"
+        )
+    try:
+        torch.zeros(1, dtype=torch.float64, device=wanted)
+    except (TypeError, RuntimeError) as error:
+        raise DistributedError(f"{DEVICE_VARIABLE}={wanted}: smddp's means need float64: {error}; set cpu") from None
 
 
 def device_count() -> int:
     """Return the number of devices that PyTorch sees."""
-    found = device_kind()
-    return 0 if found is None else int(device_module(found).device_count())
+    kind = device_kind()
+    return 0 if kind is None else int(device_module(kind).device_count())
 
 
 def device_module(kind: str) -> Any:
@@ -34,17 +56,17 @@ def device_module(kind: str) -> Any:
 
 def current_device(kind: str) -> torch.device:
     """Return the device of a kind that the next tensor is made on."""
-    return torch.device(kind, 0 if kind == "mps" else device_module(kind).current_device())
+    return torch.device(kind, device_module(kind).current_device())
 
 
 def has_streams(device: torch.device) -> bool:
-    """Return whether a copy from the device can run while the program goes on."""
-    return device.type not in ("cpu", "meta", "mps")
+    """Return whether work on the device runs in streams, while the program goes on."""
+    return device.type == "cuda" or (device.type != "cpu" and device.type == os.environ.get(DEVICE_VARIABLE))
 
 
 def set_current_device(device: torch.device) -> None:
-    """Make it the device of this process. MPS has one alone."""
-    if device.type not in ("cpu", "mps"):
+    """Make it the device of this process."""
+    if device.type != "cpu":
         device_module(device.type).set_device(device)
 
 
@@ -64,9 +86,7 @@ def move_module(model: torch.nn.Module, device: torch.device) -> None:
 
 def synchronize(device: torch.device) -> None:
     """Wait for all work of a device."""
-    if device.type == "mps":
-        torch.mps.synchronize()
-    elif device.type != "cpu":
+    if device.type != "cpu":
         device_module(device.type).synchronize(device)
 
 
@@ -87,24 +107,15 @@ def random_states() -> dict[str, list[torch.Tensor]]:
 
     To ask whether CUDA is available would begin to initialize it, and then a forked process can't.
     """
-    api = getattr(torch, "accelerator", None)
-    built_for = None if api is None else api.current_accelerator()  # it looks for no device
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found: str | None = "cuda"
+    if os.environ.get(DEVICE_VARIABLE, "cuda") in ("", "cuda"):
+        kind = "cuda" if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     else:
-        found = None if built_for is None or built_for.type == "cuda" else device_kind()
-    if found is None:
+        kind = device_kind()
+    if kind is None:
         return {}
-    if found == "mps":
-        return {found: [torch.mps.get_rng_state()]}
-    return {found: [device_module(found).get_rng_state(index) for index in range(device_count())]}
+    return {kind: [device_module(kind).get_rng_state(index) for index in range(device_count())]}
 
 
-def set_random_state(state: torch.Tensor, index: int) -> None:
+def set_random_state(state: torch.Tensor, kind: str, index: int) -> None:
     """Restore the generator of a device from one of `random_states`."""
-    found = device_kind()
-    assert found is not None
-    if found == "mps":
-        torch.mps.set_rng_state(state)
-    else:
-        device_module(found).set_rng_state(state, index)
+    device_module(kind).set_rng_state(state, index)

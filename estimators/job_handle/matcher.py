@@ -65,16 +65,16 @@ def main(alive: int) -> None:
         if (order := json.loads(line)) is None:
             _write(None)
             continue
-        text, said = order
+        text, timestamp = order
         for number, (pattern, budget) in list(patterns.items()):
             try:
                 found = budget.search(pattern, text)
             except _TooSlow:
-                _write([number, None, said])
+                _write([number, None, timestamp])
                 del patterns[number]
                 continue
             if found and found[1] is not None:
-                _write([number, found[1], said])
+                _write([number, found[1], timestamp])
 
 
 def _give_up(*_: object) -> NoReturn:

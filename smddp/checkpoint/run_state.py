@@ -109,7 +109,7 @@ def restore_random_state(states: Sequence[dict[str, Any]], *, rank: int) -> None
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     kind, saved = next(
-        ((key, states) for key, states in state.items() if key not in ("python", "numpy", "torch") and states),
+        ((key, found) for key, found in state.items() if key not in ("python", "numpy", "torch") and found),
         ("cuda", []),
     )
     devices = device_count() if saved and kind == device_kind() else 0
@@ -121,7 +121,7 @@ def restore_random_state(states: Sequence[dict[str, Any]], *, rank: int) -> None
             devices,
         )
     for device, generator in enumerate(saved[:devices]):
-        set_random_state(generator, device)
+        set_random_state(generator, kind, device)
 
 
 def _seed(state: dict[str, Any], rank: int) -> None:

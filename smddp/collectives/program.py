@@ -16,6 +16,7 @@ from rich.table import Table
 from smddp.collectives.measure import Measurement, Setting, group_of_all, measure
 from smddp.collectives.operations import OPERATIONS
 from smddp.distributed import Membership, join, leave
+from smddp.distributed.device import backend_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ def settings(membership: Membership) -> list[Setting]:
     cluster = membership.cluster
     on = {torch.device("cpu"): "gloo"} if membership.control_device.type == "cpu" else {}
     if membership.device.type != "cpu":
-        on[membership.device] = membership.backend.rpartition(":")[2]  # "cpu:gloo,cuda:nccl", or one name
+        carries = backend_of(membership.backend, membership.device.type)
+        on |= {} if carries is None else {membership.device: carries}
     return [
         Setting(
             rank=cluster.rank,

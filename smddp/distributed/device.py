@@ -2,7 +2,7 @@
 
 The backends' names are PyTorch's: nccl, gloo, mpi, or Amazon's smddp. With GPUs, the default is nccl for CUDA tensors
 and gloo for CPU tensors in one process group, so that small agreements between ranks need not pass through the GPU. For
-another accelerator it is the backend that PyTorch has for it.
+another accelerator, which SMDDP_DEVICE names, it is the backend that PyTorch has for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.nn.utils.rnn import PackedSequence
 
-from smddp.accelerator import device_count, device_kind
+from smddp.accelerator import DEVICE_VARIABLE, check_device_kind, device_count, device_kind
 from smddp.cluster import Cluster, without_run_variables
 from smddp.errors import DistributedError
 
@@ -46,6 +46,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
 
     A GPU of CUDA has the same in every process that sees it; of other accelerators the index identifies the device.
     """
+    check_device_kind()
     if (kind := device_kind()) is None:
         return []
     if kind != "cuda":
@@ -103,7 +104,7 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
         raise DistributedError(
             f"local rank {cluster.local_rank} has no GPU: host {cluster.host} runs {cluster.local_world_size} "
             f"ranks{each} and has {len(own)} (CUDA_VISIBLE_DEVICES counts); start at most "
-            f"{len(own) // per_rank} processes a host, or hide the GPUs by CUDA_VISIBLE_DEVICES='' to train on the CPU"
+            f"{len(own) // per_rank} processes a host, or set {DEVICE_VARIABLE}=cpu to train on the CPU"
         )
     return torch.device(device_kind() or "cuda", first)
 
@@ -113,6 +114,8 @@ def missing_gpus(environ: Mapping[str, str]) -> str | None:
     environ = without_run_variables(environ)
     told = next((name for name in _GPU_COUNTS if environ.get(name, "").isdecimal() and int(environ[name]) > 0), None)
     if told is None:
+        return None
+    if environ.get(DEVICE_VARIABLE) == "cpu":
         return None
     if environ.get("CUDA_VISIBLE_DEVICES") == "":
         cause = "CUDA_VISIBLE_DEVICES='' hides them"
@@ -133,10 +136,10 @@ def choose_backend(requested: str | None, device: torch.device, environ: Mapping
     SM_FRAMEWORK_PARAMS, and its package is installed and carries the device's tensors. Raise DistributedError for a
     backend that is unknown, not in this build of PyTorch, or does not fit the device.
     """
+    if device.type not in ("cpu", "cuda"):
+        return _backends_of_other(device, requested)
     if requested is None:
         requested = _default(device, environ)
-    if device.type not in ("cpu", "cuda") and requested == _usual(device) != "gloo":
-        return f"cpu:gloo,{device.type}:{requested}"
     if requested not in _BACKENDS:
         raise DistributedError(f"backend={requested!r} is unknown; use one of {', '.join(_BACKENDS)}, or None")
     if requested == "nccl":
@@ -168,8 +171,28 @@ def _default(device: torch.device, environ: Mapping[str, str]) -> str:
     return "smddp"
 
 
+def backend_of(config: str, kind: str) -> str | None:
+    """Return what carries the tensors of a kind of device, or None.
+
+    ``config`` is as PyTorch has it: one backend for all that it can carry, or a list such as "cpu:gloo,cuda:nccl".
+    """
+    return dict(pair.split(":") for pair in config.split(",")).get(kind) if ":" in config else config
+
+
+def _backends_of_other(device: torch.device, requested: str | None) -> str:
+    """Return the backends of an accelerator other than CUDA: PyTorch's own for it, and gloo for the CPU."""
+    name = dist.Backend.default_device_backend_map.get(device.type)
+    if name is None or not dist.is_backend_available(name):
+        raise DistributedError(
+            f"this PyTorch has no backend of collectives for {device.type}; set {DEVICE_VARIABLE}=cpu to do without"
+        )
+    if requested not in (None, name):
+        raise DistributedError(f"backend={requested!r} does not carry {device.type}'s tensors: use {name!r}, or None")
+    return f"cpu:gloo,{device.type}:{name}"
+
+
 def _usual(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else dist.Backend.default_device_backend_map.get(device.type, "gloo")
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def _job_asks_for_smddp(environ: Mapping[str, str]) -> bool:

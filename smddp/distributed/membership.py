@@ -26,6 +26,7 @@ from smddp.cluster.slurm import unused_nodes
 from smddp.cluster.strict_variables import check_timeout, read_timeout
 from smddp.distributed.device import (
     CPU,
+    backend_of,
     choose_backend,
     gpus_per_rank,
     missing_gpus,
@@ -74,8 +75,8 @@ class Membership:
     @property
     def control_device(self) -> torch.device:
         """The device of the small tensors for agreements: the CPU, unless the backend carries no CPU tensors."""
-        only_device = self.backend == "smddp" or (":" in self.backend and "cpu:" not in self.backend)
-        return self.device if only_device else CPU
+        carries_cpu = self.backend != "smddp" and backend_of(self.backend, "cpu") is not None
+        return CPU if carries_cpu else self.device
 
     @property
     def ranks(self) -> Ranks:
@@ -256,7 +257,7 @@ def _adopt(cluster: Cluster | None, backend: str | None, timeout: timedelta) -> 
         store, prefix = None, ""
     else:
         store, prefix = group.store, group.prefix
-    carries_gpu = f"{device_kind() or 'cuda'}:" in config  # such as "cpu:gloo,cuda:nccl"
+    carries_gpu = backend_of(config, device_kind() or "cuda") is not None
     device = _take_device(group.cluster, group.store) if carries_gpu else CPU
     return Membership(cluster=group.cluster, backend=config, device=device, store=store, prefix=prefix, is_adopted=True)
 

@@ -25,8 +25,8 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from smddp.accelerator import current_device
-from smddp.distributed.device import CPU
+from smddp.accelerator import current_device, device_kind
+from smddp.distributed.device import CPU, backend_of
 from smddp.errors import SmddpError
 from smddp.process.preemption import StopSignal
 
@@ -63,8 +63,8 @@ class Ranks:
         """Return the ranks of the current default process group."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(rank=0, world_size=1)
-        config = dist.get_backend_config()  # such as "cpu:gloo,cuda:nccl"
-        device = CPU if "cpu:" in config else current_device(config.partition(":")[0])
+        carries_cpu = backend_of(dist.get_backend_config(), "cpu") is not None
+        device = CPU if carries_cpu else current_device(device_kind() or "cuda")
         return cls(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
 
     @property

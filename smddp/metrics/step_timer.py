@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from smddp.accelerator import device_module
+from smddp.accelerator import device_module, has_streams
 from smddp.metrics.device_use import StepFlops
 
 Batch = TypeVar("Batch")
@@ -201,6 +201,6 @@ class DeviceClock:
 
 def _clock_of(device: torch.device) -> _Clock:
     """Return the device's clock."""
-    if device.type == "cpu":
+    if not has_streams(device):
         return _CpuClock()
     return DeviceClock(partial(device_module(device.type).Event, enable_timing=True))

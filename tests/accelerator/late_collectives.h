@@ -11,6 +11,11 @@ namespace late {
 class LateWork final : public c10d::Work {
  public:
   LateWork(Key key, std::vector<at::Tensor> results) : key_(key), results_(std::move(results)) {
+    {
+      Guard guard(lock);
+      known_ = streams[key].known;  // of this collective: later ones of the stream are not waited for
+      seconds_ = streams[key].seconds;
+    }
     std::vector<c10::Device> devices{c10::Device(kLate, c10::DeviceIndex(key >> 32))};
     future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
     LateGuard guard;
@@ -27,14 +32,16 @@ class LateWork final : public c10d::Work {
   void synchronize() override {
     Guard guard(lock);
     auto& stream = streams[current(c10::DeviceIndex(key_ >> 32))];
-    join(stream.known, streams[key_].known);
-    stream.seconds = std::max(stream.seconds, streams[key_].seconds);
+    join(stream.known, known_);
+    stream.seconds = std::max(stream.seconds, seconds_);
   }
   std::vector<at::Tensor> result() override { return results_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
  private:
   Key key_;
+  Clock known_;
+  double seconds_ = 0;
   std::vector<at::Tensor> results_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -66,6 +66,8 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  // A child has one thread, and may free tensors; another thread of its parent may have held the lock.
+  pthread_atfork(nullptr, nullptr, [] { new (&lock) std::recursive_mutex; });
   at::RegisterPrivateUse1HooksInterface(&hooks);
   module.def("counts", [] {
     Guard guard(lock);
@@ -82,6 +84,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   module.def("set_capacity", [](int device, size_t bytes) { memories[device].capacity = bytes; });
   module.def("set_byte_seconds", [](double seconds) { byte_seconds = seconds; });
+  module.def("is_used", [] { return user == getpid(); });
+  module.def("was_used_before_fork", [] { return user && user != getpid(); });
   module.def("set_device", [](int device) { hooks.exchangeDevice(c10::DeviceIndex(device)); });
   module.def("current_device", [] { return int(device_now); });
   module.def("default_generator", [](int device) { return hooks.getDefaultGenerator(c10::DeviceIndex(device)); });

@@ -22,12 +22,13 @@ import torch
 SOURCES = sorted(Path(__file__).parent.glob("late_*.[ch]*"))
 ROOT = Path(__file__).parents[2]
 _NAME = "late_device"
+_DEVICES = {"SMDDP_DEVICE": "late", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def environment() -> dict[str, str]:
     """Return the environment for a process with the late device, which is built if it is not there."""
     path = [str(_built()), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **_DEVICES}
 
 
 def _built() -> Path:
@@ -35,7 +36,8 @@ def _built() -> Path:
     import torch.utils.cpp_extension as extension  # takes a second, and no test on the device needs it
 
     digest = hashlib.sha256(
-        b"".join(each.read_bytes() for each in SOURCES) + f"{torch.__version__} {sys.version}".encode()
+        b"".join(each.read_bytes() for each in (*SOURCES, Path(__file__)))
+        + f"{torch.__version__} {sys.version}".encode()
     ).hexdigest()[:16]
     directory = Path(sys.prefix, _NAME, digest)
     directory.mkdir(parents=True, exist_ok=True)
@@ -95,10 +97,10 @@ class _Module(types.ModuleType):
         return True
 
     def is_initialized(self) -> bool:
-        return True
+        return bool(self.library.is_used())
 
     def _is_in_bad_fork(self) -> bool:
-        return False
+        return bool(self.library.was_used_before_fork())
 
     def device_count(self) -> int:
         return 2

@@ -72,7 +72,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
     if (non_blocking && block && is_pinned(from.storage().data())) {
       counts["to_device_later"]++;
       auto bytes = host_view(target);
-      bytes.view(at::kByte).fill_(kPoison);
+      if (bytes.is_contiguous() && bytes.numel()) std::memset(bytes.data_ptr(), kPoison, bytes.nbytes());
       block->arriving.push_back({key, work, from, bytes});
       return target;
     }
@@ -184,7 +184,7 @@ class Call {
   at::Tensor host_of(const at::Tensor& tensor, const c10::Argument& argument) {
     if (!tensor.defined()) return tensor;
     if (!is_late(tensor)) {
-      bool may_be_on_host = tensor.dim() == 0 || op_.schema().name().find("index") != std::string::npos;
+      bool may_be_on_host = tensor.dim() == 0 || argument.type()->isSubtypeOf(c10::ListType::ofOptionalTensors());
       TORCH_CHECK(may_be_on_host, op_.schema().name(), ": expected all tensors on late:", int(device_),
                   ", found one on ", tensor.device());
       return tensor;

@@ -10,8 +10,12 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <pthread.h>
+#include <unistd.h>
+
 #include <map>
 #include <mutex>
+#include <new>
 #include <set>
 
 namespace late {
@@ -75,17 +79,20 @@ struct Memory {
 
 // All state, guarded by `lock`. Recursive: freeing a tensor while it is held calls the allocators.
 std::recursive_mutex lock;
-std::map<Key, Stream> streams;
-Clock host_known;
+auto& streams =
+    *new std::map<Key, Stream>;  // these live on at the exit of the process, for tensors that are freed then
+auto& host_known = *new Clock;
 double host_seconds = 0;
-std::map<char*, Block> blocks;
-std::map<char*, size_t> pinned;
-std::vector<Copy> landing;
-std::vector<std::string> races;
-std::map<std::string, int64_t> counts;
+auto& blocks = *new std::map<char*, Block>;
+auto& pinned = *new std::map<char*, size_t>;
+auto& landing = *new std::vector<Copy>;
+auto& sources = *new std::vector<Copy>;  // pinned memory that was read, and what it held, until the host knows of it
+auto& races = *new std::vector<std::string>;
+auto& counts = *new std::map<std::string, int64_t>;
 Memory memories[kDevices];
 double kernel_seconds = 1e-5, byte_seconds = 1e-10;
 int64_t next_stream = 1;
+pid_t user = 0;  // the process that used the device first
 
 thread_local c10::DeviceIndex device_now = 0;
 thread_local int64_t stream_now[kDevices] = {};
@@ -124,6 +131,8 @@ void race(const std::string& text) {
 Key current(c10::DeviceIndex device) { return key_of(device, stream_now[device]); }
 
 int64_t launch(Key key, double seconds) {
+  if (!user) user = getpid();
+  TORCH_CHECK(user == getpid(), "the late device was used before this process was forked");
   auto& stream = streams[key];
   join(stream.known, host_known);
   stream.known[key] = ++stream.launched;
@@ -144,6 +153,7 @@ void arrive(Block& block, const Clock& known) {
     auto copy = waiting.front();
     waiting.erase(waiting.begin());
     copy.bytes.copy_(copy.host);
+    sources.push_back({copy.stream, copy.work, copy.host, at::empty_like(copy.host).copy_(copy.host)});
   }
 }
 
@@ -182,6 +192,17 @@ void host_learns(const Clock& clock, double seconds) {
     }
   }
   for (auto& [start, block] : blocks) arrive(block, host_known);
+  for (auto source = sources.begin(); source != sources.end();) {
+    if (!knows(host_known, source->stream, source->work)) {
+      ++source;
+      continue;
+    }
+    auto read = *source;
+    source = sources.erase(source);
+    auto now = read.host.contiguous(), then = read.bytes.contiguous();
+    if (std::memcmp(now.data_ptr(), then.data_ptr(), now.nbytes()))
+      note_race("pinned memory was overwritten while a copy to " + name_of(read.stream) + " may still read it");
+  }
 }
 
 void host_waits(Key key) {
@@ -295,13 +316,14 @@ bool is_pinned(const void* pointer) {
 struct LateGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kLate; }
   c10::Device exchangeDevice(c10::Device device) const override {
+    TORCH_CHECK(device.index() < kDevices, "there is no device late:", int(device.index()));
     auto before = device_now;
     if (device.has_index()) device_now = device.index();
     return {kLate, before};
   }
   c10::Device getDevice() const override { return {kLate, device_now}; }
   void setDevice(c10::Device device) const override { exchangeDevice(device); }
-  void uncheckedSetDevice(c10::Device device) const noexcept override { exchangeDevice(device); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { device_now = device.index(); }
   c10::Stream getStream(c10::Device device) const override {
     auto index = device.has_index() ? device.index() : device_now;
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(kLate, index), stream_now[index]);
@@ -414,7 +436,9 @@ struct LateHooks final : at::PrivateUse1HooksInterface {
   }
   at::Generator getNewGenerator(c10::DeviceIndex = -1) const override { return at::detail::createCPUGenerator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
-    c10::OptionalDeviceGuard guard(storage.device());
+    Guard guard(lock);
+    c10::OptionalDeviceGuard on(storage.device());
+    if (auto block = block_of(storage.data())) arrive(*block, streams[current(device_now)].known);
     auto data = allocator.allocate(size);
     std::memcpy(data.get(), storage.data(), std::min(size, storage.nbytes()));
     const_cast<c10::Storage&>(storage).set_data_ptr(std::move(data));

@@ -207,7 +207,7 @@ for inputs, labels in trainer.batches([(torch.randn(32, 3, 16, 16), torch.randin
 """
     ended = subprocess.run(
         [sys.executable, "-c", program, str(copied), str(Path(__file__).parents[2])],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        env={**os.environ, "SMDDP_DEVICE": "cpu", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
         timeout=100,

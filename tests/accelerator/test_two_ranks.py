@@ -20,7 +20,7 @@ from smddp.accelerator import device_kind
 KIND = device_kind() or "cuda"
 RANKS = ["--nodes", "2"] if KIND == "cuda" else ["--processes-per-node", "2"]
 SCRIPT = Path(__file__).with_name("two_ranks_job.py")
-AFTER = 3.0
+AFTER = 3.0 if KIND == "cuda" else 8.0  # a step on the late device takes the processor that other tests use
 """The watchdog's bound."""
 
 
@@ -54,6 +54,7 @@ def test_two_ranks_train_resume_and_agree(tmp_path: Path) -> None:
     results = [json.loads((tmp_path / "run" / f"result-{rank}").read_text()) for rank in range(2)]
     assert results[0] == results[1]
     assert results[0]["steps"] == 20
+    assert not results[0]["races"]
     assert results[0]["backend"] == ("cpu:gloo,cuda:nccl" if KIND == "cuda" else f"cpu:gloo,{KIND}:lccl")
     assert results[0]["devices"] == ([f"{KIND}:0"] * 2 if KIND == "cuda" else [f"{KIND}:0", f"{KIND}:1"])
     assert results[0]["sum"] == results[0]["of CPU"] == 3

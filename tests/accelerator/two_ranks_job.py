@@ -74,12 +74,17 @@ def main(job: smddp.Job) -> None:
     of_cpu = trainer.sum(torch.tensor(rank + 1.0)).item()
     gathered = [str(trainer.gather(torch.tensor([rank], device=each)).tolist()) for each in ("cpu", trainer.device)]
     total = trainer.sum(torch.tensor(rank + 1.0, device=trainer.device)).item()
-    Path(os.environ["SMDDP_RUN_DIR"], f"result-{rank}").write_text(
-        json.dumps(
-            {"weights": digest.hexdigest(), "steps": trainer.steps, "backend": dist.get_backend_config(), "sum": total}
-            | {"devices": devices, "of CPU": of_cpu, "gathered": gathered}
-        )
-    )
+    found = {
+        "weights": digest.hexdigest(),
+        "steps": trainer.steps,
+        "backend": dist.get_backend_config(),
+        "devices": devices,
+        "races": torch.late.races() if hasattr(torch, "late") else [],
+        "sum": total,
+        "of CPU": of_cpu,
+        "gathered": gathered,
+    }
+    Path(os.environ["SMDDP_RUN_DIR"], f"result-{rank}").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

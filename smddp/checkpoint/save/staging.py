@@ -140,7 +140,7 @@ class Staging:
             self._memory = allocate(size, shared=True)  # with forks: no copy on write when DataLoader workers fork
             self._pinned = None if gpu is None else _pin(self._memory, gpu)
         else:
-            self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            self._pinned = _pinned(size)
             self._memory = memoryview(self._pinned.numpy().data)
 
 
@@ -173,6 +173,15 @@ def _pin(memory: memoryview, gpu: torch.device) -> torch.Tensor:
         _forget_error(gpu)
         logger.warning("could not pin %.1f MB (CUDA error %d): saving takes longer", tensor.numel() / 1e6, code)
     return tensor
+
+
+def _pinned(size: int) -> torch.Tensor:
+    """Allocate memory that PyTorch pins for an accelerator other than CUDA; unpinned if that fails, with a warning."""
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    except RuntimeError as error:
+        logger.warning("could not pin %.1f MB (%s): saving takes longer", size / 1e6, error)
+        return torch.empty(size, dtype=torch.uint8)
 
 
 def _forget_error(gpu: torch.device) -> None:

@@ -84,8 +84,8 @@ class HostLog:
         self._sender.start()
         for line in _lines(output):
             self._tail.append(line)
-            said = self._add(line)
-            self._seen(line, said)  # after the line itself: the callback may add lines
+            timestamp = self._add(line)
+            self._seen(line, timestamp)  # after the line itself: the callback may add lines
 
     def say(self, line: str) -> None:
         """Add a line, from any thread; after `close`, send it at once."""
@@ -103,12 +103,12 @@ class HostLog:
         line = line.encode(errors="backslashreplace").decode()  # it may contain a file name that is not UTF-8
         with self._changed:
             # The clock may be set back.
-            said = self._now = max(self._now, int(time.time() * 1000))
-            self._append({"timestamp": said, "message": line or " "})
+            timestamp = self._now = max(self._now, int(time.time() * 1000))
+            self._append({"timestamp": timestamp, "message": line or " "})
             closed = self._ended
         if closed:  # a line of the platform after the host's end
             self._send_all()
-        return said
+        return timestamp
 
     def _append(self, event: InputLogEventTypeDef) -> None:
         self._lines.append(event)

@@ -27,8 +27,10 @@ logger = logging.getLogger(__name__)
 MOST_VALUES = 10_000
 """Values of a metric that `history` keeps."""
 MAX_WAITING_BYTES = 16 << 20
-OF_PLATFORM = "[platform]"
-"""What a line of the platform in a job's log begins with."""
+PLATFORM_PREFIX = "[platform]"
+"""The beginning of a line of the platform in a job's log."""
+_MOST_AGAIN = 20_000
+"""Lines that are searched again; more can't wait for the search when a platform is killed."""
 SETTLE_SECONDS = 10.0
 """How long a job's end waits for lines that are not matched yet."""
 _LINE_BYTES = 64  # overhead of a line, besides its text
@@ -51,6 +53,8 @@ class Metrics:
         self._lock = threading.Lock()
         self._matching: Matching | None = None
         self._broken = False
+        self._restored: dict[str, datetime] = {}
+        """While lines are searched again: the time of each metric's restored value."""
         self._say: Callable[[str], None] = logger.warning
         self._publisher: MetricPublisher | None = None
 
@@ -62,7 +66,7 @@ class Metrics:
         """Pass every value to a publisher from now on."""
         self._publisher = publisher
 
-    def read(self, line: str, said: int) -> None:
+    def read(self, line: str, timestamp: int) -> None:
         """Queue a line for the search, with its time in milliseconds since 1970.
 
         Values that are not finite numbers are left out, as CloudWatch does.
@@ -79,7 +83,7 @@ class Metrics:
                     self._say(f"[platform] There are no metrics: what reads them could not be started ({error})")
                     return
             for piece in pieces(line):
-                self._matching.send(piece, said)
+                self._matching.send(piece, timestamp)
 
     def settle(self) -> None:
         """Return when the values of all lines so far are read and sent, in bounded time; end the process."""
@@ -119,17 +123,20 @@ class Metrics:
             self._summaries.update({name: MetricSummary.from_json(each) for name, each in document.items()})
 
     def read_again(self, lines_after: Callable[[int], Iterable[StoredLine]]) -> None:
-        """Search the lines of an earlier platform that came after the newest restored value, and `settle`.
+        """Search the last lines of an earlier platform from the newest restored value on, and `settle`.
 
-        ``lines_after`` returns the lines later than a time in milliseconds since 1970. A log keeps each line before
-        its values are saved, so a killed platform may have kept lines without their values. The matcher answers in the
-        order of the lines, so older lines have been searched; of the newest value's millisecond, no line is.
+        ``lines_after`` returns the lines later than a time in milliseconds since 1970. A killed platform may have kept
+        lines in the log whose values it had not saved. The matcher answers in the order of the lines, so older ones
+        have been searched; in the millisecond of the newest value, a metric that has a value keeps it.
         """
-        newest = max((int(each.time.timestamp() * 1000) for each in self._summaries.values()), default=0)
-        for line in lines_after(newest) if self._definitions else ():
-            if not line.line.startswith(OF_PLATFORM):
+        times = {name: summary.time for name, summary in self._summaries.items()}
+        newest = max((int(each.timestamp() * 1000) for each in times.values()), default=0)
+        self._restored = times
+        for line in deque(lines_after(newest - 1) if self._definitions else (), maxlen=_MOST_AGAIN):
+            if not line.line.startswith(PLATFORM_PREFIX):
                 self.read(line.line, line.time)
         self.settle()
+        self._restored = {}
 
     def last(self, name: str) -> float | None:
         """Return the last value of a metric, or None without a value."""
@@ -140,7 +147,7 @@ class Metrics:
         """Return the first `MOST_VALUES` values of a metric, in the order they came."""
         return tuple(self._history[name])
 
-    def _found(self, number: int, text: str | None, said: int) -> None:
+    def _found(self, number: int, text: str | None, timestamp: int) -> None:
         """Add the value that a definition's regex matched; ``text`` is None if the regex was given up."""
         name = self._definitions[number].name
         if text is None:
@@ -149,7 +156,9 @@ class Metrics:
                 f"for one line, or {MEAN_SECONDS * 1000:g} ms a line"
             )
         elif (value := finite(text)) is not None:
-            found = datetime.fromtimestamp(said / 1000, timezone.utc)
+            found = datetime.fromtimestamp(timestamp / 1000, timezone.utc)
+            if name in self._restored and found <= self._restored[name]:
+                return
             before = self._summaries.get(name)
             self._summaries[name] = MetricSummary.of(value, found) if before is None else before.added(value, found)
             if self._publisher is not None:
@@ -186,10 +195,10 @@ class Matching:
         for thread in self._threads:
             thread.start()
 
-    def send(self, line: str, said: int) -> None:
+    def send(self, line: str, timestamp: int) -> None:
         """Queue a line for the search, with its time."""
         with self._changed:
-            self._lines.append((line, said))
+            self._lines.append((line, timestamp))
             self._waiting += len(line) + _LINE_BYTES
             while self._waiting > MAX_WAITING_BYTES:
                 self._drop()

@@ -306,9 +306,9 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
             store=self._platform.store,
         )
 
-    def _read(self, line: str, said: int) -> None:
+    def _read(self, line: str, timestamp: int) -> None:
         """Pass a line that a host printed to the metrics and the faults."""
-        self._job.metrics.read(line, said)
+        self._job.metrics.read(line, timestamp)
         self._faults.read(line)
 
     def _save(self, trees: Mapping[str, HostTree], problems: list[str]) -> None:
