@@ -148,7 +148,7 @@ def killer(mutant: Mutant | None) -> str:
 
 def main() -> int:
     """Run the mutants, and print those that live; the exit code is 1 if more than a tenth do."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument("text", nargs="?", default="")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()

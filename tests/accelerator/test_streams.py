@@ -15,14 +15,15 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_sequence
 
 import smddp
-from smddp.accelerator import move_module
+from smddp.accelerator import device_kind, move_module
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.checkpoint.save.staging import Staging
 from smddp.distributed import move
 from smddp.job import Job
 from smddp.metrics import device_use
 
-pytestmark = pytest.mark.only_on("late")
+if device_kind() != "late":
+    pytest.skip("test_late_device.py runs it on the late device", allow_module_level=True)
 LATE = torch.device("late", 0)
 OTHER = torch.device("late", 1)
 

@@ -72,7 +72,11 @@ def test_a_group_without_a_backend_for_the_cpu_carries_what_is_there_through_the
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("exception", "ValueError: injected .rank 1 of 2"), ("SIGKILL", "Rank 1 of 2 .*SIGKILL")]
+    ("fault", "reason"),
+    [
+        pytest.param("exception", "ValueError: injected .rank 1 of 2", marks=pytest.mark.only_on("cuda")),
+        ("SIGKILL", "Rank 1 of 2 .*SIGKILL"),
+    ],
 )
 def test_the_rank_that_fails_is_the_reason(tmp_path: Path, fault: str, reason: str) -> None:
     code, said, seconds = run(tmp_path, fault=fault)
@@ -84,7 +88,7 @@ def test_the_rank_that_fails_is_the_reason(tmp_path: Path, fault: str, reason: s
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("sleep", r"Hang \(blocking call\): rank 1 on .*time.sleep"),
+        pytest.param(*("sleep", r"Hang \(blocking call\): rank 1 on .*time.sleep"), marks=pytest.mark.only_on("cuda")),
         ("SIGSTOP", r"Hang \(stopped process\): rank 1 on "),
         ("other collective", r"Hang \(mismatched collective\): .*rank 0 on .*rank 1 on "),
         pytest.param(
