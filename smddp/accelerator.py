@@ -35,12 +35,18 @@ def check_device_kind() -> None:
         raise DistributedError(f"{DEVICE_VARIABLE}={wanted}: PyTorch sees no such device here; unset it, or set cpu")
     if not hasattr(known, "current_stream"):
         raise DistributedError(
-            f"{DEVICE_VARIABLE}={wanted}: smddp needs streams and float64, which PyTorch's {wanted} lacks; set cpu"
+            f"{DEVICE_VARIABLE}={wanted}: smddp needs streams, which PyTorch's {wanted} lacks; set cpu"
         )
+
+
+def check_float64(device: torch.device) -> None:
+    """Raise DistributedError if an accelerator other than CUDA lacks the type of means over samples."""
+    if device.type in ("cpu", "cuda"):
+        return
     try:
-        torch.zeros(1, dtype=torch.float64, device=wanted)
+        torch.zeros(1, dtype=torch.float64, device=device)
     except (TypeError, RuntimeError) as error:
-        raise DistributedError(f"{DEVICE_VARIABLE}={wanted}: smddp's means need float64: {error}; set cpu") from None
+        raise DistributedError(f"{DEVICE_VARIABLE}={device.type}: smddp needs float64: {error}; set cpu") from None
 
 
 def device_count() -> int:
@@ -61,11 +67,13 @@ def current_device(kind: str) -> torch.device:
 
 def has_streams(device: torch.device) -> bool:
     """Return whether work on the device runs in streams, while the program goes on."""
-    return device.type == "cuda" or (device.type != "cpu" and device.type == os.environ.get(DEVICE_VARIABLE))
+    if device.type in ("cpu", "cuda"):
+        return device.type == "cuda"
+    return device.type == os.environ.get(DEVICE_VARIABLE) and hasattr(device_module(device.type), "current_stream")
 
 
 def set_current_device(device: torch.device) -> None:
-    """Make it the device of this process."""
+    """Make a device the current one of this process."""
     if device.type != "cpu":
         device_module(device.type).set_device(device)
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from smddp.accelerator import device_kind, set_current_device
+from smddp.accelerator import DEVICE_VARIABLE, check_float64, device_kind, set_current_device
 from smddp.cluster import Cluster
 from smddp.cluster.slurm import unused_nodes
 from smddp.cluster.strict_variables import check_timeout, read_timeout
@@ -141,9 +141,13 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
             counted(world_size, "GPU") if on_gpu else counted(world_size, "CPU process", "CPU processes"),
             counted(_current.cluster.node_count, "host"),
             _current.backend,
-            "" if on_gpu else ": PyTorch sees no GPU",
+            "" if on_gpu else _why_no_gpu(),
         )
     return _current
+
+
+def _why_no_gpu() -> str:
+    return f": {DEVICE_VARIABLE}=cpu" if os.environ.get(DEVICE_VARIABLE) == "cpu" else ": PyTorch sees no GPU"
 
 
 def leave(*, together: bool = False) -> None:
@@ -201,6 +205,7 @@ def _take_device(cluster: Cluster, store: Store | None) -> torch.device:
     visible = [own] if store is None else share_gpus(store, cluster, own)
     device = rank_device(cluster, visible, per_rank=gpus_per_rank(os.environ))
     set_current_device(device)
+    check_float64(device)
     if device.type == "cpu" and cluster.local_rank == 0 and (why := missing_gpus(os.environ)) is not None:
         logger.warning("TRAINING RUNS ON THE CPU: %s", why)
     return device

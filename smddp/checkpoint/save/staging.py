@@ -140,7 +140,7 @@ class Staging:
             self._memory = allocate(size, shared=True)  # with forks: no copy on write when DataLoader workers fork
             self._pinned = None if gpu is None else _pin(self._memory, gpu)
         else:
-            self._pinned = _pinned(size)
+            self._pinned = _allocate_pinned(size)
             self._memory = memoryview(self._pinned.numpy().data)
 
 
@@ -175,7 +175,7 @@ def _pin(memory: memoryview, gpu: torch.device) -> torch.Tensor:
     return tensor
 
 
-def _pinned(size: int) -> torch.Tensor:
+def _allocate_pinned(size: int) -> torch.Tensor:
     """Allocate memory that PyTorch pins for an accelerator other than CUDA; unpinned if that fails, with a warning."""
     try:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
