@@ -334,7 +334,7 @@ def _await_threads(run: _Run, before: Iterable[threading.Thread]) -> None:
 
 def _place(script: Path, fault: Exception) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(fault.__traceback__) if Path(frame.filename) == script]
-    return f" in line {lines[-1]}" if lines else ""
+    return f" in line {lines[-1]}" if lines and lines[-1] else ""
 
 
 def _send_nothing(run: _Run) -> None:

@@ -21,7 +21,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from smddp.cluster import Cluster, without_run_variables
 from smddp.errors import SmddpError
@@ -124,14 +124,29 @@ def describe_rank_exit(
     return _with_printed(before, error, remedy=remedy, memory=memory)
 
 
-def main_thread_traceback() -> TracebackType | None:
-    """Return the main thread's stack as a traceback, to report it with an error."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001, it is documented
+def thread_traceback(thread: threading.Thread | None = None) -> TracebackType | None:
+    """Return a thread's stack as a traceback, to report it with an error; by default the main thread's."""
+    ident = (thread or threading.main_thread()).ident
+    frame = sys._current_frames().get(ident or 0)  # noqa: SLF001, it is documented
     outermost = None
     while frame is not None:
-        outermost = TracebackType(outermost, frame, frame.f_lasti, frame.f_lineno)
+        outermost = TracebackType(outermost, frame, frame.f_lasti, _line(frame))
         frame = frame.f_back
     return outermost
+
+
+def _line(frame: FrameType) -> int:
+    """Return the line that a frame executes.
+
+    The jump back to the head of a loop belongs to no line, and is where a thread that computes lets others run. It
+    counts as the line before it.
+    """
+    line = frame.f_lineno
+    if line is None:
+        code = frame.f_code
+        before = [line for start, _, line in code.co_lines() if start <= frame.f_lasti and line is not None]
+        line = before[-1] if before else code.co_firstlineno
+    return line
 
 
 def frame_lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:
@@ -363,7 +378,8 @@ _INSTALLED = _installed_prefixes()
 def _frame_line(frame: traceback.FrameSummary) -> str:
     code = f": {_shorten(frame.line, _CODE_LIMIT)}" if frame.line else ""
     place = "/".join(Path(frame.filename).parts[-2:])
-    return _plain(f"  {place}:{frame.lineno} {frame.name}{code}")
+    number = "" if frame.lineno is None else f":{frame.lineno}"  # an error that a signal's handler raised in a loop
+    return _plain(f"  {place}{number} {frame.name}{code}")
 
 
 def _fit(lines: list[str], room: int) -> list[str]:

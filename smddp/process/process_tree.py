@@ -198,23 +198,22 @@ def scheduled(process: int, thread: int) -> tuple[float, float] | None:
     return (int(nanoseconds[0]) / 1e9, int(nanoseconds[1]) / 1e9) if nanoseconds else None
 
 
-def usage(root: int) -> tuple[float, int] | None:
-    """Return the CPU seconds, and the bytes read and written, of a process and all below it, but not of this thread.
+def usage() -> tuple[float, int] | None:
+    """Return the CPU seconds, and the bytes read and written, of this process and all below it, but not of this thread.
 
     Return None without /proc.
     """
-    ticks = size = 0
-    if not _read(root, "stat"):
+    own = os.getpid()
+    if not _read(own, "stat"):
         return None
-    for process in (root, *Descendants(root).parents):
+    # By clocks that count microseconds: the difference of two clocks that count in other steps jumps.
+    seconds = time.process_time() - time.thread_time()
+    size = _bytes(_read(own, "io")) - _bytes(_read(own, f"task/{threading.get_native_id()}/io"))
+    for process in Descendants(own).parents:
         fields = _read(process, "stat").rpartition(b")")[2].split()
-        ticks += sum(map(int, fields[11:13]))
+        seconds += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
         size += _bytes(_read(process, "io"))
-    if not ticks:
-        return None
-    own = root == os.getpid()
-    seconds = ticks / os.sysconf("SC_CLK_TCK") - (time.thread_time() if own else 0.0)
-    return seconds, size - (_bytes(_read(root, f"task/{threading.get_native_id()}/io")) if own else 0)
+    return seconds, size
 
 
 def _bytes(io: bytes) -> int:

@@ -125,9 +125,9 @@ def tell_threads() -> None:
         if thread.daemon or thread in (threading.main_thread(), *told_to_end):
             continue
         thread.join(max(deadline - time.monotonic(), 0.0))
-        frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001, it is documented
-        if thread.is_alive() and frame is not None:
-            here = failure_report.frame_lines(traceback.extract_stack(frame))[-1]
+        where = failure_report.thread_traceback(thread)
+        if thread.is_alive() and where is not None:
+            here = failure_report.frame_lines(traceback.extract_tb(where))[-1]
             logger.warning(
                 "the script has ended, and this rank ends only after its thread %s, which is here: %s. End it, or "
                 "start it with daemon=True",
@@ -146,7 +146,7 @@ def end_late(
 ) -> None:
     """End a rank that was told to stop and did not reach a step's end in time; called in a thread."""
     code = RESUMABLE if active_runs.all_work_is_durable() or not steps() else 1
-    where = failure_report.main_thread_traceback()
+    where = failure_report.thread_traceback()
     seconds = stop_signal.age
     if code == RESUMABLE:
         logger.warning("told to stop %.0f s ago, and still busy; all steps are in a checkpoint: ended here", seconds)
@@ -173,7 +173,7 @@ def give_up(job: Job, rank: int, report: str, *, is_logged: bool) -> None:
     With ``is_logged``, this host's log has the report already.
     """
     waiting = SmddpError("the job has failed, and this rank did not end by itself").with_traceback(
-        failure_report.main_thread_traceback()
+        failure_report.thread_traceback()
     )
     here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
     reason = "the job's first failure, above, ends this rank." if is_logged else report

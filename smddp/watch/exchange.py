@@ -24,7 +24,7 @@ _LEAST_TIMEOUT = 60.0
 class Exchange:
     """One rank's connection to the others' positions."""
 
-    def __init__(self, membership: Membership, *, period: float, after: float) -> None:
+    def __init__(self, membership: Membership, own: Position, *, period: float, after: float) -> None:
         rank, world_size = membership.cluster.rank, membership.cluster.world_size
         # Longer than `after`: a store that does not answer must not count as lost before.
         self._store = membership.connect(timedelta(seconds=max(_LEAST_TIMEOUT, 4 * after)))
@@ -32,7 +32,7 @@ class Exchange:
         self._keys = [f"watch/{each}" for each in range(world_size)]
         self._period = period
         # Each attribute is one reference, so that a thread reads either the old value or the new one.
-        self.own: Position | None = None
+        self.own = own
         """This rank's position, to share in the next round."""
         self.reads = False
         """Whether to read the others' positions, too."""
@@ -45,7 +45,7 @@ class Exchange:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog-exchange", daemon=True)
 
-    def start(self, own: Position) -> None:
+    def start(self) -> None:
         """Share the first position, wait for those of the others, and begin to share each period.
 
         So each rank knows the hosts and process IDs of all before the script begins. Raise RuntimeError if a rank is
@@ -53,7 +53,7 @@ class Exchange:
         """
         if self._store is None:
             return
-        self._store.set(self._key, own.to_json())
+        self._store.set(self._key, self.own.to_json())
         self._store.wait(self._keys)
         self._ask(reads=True)
         self._thread.start()
@@ -75,8 +75,7 @@ class Exchange:
         while not is_over:
             is_over = self._over.wait(self._period)
             try:
-                if (own := self.own) is not None:
-                    self._store.set(self._key, own.to_json())
+                self._store.set(self._key, self.own.to_json())
                 self._ask(reads=self.reads and not is_over)
             except RuntimeError as error:
                 logger.info("the watchdog of this rank ends, for the store is gone with rank 0: %s", error)

@@ -15,13 +15,15 @@ from functools import lru_cache
 from pathlib import Path
 
 from smddp.cluster import Cluster
-from smddp.job.failure_report import frame_lines, main_thread_traceback
+from smddp.job.failure_report import frame_lines, thread_traceback
 from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 
 _BUSY_SHARE, _BUSY_SECONDS, _BUSY_BYTES = 0.02, 0.1, 2**20
 """A rank is busy if it uses more of a core than this share, plus these seconds, or reads and writes more bytes. Seconds
 in which its main thread waited for a core do not count: on a machine with too few cores it gets little of one."""
+_JITTER_SECONDS, _JITTER_BYTES = 0.005, 512
+"""The usage of a process that does nothing seems to fall by less than this, for it is read piece by piece."""
 _BYTES_A_RANK = 4096
 """Bytes a second and rank that the store, served by rank 0, reads and writes for the positions."""
 
@@ -206,7 +208,7 @@ class Sampler:
 
     def _look_for_activity(self, now: float, *, may_wait_for_network: bool) -> None:
         """Move `_active` if the process tree computed, read or wrote more than a rank that only waits."""
-        used: tuple[float, ...] | None = process_tree.usage(os.getpid())  # without that of this thread
+        used: tuple[float, ...] | None = process_tree.usage()  # without that of this thread
         if used is not None:
             _, starved = process_tree.scheduled(os.getpid(), os.getpid()) or (0.0, 0.0)
             used = used[0], used[1] + (network_bytes() if may_wait_for_network else 0), starved
@@ -217,7 +219,8 @@ class Sampler:
         passed = now - self._active - starved
         most = _BUSY_BYTES + _BYTES_A_RANK * self._cluster.world_size * passed
         # A child process that has ended takes its usage with it, and the phase may change: that is activity, too.
-        if seconds < 0 or size < 0 or seconds > _BUSY_SHARE * passed + _BUSY_SECONDS or size > most:
+        is_less = seconds < -_JITTER_SECONDS or size < -_JITTER_BYTES
+        if is_less or seconds > _BUSY_SHARE * passed + _BUSY_SECONDS or size > most:
             self._used, self._active = used, now
 
 
@@ -233,7 +236,7 @@ def network_bytes() -> int:
 
 def main_stack() -> Sequence[traceback.FrameSummary]:
     """Return the main thread's frames, the innermost last."""
-    return traceback.extract_tb(main_thread_traceback())
+    return traceback.extract_tb(thread_traceback())
 
 
 def phase_of(stack: Sequence[traceback.FrameSummary]) -> str:

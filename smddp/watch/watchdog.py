@@ -58,6 +58,8 @@ _GAP_SECONDS = 5.0
 """If this thread did not run for so long, the whole job may have been suspended: the ranks' clocks start anew."""
 _FINAL = frozenset({"mismatched collective", "dead process"})
 """Kinds of hangs that nothing can end well."""
+_MOST_FAILURES = 3
+"""After so many failed looks one after another the watchdog ends."""
 _USUAL_TIMES = 5.0
 """A rank is not judged before so many times the pause that is usual in this job."""
 _OBSERVED_SECONDS, _BUSY_SHARE = 2.0, 0.1
@@ -113,7 +115,7 @@ class Watchdog:
         self._log = CollectiveLog()
         on_gpu = membership.device.type != "cpu"
         self._sampler = Sampler(membership.cluster, steps=steps, collectives=self._log, on_gpu=on_gpu)
-        self._exchange = Exchange(membership, period=self._period, after=watch.after)
+        self._exchange = Exchange(membership, self._sampler.sample({}), period=self._period, after=watch.after)
         # The beat of each rank, when it changed by this rank's clock (clocks of hosts are not compared), and whether it
         # changed at all: a position may be old when it is read first.
         self._beats: dict[int, tuple[int, float, bool]] = {}
@@ -128,6 +130,8 @@ class Watchdog:
         self.verdict = ""
         """What this rank tells of one that hangs or is busy for long, while it lasts; else empty. For any thread."""
         self._ends_job = self._has_mismatch = False
+        self._failures = 0
+        """Failed looks one after another."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -137,8 +141,8 @@ class Watchdog:
         # Order: 1. create the fingerprints, 2. exchange the process IDs, 3. find the others' fingerprints by them.
         # With on_hang="report" a hang may not be the end of a job, so no collective is held.
         fingerprints = Fingerprints.create() if self._world_size > 1 and self._ends_hangs else None
-        own = self._sampler.sample({})
-        self._exchange.start(own)
+        own = self._exchange.own
+        self._exchange.start()
         if fingerprints is not None:
             here = {each.pid for each in self._exchange.positions if each.processes == own.processes}
             fingerprints.find_others(here - {own.pid})
@@ -160,25 +164,33 @@ class Watchdog:
             self._report_pace()
 
     def _run(self) -> None:
+        while self._failures < _MOST_FAILURES:
+            try:
+                self._look_until_over()
+                break
+            except Exception:
+                self._failures += 1
+                logger.warning("the watchdog could not look at this rank", exc_info=True)
+        else:
+            logger.error("the watchdog ends, for it has failed %d times; the job continues without it", _MOST_FAILURES)
+            self._exchange.own = replace(self._exchange.own, phase="unwatched")
+        self._log.release()  # who would find a held collective?
+
+    def _look_until_over(self) -> None:
         last = time.monotonic()
         glances = 0
-        try:
-            while not self._over.wait(self._period / _GLANCES) and not self._exchange.is_lost:
-                glances += 1
-                self._sampler.glance(with_line=glances % _GLANCES == 0)
-                if glances % _GLANCES:
-                    continue
-                now = time.monotonic()
-                if now - last > _GAP_SECONDS + self._period:
-                    self._sampler.restart()
-                    self._beats.clear()
-                last = now
-                self._look()
-        except Exception:
-            logger.exception("the watchdog ends; the job continues without it")
-            self._exchange.own = self._sampler.sample({}, end="unwatched")
-        finally:
-            self._log.release()  # who would find a held collective?
+        while not self._over.wait(self._period / _GLANCES) and not self._exchange.is_lost:
+            glances += 1
+            self._sampler.glance(with_line=glances % _GLANCES == 0)
+            if glances % _GLANCES:
+                continue
+            now = time.monotonic()
+            if now - last > _GAP_SECONDS + self._period:
+                self._sampler.restart()
+                self._beats.clear()
+            last = now
+            self._look()
+            self._failures = 0
 
     def _look(self) -> None:
         own = self._sampler.sample({})

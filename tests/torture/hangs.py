@@ -40,6 +40,8 @@ _LATEST_SECONDS = 10.0
 _END_SECONDS = 300.0
 _UNDISTURBED_SECONDS = 3600.0
 _TOGETHER = 4
+_MOST_LOG = 4000
+"""Characters of the log of a life that was judged wrongly."""
 _STEPS = 40
 _IN_STEP = ("script", "forward", "backward", "optimizer", "evaluation")
 _IN_LOADER = ("data", "worker")
@@ -240,7 +242,8 @@ def inject(directory: Path, *, faults: int, seed: int, together: int) -> list[Re
         if not problem:
             shutil.rmtree(own)
             return Result(life, seconds, "")
-        return Result(life, seconds, f"{own}: {life.plan} of {life.world_size} ranks: {problem}")
+        log = (own / "log").read_text()[-_MOST_LOG:]
+        return Result(life, seconds, f"{own}: {life.plan} of {life.world_size} ranks: {problem}; its log:\n{log}")
 
     with forked_program(directory) as program, ThreadPoolExecutor(together) as pool:
         return list(pool.map(live, enumerate(draw(faults, seed))))

@@ -52,7 +52,7 @@ def test_the_stack_tells_the_phase(files: list[str], phase: str) -> None:
 def test_a_process_that_computes_is_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
     now, used = 100.0, (5.0, 1000)
     monkeypatch.setattr(position.time, "monotonic", lambda: now)
-    monkeypatch.setattr(position.process_tree, "usage", lambda _: used)
+    monkeypatch.setattr(position.process_tree, "usage", lambda: used)
     sampler = Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())
     assert sampler.sample({}).idle == 0
     now = 101.0
@@ -68,14 +68,14 @@ def test_a_process_that_computes_is_not_still(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_usage_counts_child_processes_but_not_this_thread() -> None:
-    before = process_tree.usage(os.getpid())
+    before = process_tree.usage()
     assert before is not None
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             time.sleep(0.1)
-            after = process_tree.usage(os.getpid())
+            after = process_tree.usage()
             assert after is not None
             if after[0] - before[0] > 0.3:
                 break
@@ -86,6 +86,33 @@ def test_usage_counts_child_processes_but_not_this_thread() -> None:
         child.kill()
         child.wait()
     assert process_tree.state(child.pid) == ""
+
+
+def test_a_process_that_does_nothing_is_still_from_the_first_comparison_on() -> None:
+    """Its usage is less than the watchdog's own, from which it is known by subtraction."""
+    program = """
+import threading, time
+from smddp.cluster import Cluster
+from smddp.watch.collective_log import CollectiveLog
+from smddp.watch.position import Sampler
+
+def look():
+    sampler = Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())
+    samples = []
+    for _ in range(22):
+        samples.append(sampler.sample({}))
+        end = time.thread_time() + 0.002
+        while time.thread_time() < end:
+            pass
+        time.sleep(0.02)
+    print(sum(each.still == 0 for each in samples[2:]))
+
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert told.stdout == "0\n"
 
 
 def test_the_usual_pause_is_learned_from_the_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +131,7 @@ def test_the_usual_pause_is_learned_from_the_first_step_on(monkeypatch: pytest.M
 def test_a_process_that_gets_little_of_a_core_is_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
     now, used, starved = 100.0, (5.0, 1000), 0.0
     monkeypatch.setattr(position.time, "monotonic", lambda: now)
-    monkeypatch.setattr(position.process_tree, "usage", lambda _: used)
+    monkeypatch.setattr(position.process_tree, "usage", lambda: used)
     monkeypatch.setattr(position.process_tree, "scheduled", lambda *_: (5.0, starved))
     sampler = Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())
     sampler.sample({})
@@ -141,7 +168,7 @@ def test_a_thread_computes_also_where_others_have_the_cores() -> None:
 def test_the_network_counts_where_a_rank_may_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now, received = 100.0, 0
     monkeypatch.setattr(position.time, "monotonic", lambda: now)
-    monkeypatch.setattr(position.process_tree, "usage", lambda _: (5.0, 1000))
+    monkeypatch.setattr(position.process_tree, "usage", lambda: (5.0, 1000))
     monkeypatch.setattr(position, "network_bytes", lambda: received)
     monkeypatch.setattr(position, "main_stack", lambda: frames("/env/torch/utils/data/dataloader.py"))
     sampler = Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())

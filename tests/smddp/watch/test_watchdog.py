@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,3 +161,24 @@ def test_ranks_that_compute_with_different_collectives_are_told_once(
         look(dog, other, clock, own, own, differing)
     assert [line.levelname for line in caplog.records] == ["ERROR"]
     assert "rank 1 on algo-2 called other collectives than rank 0 on algo-1" in caplog.text
+
+
+@pytest.mark.parametrize("failed", [2, 3])
+def test_a_watchdog_survives_two_failed_looks(
+    dog: Watchdog, other: Any, failed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = itertools.count(1)
+
+    def look() -> None:
+        if next(looks) <= failed:
+            raise ValueError("no such line")
+        dog._over.set()
+
+    other.own, other.is_lost = waiting(0), False
+    monkeypatch.setattr(dog, "_look", look)
+    monkeypatch.setattr(dog, "_period", 0.01)
+    dog._run()
+    assert caplog.text.count("ValueError: no such line") == failed
+    assert ("the watchdog ends" in caplog.text, other.own.phase) == (
+        (failed == 3, "unwatched" if failed == 3 else "backward")
+    )
