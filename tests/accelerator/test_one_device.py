@@ -181,6 +181,44 @@ def test_a_checkpoint_holds_its_step_while_training_goes_on(tmp_path: Path) -> N
     assert found >= 16
 
 
+def test_each_of_500_checkpoints_is_a_copy_taken_with_everything_stopped(tmp_path: Path) -> None:
+    """With accumulation, EMA, clipping, skipped steps, and buffers that forward changes right after the save."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3))
+    trainer = smddp.Trainer(
+        Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}),
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        precision="fp16",
+        accumulate=2,
+        ema=0.9,
+        clip_norm=0.5,
+        on_nonfinite="skip",
+        checkpoints=smddp.CheckpointPolicy(every=1, keep=smddp.Retention(last=1000)),
+    )
+    assert trainer.ema is not None
+    stopped: dict[int, list[Tensor]] = {}
+
+    def data() -> Iterator[tuple[Tensor, Tensor]]:
+        while trainer.steps < 500:
+            yield torch.randn(16, 8), torch.randint(3, (16,))
+
+    for number, (inputs, labels) in enumerate(trainer.batches(data())):
+        loss = cross_entropy(trainer.model(inputs), labels)
+        if trainer.step(loss * float("inf") if number % 27 == 0 else loss):
+            torch.accelerator.synchronize()
+            stopped[trainer.steps] = weights(trainer.module) + weights(trainer.ema)
+    names = [*trainer.module.state_dict(), *(f"ema {name}" for name in trainer.ema.state_dict())]
+    smddp.leave()
+    assert list(stopped) == list(range(1, 501))
+    for step, expected in stopped.items():
+        (model_file,) = tmp_path.glob(f"checkpoints/step-{step:012}/*/model.safetensors")
+        saved = load_file(model_file)
+        averaged = load_file(model_file.with_name("ema.safetensors"))
+        saved |= {f"ema {name}": tensor for name, tensor in averaged.items()}
+        assert [name for name, each in zip(names, expected, strict=True) if not torch.equal(saved[name], each)] == []
+
+
 def test_a_checkpoint_of_a_gpu_continues_on_the_cpu(tmp_path: Path) -> None:
     model = new_model()
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "gpu")})

@@ -15,12 +15,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_sequence
 
 import smddp
-from smddp.accelerator import device_kind, move_module
+from smddp.accelerator import device_kind, move_module, synchronize
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.checkpoint.save.staging import Staging
 from smddp.distributed import move
 from smddp.job import Job
-from smddp.metrics import device_use
+from smddp.metrics import device_use, step_timer
+from smddp.training.precision import Precision
 
 if device_kind() != "late":
     pytest.skip("test_late_device.py runs it on the late device", allow_module_level=True)
@@ -186,6 +187,40 @@ def test_the_parts_of_a_step_are_the_devices_own_time() -> None:
     shares = timer.lap()
     assert shares["time_forward"] > 0.9
     assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_a_long_loop_reads_no_time_before_the_device_is_there() -> None:
+    timer, tensor = smddp.StepTimer(LATE), late(range(100))
+    for _ in range(2 * step_timer._MOST_PENDING):  # from the first such number on, it reads what is past
+        tensor = tensor + 1
+        timer.mark("forward")
+    assert timer.lap() == {
+        "time_data": 0,
+        "time_forward": 1,
+        "time_backward": 0,
+        "time_optimizer": 0,
+        "time_checkpoint": 0,
+        "time_other": 0,
+    }
+
+
+def test_to_synchronize_is_to_wait_for_all_streams_of_a_device() -> None:
+    target, stream = torch.zeros(3, pin_memory=True), torch.Stream(OTHER)
+    with stream:
+        source = late([1, 2, 3], OTHER)
+        target.copy_(source, non_blocking=True)
+    synchronize(LATE)
+    assert target.isnan().all()
+    synchronize(OTHER)
+    assert target.tolist() == [1, 2, 3]
+
+
+def test_the_loss_scale_is_on_the_device() -> None:
+    scaler = Precision("fp16", LATE).scaler()
+    assert scaler is not None
+    scaler.scale(late(1))
+    assert scaler._scale is not None
+    assert scaler._scale.device == LATE
 
 
 def test_the_peak_memory_is_that_of_the_devices_tensors() -> None:

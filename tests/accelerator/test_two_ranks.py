@@ -61,6 +61,21 @@ def test_two_ranks_train_resume_and_agree(tmp_path: Path) -> None:
     assert results[0]["gathered"] == ["[0, 1]"] * 2
 
 
+@pytest.mark.parametrize("options", [("--zero", "--comm-hook", "bf16"), ("--comm-hook", "powersgd")], ids=" ".join)
+def test_a_resume_with_a_divided_optimizer_and_changed_gradients_goes_on_to_the_bit(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    found = []
+    for directory, parts in (("whole", [""]), ("parts", ["9", ""])):
+        (tmp_path / directory).mkdir()
+        for steps in parts:
+            code, said, _ = run(tmp_path / directory, *options, **({"SMDDP_MAX_STEPS": steps} if steps else {}))
+            assert code == 0, said
+        found += [json.loads((tmp_path / directory / "run" / f"result-{rank}").read_text()) for rank in range(2)]
+    assert len({each["weights"] for each in found}) == 1
+    assert not [race for each in found for race in each["races"]]
+
+
 @pytest.mark.only_on("late")
 def test_a_group_without_a_backend_for_the_cpu_carries_what_is_there_through_the_device(tmp_path: Path) -> None:
     code, said, _ = run(tmp_path, "--own-group", SMDDP_MAX_STEPS="2")

@@ -9,18 +9,24 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import get_args
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import TensorDataset
 
 import smddp
+from smddp.distributed.collectives import sum_over_ranks
+from smddp.distributed.ddp_options import CommHookName
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--fault", default="")
 parser.add_argument("--watch", type=float, default=0)
 parser.add_argument("--own-group", action="store_true", help="make the process group here, for the device alone")
+parser.add_argument("--zero", action="store_true", help="divide the optimizer's state among the ranks")
+parser.add_argument("--comm-hook", choices=get_args(CommHookName), help="how gradients are sent")
 options = parser.parse_args()
 
 
@@ -44,11 +50,14 @@ def main(job: smddp.Job) -> None:
     """Train two epochs; tell the weights."""
     smddp.seed_everything(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 10))
+    weights = list(model.parameters())
+    zero = ZeroRedundancyOptimizer(weights, torch.optim.AdamW) if options.zero else None
     trainer = smddp.Trainer(
         job,
         model,
-        torch.optim.AdamW(model.parameters()),
+        zero or torch.optim.AdamW(weights),
         precision="bf16",
+        ddp=smddp.DDPOptions(comm_hook=options.comm_hook),
         checkpoints=smddp.CheckpointPolicy(every=4),
         log_every=1,
     )
@@ -71,18 +80,22 @@ def main(job: smddp.Job) -> None:
     devices = [None, None]
     dist.all_gather_object(devices, str(torch.empty(0, device=trainer.device.type).device))  # of no given index
     assert trainer.model(torch.zeros(2, 64)).device == trainer.device  # DDP moves a batch of the CPU
-    of_cpu = trainer.sum(torch.tensor(rank + 1.0)).item()
-    gathered = [str(trainer.gather(torch.tensor([rank], device=each)).tolist()) for each in ("cpu", trainer.device)]
-    total = trainer.sum(torch.tensor(rank + 1.0, device=trainer.device)).item()
+    of_cpu = sum_over_ranks(torch.tensor(rank + 1.0), trainer._membership)
+    assert of_cpu.is_cpu
+    gathered = [trainer.gather(torch.tensor([rank], device=each)) for each in ("cpu", trainer.device)]
+    assert [each.device.type for each in gathered] == ["cpu", trainer.device.type]
+    own = torch.tensor(rank + 1.0, device=trainer.device)
+    total = trainer.sum(own)
+    assert (own.item(), own.device) == (rank + 1, total.device)
     found = {
         "weights": digest.hexdigest(),
         "steps": trainer.steps,
         "backend": dist.get_backend_config(),
         "devices": devices,
         "races": torch.late.races() if hasattr(torch, "late") else [],
-        "sum": total,
-        "of CPU": of_cpu,
-        "gathered": gathered,
+        "sum": total.item(),
+        "of CPU": of_cpu.item(),
+        "gathered": [str(each.tolist()) for each in gathered],
     }
     Path(os.environ["SMDDP_RUN_DIR"], f"result-{rank}").write_text(json.dumps(found))
 
