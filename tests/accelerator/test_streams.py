@@ -21,7 +21,6 @@ from smddp.checkpoint.save.staging import Staging
 from smddp.distributed import move
 from smddp.job import Job
 from smddp.metrics import device_use, step_timer
-from smddp.training.precision import Precision
 
 if device_kind() != "late":
     pytest.skip("test_late_device.py runs it on the late device", allow_module_level=True)
@@ -213,14 +212,6 @@ def test_to_synchronize_is_to_wait_for_all_streams_of_a_device() -> None:
     assert target.isnan().all()
     synchronize(OTHER)
     assert target.tolist() == [1, 2, 3]
-
-
-def test_the_loss_scale_is_on_the_device() -> None:
-    scaler = Precision("fp16", LATE).scaler()
-    assert scaler is not None
-    scaler.scale(late(1))
-    assert scaler._scale is not None
-    assert scaler._scale.device == LATE
 
 
 def test_the_peak_memory_is_that_of_the_devices_tensors() -> None:

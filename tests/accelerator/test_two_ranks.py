@@ -59,6 +59,7 @@ def test_two_ranks_train_resume_and_agree(tmp_path: Path) -> None:
     assert results[0]["devices"] == ([f"{KIND}:0"] * 2 if KIND == "cuda" else [f"{KIND}:0", f"{KIND}:1"])
     assert results[0]["sum"] == results[0]["of CPU"] == 3
     assert results[0]["gathered"] == ["[0, 1]"] * 2
+    assert results[0]["gathered by the device"] == (0 if KIND == "cuda" else 1)  # gloo carries the CPU's
 
 
 @pytest.mark.parametrize("options", [("--zero", "--comm-hook", "bf16"), ("--comm-hook", "powersgd")], ids=" ".join)

@@ -46,6 +46,11 @@ def strike(trainer: smddp.Trainer, rank: int) -> None:
         torch.cuda._sleep(200_000_000_000)  # a kernel that runs for 100 s
 
 
+def carried() -> int:
+    """Return the collectives that the late device's backend has carried; 0 on another device."""
+    return int(torch.late.counts()["collectives"]) if hasattr(torch, "late") else 0
+
+
 def main(job: smddp.Job) -> None:
     """Train two epochs; tell the weights."""
     smddp.seed_everything(0)
@@ -82,8 +87,10 @@ def main(job: smddp.Job) -> None:
     assert trainer.model(torch.zeros(2, 64)).device == trainer.device  # DDP moves a batch of the CPU
     of_cpu = sum_over_ranks(torch.tensor(rank + 1.0), trainer._membership)
     assert of_cpu.is_cpu
+    before = carried()
     gathered = [trainer.gather(torch.tensor([rank], device=each)) for each in ("cpu", trainer.device)]
     assert [each.device.type for each in gathered] == ["cpu", trainer.device.type]
+    by_device = carried() - before
     own = torch.tensor(rank + 1.0, device=trainer.device)
     total = trainer.sum(own)
     assert (own.item(), own.device) == (rank + 1, total.device)
@@ -95,6 +102,7 @@ def main(job: smddp.Job) -> None:
         "races": torch.late.races() if hasattr(torch, "late") else [],
         "sum": total.item(),
         "of CPU": of_cpu.item(),
+        "gathered by the device": by_device,
         "gathered": [str(each.tolist()) for each in gathered],
     }
     Path(os.environ["SMDDP_RUN_DIR"], f"result-{rank}").write_text(json.dumps(found))
