@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel import DistributedDataParallel
 
 from smddp.distributed.collectives import sum_over_ranks
@@ -81,12 +82,12 @@ class Replica(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run DDP's forward pass with gradients, or without them the model's own, which waits for no rank."""
         if not torch.is_grad_enabled():
-            return self.module(*inputs, **kwargs)
+            return self._forward_alone(inputs, kwargs)
         weights, _ = tensors_of(self.module)
         if _layout(weights) != self._layout:
             if not any(weight.requires_grad for weight in weights):
                 # Frozen for now, like a GAN's critic while the generator learns: no gradient to average.
-                return self.module(*inputs, **kwargs)
+                return self._forward_alone(inputs, kwargs)
             self._reconnect(weights)
         self.averages = self.require_backward_grad_sync = not (self._accumulates and self._accumulates())
         try:
@@ -99,6 +100,13 @@ class Replica(DistributedDataParallel):
                 "averaged: use all that is trainable in each loss, freeze the rest by requires_grad_(False), or give "
                 "ddp=smddp.DDPOptions(find_unused_parameters=True)"
             ) from error
+
+    def _forward_alone(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the model's own forward pass, with a batch of the CPU moved as DDP moves it."""
+        if self.device_ids:
+            device = torch.device(self.device_type, self.device_ids[0])
+            (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
+        return self.module(*inputs, **kwargs)
 
     def follow(self) -> None:
         """Give all ranks rank 0's values of layers added or replaced since the last forward pass; collective."""

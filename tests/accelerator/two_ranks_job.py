@@ -84,7 +84,10 @@ def main(job: smddp.Job) -> None:
         digest.update(weight.cpu().numpy().tobytes())
     devices = [None, None]
     dist.all_gather_object(devices, str(torch.empty(0, device=trainer.device.type).device))  # of no given index
-    assert trainer.model(torch.zeros(2, 64)).device == trainer.device  # DDP moves a batch of the CPU
+    batch = torch.zeros(2, 64)  # of the CPU: DDP moves it
+    assert trainer.model(batch).device == trainer.device
+    with torch.no_grad():
+        assert trainer.model(batch).device == trainer.device
     of_cpu = sum_over_ranks(torch.tensor(rank + 1.0), trainer._membership)
     assert of_cpu.is_cpu
     before = carried()
