@@ -242,6 +242,9 @@ class FirstFailure:
                 store.add(_READERS, 1)
             except RuntimeError:
                 return  # the store is gone with rank 0: the next collective fails
+            except Exception:  # else this rank would never learn of the failure
+                logger.warning("the job's first failure could not be read", exc_info=True)
+                continue
             self._known.set()
             if not self._over.wait(_HEED_SECONDS):
                 self._unheeded(self._report)

@@ -103,7 +103,7 @@ class Replica(DistributedDataParallel):
 
     def _forward_alone(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward pass, with a batch of the CPU moved as DDP moves it."""
-        if self.device_ids:
+        if self.device_ids and (inputs or kwargs):
             device = torch.device(self.device_type, self.device_ids[0])
             (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
         return self.module(*inputs, **kwargs)

@@ -138,8 +138,8 @@ def thread_traceback(thread: threading.Thread | None = None) -> TracebackType | 
 def _line(frame: FrameType) -> int:
     """Return the line that a frame executes.
 
-    The jump back to the head of a loop belongs to no line, and is where a thread that computes lets others run. It
-    counts as the line before it.
+    On Python 3.10 and 3.11 the jump back to a loop's head may have no line, and Python switches threads there. Such a
+    jump counts as the line before it in the bytecode.
     """
     line = frame.f_lineno
     if line is None:
@@ -378,7 +378,7 @@ _INSTALLED = _installed_prefixes()
 def _frame_line(frame: traceback.FrameSummary) -> str:
     code = f": {_shorten(frame.line, _CODE_LIMIT)}" if frame.line else ""
     place = "/".join(Path(frame.filename).parts[-2:])
-    number = "" if frame.lineno is None else f":{frame.lineno}"  # an error that a signal's handler raised in a loop
+    number = "" if frame.lineno is None else f":{frame.lineno}"  # None if a signal handler raised in a loop's jump back
     return _plain(f"  {place}{number} {frame.name}{code}")
 
 

@@ -206,7 +206,7 @@ def usage() -> tuple[float, int] | None:
     own = os.getpid()
     if not _read(own, "stat"):
         return None
-    # By clocks that count microseconds: the difference of two clocks that count in other steps jumps.
+    # Both clocks count in microseconds: the difference of a precise clock and one in ticks of 10 ms would jump.
     seconds = time.process_time() - time.thread_time()
     size = _bytes(_read(own, "io")) - _bytes(_read(own, f"task/{threading.get_native_id()}/io"))
     for process in Descendants(own).parents:

@@ -13,9 +13,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import process as processes
 from concurrent.futures import thread as threads
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -136,6 +137,17 @@ def tell_threads() -> None:
             )
 
 
+@contextmanager
+def _sure_end() -> Iterator[None]:
+    """End the process with code 1 after this block, also if it fails: nothing else would end this rank."""
+    try:
+        yield
+    except Exception:
+        logger.exception("this rank ends, and could not tell all of how")
+    finally:
+        os._exit(1)
+
+
 def end_late(
     job: Job,
     cluster: Cluster,
@@ -145,26 +157,27 @@ def end_late(
     verdict: Callable[[], str],  # the watchdog's, empty without one
 ) -> None:
     """End a rank that was told to stop and did not reach a step's end in time; called in a thread."""
-    code = RESUMABLE if active_runs.all_work_is_durable() or not steps() else 1
-    where = failure_report.thread_traceback()
-    seconds = stop_signal.age
-    if code == RESUMABLE:
-        logger.warning("told to stop %.0f s ago, and still busy; all steps are in a checkpoint: ended here", seconds)
-        record_good_end(code)
-    else:
-        found = verdict()
-        late = CheckpointError(
-            f"told to stop {seconds:.0f} s ago, and this rank has come to no step's end since: "
-            f"{found and f'{found}. So '}what it did after its last checkpoint is lost. It was here"
-        ).with_traceback(where)
-        logger.critical("the stop was not heeded in time", exc_info=late)
-        if cluster.world_size > 1 and not found:
-            time.sleep(_VERDICT_SECONDS)
-        if failure_report.find(job.output_dir) == earlier:  # else a better reason is there, such as a failed save
-            record_failure(job.output_dir, failure_report.describe(late, cluster))
-    active_runs.end_ledgers("stopped" if code == RESUMABLE else "failed")
-    logging.shutdown()
-    os._exit(code)
+    with _sure_end():
+        code = RESUMABLE if active_runs.all_work_is_durable() or not steps() else 1
+        where = failure_report.thread_traceback()
+        seconds = stop_signal.age
+        if code == RESUMABLE:
+            logger.warning("told to stop %.0f s ago, still busy; all steps are in a checkpoint: ended here", seconds)
+            record_good_end(code)
+        else:
+            found = verdict()
+            late = CheckpointError(
+                f"told to stop {seconds:.0f} s ago, and this rank has come to no step's end since: "
+                f"{found and f'{found}. So '}what it did after its last checkpoint is lost. It was here"
+            ).with_traceback(where)
+            logger.critical("the stop was not heeded in time", exc_info=late)
+            if cluster.world_size > 1 and not found:
+                time.sleep(_VERDICT_SECONDS)
+            if failure_report.find(job.output_dir) == earlier:  # else a better reason is there, such as a failed save
+                record_failure(job.output_dir, failure_report.describe(late, cluster))
+        active_runs.end_ledgers("stopped" if code == RESUMABLE else "failed")
+        logging.shutdown()
+        os._exit(code)
 
 
 def give_up(job: Job, rank: int, report: str, *, is_logged: bool) -> None:
@@ -172,12 +185,12 @@ def give_up(job: Job, rank: int, report: str, *, is_logged: bool) -> None:
 
     With ``is_logged``, this host's log has the report already.
     """
-    waiting = SmddpError("the job has failed, and this rank did not end by itself").with_traceback(
-        failure_report.thread_traceback()
-    )
-    here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
-    reason = "the job's first failure, above, ends this rank." if is_logged else report
-    FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([reason, "This rank was here:", *here]))
-    record_failure(job.output_dir, report)
-    active_runs.end_ledgers("hang" if is_hang(report) else "failed")
-    os._exit(1)
+    with _sure_end():
+        waiting = SmddpError("the job has failed, and this rank did not end by itself").with_traceback(
+            failure_report.thread_traceback()
+        )
+        here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
+        reason = "the job's first failure, above, ends this rank." if is_logged else report
+        FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([reason, "This rank was here:", *here]))
+        record_failure(job.output_dir, report)
+        active_runs.end_ledgers("hang" if is_hang(report) else "failed")

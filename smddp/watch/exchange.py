@@ -81,6 +81,8 @@ class Exchange:
                 logger.info("the watchdog of this rank ends, for the store is gone with rank 0: %s", error)
                 self.is_lost = True
                 return
+            except Exception:  # else this rank would seem to be silent
+                logger.warning("this rank's position could not be shared", exc_info=True)
 
     def _ask(self, *, reads: bool) -> None:
         assert self._store is not None

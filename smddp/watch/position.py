@@ -23,7 +23,7 @@ _BUSY_SHARE, _BUSY_SECONDS, _BUSY_BYTES = 0.02, 0.1, 2**20
 """A rank is busy if it uses more of a core than this share, plus these seconds, or reads and writes more bytes. Seconds
 in which its main thread waited for a core do not count: on a machine with too few cores it gets little of one."""
 _JITTER_SECONDS, _JITTER_BYTES = 0.005, 512
-"""The usage of a process that does nothing seems to fall by less than this, for it is read piece by piece."""
+"""The parts of a usage are read one after another, so that of an idle process may seem to fall, by less than this."""
 _BYTES_A_RANK = 4096
 """Bytes a second and rank that the store, served by rank 0, reads and writes for the positions."""
 

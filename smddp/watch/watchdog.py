@@ -59,7 +59,7 @@ _GAP_SECONDS = 5.0
 _FINAL = frozenset({"mismatched collective", "dead process"})
 """Kinds of hangs that nothing can end well."""
 _MOST_FAILURES = 3
-"""After so many failed looks one after another the watchdog ends."""
+"""After so many failures without a good look between them the watchdog ends."""
 _USUAL_TIMES = 5.0
 """A rank is not judged before so many times the pause that is usual in this job."""
 _OBSERVED_SECONDS, _BUSY_SHARE = 2.0, 0.1
@@ -131,7 +131,7 @@ class Watchdog:
         """What this rank tells of one that hangs or is busy for long, while it lasts; else empty. For any thread."""
         self._ends_job = self._has_mismatch = False
         self._failures = 0
-        """Failed looks one after another."""
+        """Failures since the last good look."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -164,17 +164,27 @@ class Watchdog:
             self._report_pace()
 
     def _run(self) -> None:
-        while self._failures < _MOST_FAILURES:
-            try:
-                self._look_until_over()
-                break
-            except Exception:
-                self._failures += 1
-                logger.warning("the watchdog could not look at this rank", exc_info=True)
-        else:
+        try:
+            while self._failures < _MOST_FAILURES:
+                if self._has_looked_until_over():
+                    return
+                self._over.wait(self._period)
             logger.error("the watchdog ends, for it has failed %d times; the job continues without it", _MOST_FAILURES)
+            self.verdict = ""
             self._exchange.own = replace(self._exchange.own, phase="unwatched")
-        self._log.release()  # who would find a held collective?
+            self._end_hang(0.0)
+        finally:
+            self._log.release()  # who would find a held collective?
+
+    def _has_looked_until_over(self) -> bool:
+        """Look until the watch is over, and return True; False after a failure."""
+        try:
+            self._look_until_over()
+        except Exception:
+            self._failures += 1
+            logger.warning("the watchdog has failed, and tries again", exc_info=True)
+            return False
+        return True
 
     def _look_until_over(self) -> None:
         last = time.monotonic()
@@ -242,8 +252,8 @@ class Watchdog:
             self._compared = time.monotonic()
             mismatch = None if self._has_mismatch else compare_digests(self._exchange.positions)
             if mismatch is not None:
-                self._has_mismatch = True  # from now on all digests differ
                 self._report(mismatch, self._exchange.positions)
+                self._has_mismatch = True  # from now on all digests differ
             if (slow := self._pace.compare(self._exchange.positions)) is not None:
                 # In the form of a metric line, so that the job has it as a metric.
                 logger.warning("slow: %s slow_rank=%d slow_share=%.2f", slow.text, slow.rank, slow.share)
@@ -320,15 +330,14 @@ class Watchdog:
             self._record(verdict, positions)
 
     def _end_job(self, verdict: Verdict, positions: Sequence[Position]) -> None:
-        self._ends_job = True
         reason = f"{_HANG} ({verdict.kind}): {verdict.text}"
         is_shared = self._world_size > 1 and self._exchange.silence < self._watch.after
-        if is_shared and not self._publish(reason):
-            return
-        logger.error("hang: %s Ending the job.", verdict.sentence)
-        self._record(verdict, positions)
-        if not is_shared:
-            self._end(reason)
+        if not is_shared or self._publish(reason):
+            logger.error("hang: %s Ending the job.", verdict.sentence)
+            self._record(verdict, positions)
+            if not is_shared:
+                self._end(reason)
+        self._ends_job = True  # last: the next look does again what has failed on the way
 
     def _record(self, verdict: Verdict, positions: Sequence[Position]) -> None:
         report = {"verdict": asdict(verdict), "positions": [asdict(each) for each in positions]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from smddp.accelerator import device_kind, move_module, synchronize
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.checkpoint.save.staging import Staging
 from smddp.distributed import move
+from smddp.distributed.replica import Replica
 from smddp.job import Job
 from smddp.metrics import device_use, step_timer
 
@@ -173,6 +175,18 @@ def test_batches_of_pinned_memory_are_moved_without_waiting() -> None:
     assert moved["packed"].data.device == LATE
     assert moved["batch"].images.tolist() == [0, 1, 2, 3]
     assert moved["label"].device == LATE
+
+
+def test_a_model_is_called_with_or_without_a_batch_of_the_cpu() -> None:
+    replica: Any = SimpleNamespace(
+        device_ids=[0],
+        device_type="late",
+        use_side_stream_for_tensor_copies=False,
+        module=lambda *given, **named: (given, named),
+    )
+    assert Replica._forward_alone(replica, (), {}) == ((), {})
+    (given,), named = Replica._forward_alone(replica, (torch.ones(2),), {"mask": torch.ones(2), "name": "a"})
+    assert (given.device, named["mask"].device, named["name"]) == (LATE, LATE, "a")
 
 
 def test_the_parts_of_a_step_are_the_devices_own_time() -> None:

@@ -193,7 +193,7 @@ class UploadMonitor(CommitListener):
         expected.trouble = ""
         try:
             return ask()
-        except (CheckpointError, OSError) as error:
+        except (CheckpointError, OSError, ValueError) as error:  # ValueError: a file has become empty
             expected.trouble = str(error)
             if time.monotonic() - self._trouble_said > self._bound:
                 self._trouble_said = time.monotonic()

@@ -209,6 +209,19 @@ def test_a_stop_that_takes_no_effect_names_the_rank_that_hangs(
     assert bool(slept) is not bool(verdict)  # a rank with a verdict writes the reason first
 
 
+def test_a_rank_that_can_not_tell_how_it_ends_ends_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, codes = sys.modules["smddp.training.rank_end"], list[int]()
+    monkeypatch.setattr(module.os, "_exit", codes.append)
+    monkeypatch.setattr(module.failure_report, "thread_traceback", lambda: 1 / 0)
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
+    module.end_late(job, job.cluster, None, steps=lambda: 3, verdict=lambda: "")
+    module.give_up(job, 0, "Hang (dead process): rank 1 has ended", is_logged=False)
+    assert codes == [1, 1]
+    assert caplog.text.count("ZeroDivisionError") == 2
+
+
 class Save:
     """What a trainer began to save; it notes how it was ended."""
 

@@ -89,7 +89,7 @@ def test_usage_counts_child_processes_but_not_this_thread() -> None:
 
 
 def test_a_process_that_does_nothing_is_still_from_the_first_comparison_on() -> None:
-    """Its usage is less than the watchdog's own, from which it is known by subtraction."""
+    """Its usage is the process's less the watchdog's thread's, which is most of it."""
     program = """
 import threading, time
 from smddp.cluster import Cluster

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from smddp.cluster import Cluster
 from smddp.watch import Watch, watchdog
 from smddp.watch.position import Position
+from smddp.watch.verdict import Verdict
 from smddp.watch.watchdog import Watchdog
 from tests.smddp.watch.test_verdict import at, waiting
 
@@ -163,22 +163,41 @@ def test_ranks_that_compute_with_different_collectives_are_told_once(
     assert "rank 1 on algo-2 called other collectives than rank 0 on algo-1" in caplog.text
 
 
-@pytest.mark.parametrize("failed", [2, 3])
-def test_a_watchdog_survives_two_failed_looks(
-    dog: Watchdog, other: Any, failed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("looks", "ends"), [("bbgbbg", False), ("bbb", True)], ids=["two in a row", "three"])
+def test_a_watchdog_survives_two_failed_looks_in_a_row(
+    dog: Watchdog, other: Any, looks: str, ends: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks = itertools.count(1)
+    left = list(looks)
 
     def look() -> None:
-        if next(looks) <= failed:
+        if left.pop(0) == "b":
             raise ValueError("no such line")
-        dog._over.set()
+        if not left:
+            dog._over.set()
 
     other.own, other.is_lost = waiting(0), False
     monkeypatch.setattr(dog, "_look", look)
     monkeypatch.setattr(dog, "_period", 0.01)
+    dog.verdict = "of before"
     dog._run()
-    assert caplog.text.count("ValueError: no such line") == failed
-    assert ("the watchdog ends" in caplog.text, other.own.phase) == (
-        (failed == 3, "unwatched" if failed == 3 else "backward")
-    )
+    assert caplog.text.count("ValueError: no such line") == looks.count("b")
+    assert ("the watchdog ends" in caplog.text) == ends
+    assert (other.own.phase, dog.verdict) == (("unwatched", "") if ends else ("backward", "of before"))
+
+
+def test_a_verdict_that_failed_on_the_way_is_told_again(dog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[str] = []
+
+    def publish(report: str) -> bool:
+        published.append(report)
+        if len(published) == 1:
+            raise ValueError("no store")
+        return True
+
+    monkeypatch.setattr(dog, "_publish", publish)
+    verdict = Verdict(kind="dead process", ranks=(1,), text="rank 1 has ended", is_sure=True)
+    with pytest.raises(ValueError, match="no store"):
+        dog._report(verdict, [])
+    dog._report(verdict, [])
+    dog._report(verdict, [])
+    assert published == ["Hang (dead process): rank 1 has ended"] * 2

@@ -106,11 +106,13 @@ class AttemptHosts(Generic[Request_co]):
         finally:
             end = process.wait()
             assert end is not None
-            if end.lost and tells_outcome(tree):  # a program that wrote its outcome ended by itself
-                end = Exit(code=end.code)
-            if end.lost:
-                log.say(f"[platform] {name} was lost: {end.lost}")
-            self._job.host_ended(name, end)
+            try:
+                if end.lost and tells_outcome(tree):  # a program that wrote its outcome ended by itself
+                    end = Exit(code=end.code)
+                if end.lost:
+                    log.say(f"[platform] {name} was lost: {end.lost}")
+            finally:  # else the job would wait for this host for ever
+                self._job.host_ended(name, end)
             log.close()
 
     def _end_hosts(self, running: Collection[HostProcess], ending: Ending) -> None:
