@@ -6,9 +6,12 @@ application reads the body, and so bounds its size.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import io
 import socket
+import termios
 import threading
 import time
 from http import HTTPStatus
@@ -100,7 +103,7 @@ class Connections:
         with self._changed:
             while len(self._open) >= self._most and not self._closing:
                 now = time.monotonic()
-                oldest = min(self._waiting, key=self._waiting.__getitem__, default=None)
+                oldest = self._idle_longest()
                 if oldest is None:
                     self._full_since = now if self._full_since is None else self._full_since
                     patience = self._full_since + BUSY_SECONDS - now
@@ -119,6 +122,14 @@ class Connections:
             self._waiting[connection] = time.monotonic()
             self._full_since = None
             return True
+
+    def _idle_longest(self) -> socket.socket | None:
+        """Return the connection that has waited longest for its client; one with unread bytes only if all have some.
+
+        Its thread may not have run since a request arrived, and a client does not expect the end of it.
+        """
+        ordered = sorted(self._waiting, key=self._waiting.__getitem__)
+        return next((each for each in ordered if not _has_unread(each)), ordered[0] if ordered else None)
 
     def waits(self, connection: socket.socket, since: float) -> None:
         """Mark a connection as idle: the grace period after `since`, it may be closed to make room for a new one."""
@@ -146,6 +157,16 @@ class Connections:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+
+
+def _has_unread(connection: socket.socket) -> bool:
+    """Return whether bytes of the client have arrived that nobody has read; never wait, as a read may."""
+    count = array.array("i", [0])
+    try:
+        fcntl.ioctl(connection, termios.FIONREAD, count)
+    except (OSError, ValueError):  # it is closed
+        return False
+    return count[0] > 0
 
 
 class BoundedHandler(BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ def test_the_group_of_one_process_can_not_be_reached_from_other_hosts(
 
 def listening_sockets() -> set[tuple[str, str]]:
     """The addresses and ports of this process's own, as /proc writes them."""
-    own = {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    own = set[str]()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # another thread has closed it meanwhile
+            own.add(str(entry.readlink()))
     rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     found = (row[1].split(":") for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own)
     return {(address, port) for address, port in found}

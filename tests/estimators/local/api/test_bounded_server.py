@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -14,7 +14,7 @@ import boto3
 import pytest
 
 from estimators.local.api import bounded_server
-from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
+from estimators.local.api.bounded_server import BoundedHandler, BoundedServer, Connections
 
 MOST = 8
 
@@ -111,6 +111,41 @@ def test_a_connection_whose_request_is_on_its_way_does_not_give_way(
         clients[0].sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
         late.settimeout(10)
         assert [client.recv(12) for client in (clients[0], late)] == [b"HTTP/1.1 200"] * 2
+
+
+def test_a_request_that_nobody_has_read_yet_does_not_give_way() -> None:
+    """The thread of its connection has had no core since it came."""
+    connections = Connections(3)
+    with ExitStack() as stack:
+        servers, clients = zip(*(stack.enter_context(pair()) for _ in range(5)), strict=True)
+        for server in servers[:3]:
+            assert connections.admit(server)
+        clients[0].sendall(b"GET / HTTP/1.1\r\n")
+        time.sleep(bounded_server.GRACE_SECONDS)
+
+        def close_what_ends(*ended: socket.socket) -> None:
+            for each in ended:
+                each.settimeout(30)
+                assert not each.recv(1)
+                connections.remove(each)
+
+        threads = [threading.Thread(target=close_what_ends, args=[each]) for each in servers[1:3]]
+        for thread in threads:
+            thread.start()
+        assert connections.admit(servers[3])
+        assert connections.admit(servers[4])
+        for thread in threads:
+            thread.join()
+        clients[0].settimeout(0)
+        with pytest.raises(BlockingIOError):  # it is open
+            clients[0].recv(1)
+
+
+@contextmanager
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
 
 
 def test_a_connection_that_is_kept_alive_gives_way_between_two_requests(server: Server) -> None:
