@@ -24,11 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import utils
 from torch.nn.parallel import DistributedDataParallel
 
 from smddp.distributed.collectives import sum_over_ranks
 from smddp.distributed.ddp_options import DDPOptions, PowerSGD, register_cast
-from smddp.distributed.device import move
 from smddp.distributed.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -102,9 +102,11 @@ class Replica(DistributedDataParallel):
             ) from error
 
     def _forward_alone(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the model's own forward pass, with a batch of the CPU moved as DDP moves it."""
-        if self.device_ids:
-            inputs, kwargs = move((inputs, kwargs), torch.device(self.device_type, self.device_ids[0]))
+        """Run the model's own forward pass, with a batch of the CPU moved by what DDP moves it with."""
+        if self.device_ids and (inputs or kwargs):
+            device = torch.device(self.device_type, self.device_ids[0])
+            to_device = utils._to_kwargs  # noqa: SLF001, it passes through what `smddp.distributed.move` moves
+            (inputs,), (kwargs,) = to_device(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
         return self.module(*inputs, **kwargs)
 
     def follow(self) -> None:

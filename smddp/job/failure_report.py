@@ -144,7 +144,7 @@ def _line(frame: FrameType) -> int:
     line = frame.f_lineno
     if line is None:
         code = frame.f_code
-        before = [line for start, _, line in code.co_lines() if start <= frame.f_lasti and line is not None]
+        before = [each for start, _, each in code.co_lines() if start <= frame.f_lasti and each is not None]
         line = before[-1] if before else code.co_firstlineno
     return line
 

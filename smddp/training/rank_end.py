@@ -143,7 +143,7 @@ def _sure_end() -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("this rank ends, and could not tell all of how")
+        logger.exception("this rank ends, and its end could not be reported in full")
     finally:
         os._exit(1)
 
@@ -162,7 +162,9 @@ def end_late(
         where = failure_report.thread_traceback()
         seconds = stop_signal.age
         if code == RESUMABLE:
-            logger.warning("told to stop %.0f s ago, still busy; all steps are in a checkpoint: ended here", seconds)
+            logger.warning(
+                "told to stop %.0f s ago, and still busy; all steps are in a checkpoint: ended here", seconds
+            )
             record_good_end(code)
         else:
             found = verdict()

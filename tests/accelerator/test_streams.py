@@ -181,6 +181,7 @@ def test_a_model_is_called_with_or_without_a_batch_of_the_cpu() -> None:
     replica: Any = SimpleNamespace(
         device_ids=[0],
         device_type="late",
+        use_side_stream_for_tensor_copies=False,
         module=lambda *given, **named: (given, named),
     )
     assert Replica._forward_alone(replica, (), {}) == ((), {})
