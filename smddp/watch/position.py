@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -64,6 +64,8 @@ _DEBUGGERS = (
 """Python's debugger, which others build on, at a line and after an error; its console; the debugger of VS Code and
 PyCharm; IPython's console."""
 _MOST_FRAMES = 12
+_LATEST_LINES = 15
+"""So many of the lines seen in a phase are kept: a single one may be any line through which the rank passes."""
 _NEWEST_SHARE = 0.1
 """The weight of the newest pause in what is usual."""
 
@@ -105,7 +107,7 @@ class Position:
     glances: Mapping[str, int] = field(default_factory=dict)
     """How often the rank was seen in each phase, or waiting, since the watchdog began: glances are equally spaced."""
     lines: Mapping[str, str] = field(default_factory=dict)
-    """The line of the user's code that was last seen in each phase."""
+    """The line of the user's code that was seen most often of late in each phase."""
     frames: Sequence[str] = ()
     """The main thread's frames in the user's code, the innermost last; none unless `idle`."""
     neighbours: Mapping[int, str] = field(default_factory=dict)
@@ -145,7 +147,7 @@ class Sampler:
         self._beat = 0
         self._usual = 0.0
         self._glances = Counter[str]()
-        self._lines: dict[str, str] = {}
+        self._lines = defaultdict[str, deque[str]](lambda: deque(maxlen=_LATEST_LINES))
         self.restart()
 
     def restart(self) -> None:
@@ -157,12 +159,13 @@ class Sampler:
     def glance(self, *, with_line: bool) -> None:
         """Count the phase in which the main thread is now; `with_line`: note its line, too, which takes longer."""
         self._collectives.entered()  # NCCL's recorder is read here
-        phase = _phase(_main_files())
+        stack = main_stack() if with_line else None
+        phase = _phase(_main_files()) if stack is None else phase_of(stack)
         if self._collectives.is_inside(in_call=phase in WAITING_PHASES) and (self._on_gpu or not _main_computes()):
             phase = WAITING
         self._glances[phase] += 1
-        if with_line and phase != WAITING:
-            self._lines[phase] = frame_lines(main_stack())[-1]
+        if stack and phase != WAITING:
+            self._lines[phase].append(frame_lines(stack)[-1])
 
     def sample(self, neighbours: Mapping[int, str], *, end: str | None = None) -> Position:
         """Return the position now. `end` is the phase of the last sample: ended, failed or unwatched."""
@@ -201,7 +204,7 @@ class Sampler:
             still=now - self._active,
             phase=phase,
             glances=dict(self._glances),
-            lines=dict(self._lines),
+            lines={phase: Counter(lines).most_common(1)[0][0] for phase, lines in self._lines.items()},
             frames=frame_lines(stack)[-_MOST_FRAMES:],
             neighbours=neighbours,
         )
