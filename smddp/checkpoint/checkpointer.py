@@ -14,10 +14,12 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal
 
+import torch.distributed as dist
+
 from smddp.checkpoint.format.manifest import Manifest, json_values
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
-from smddp.checkpoint.run_state import Stateful, check_parts
+from smddp.checkpoint.run_state import Stateful, check_parts, is_in_pieces
 from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers
 from smddp.checkpoint.save.background_saves import BackgroundSaves
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
@@ -139,6 +141,7 @@ class Checkpointer:
             ranks = Ranks(rank=0, world_size=1) if self._share == "alone" else Ranks.current()
             with same_error(ranks):
                 group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
+                self._check_writers(group)
             committer = Committer(
                 self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
             )
@@ -148,6 +151,18 @@ class Checkpointer:
             if self.observer is None:
                 observe = type(self).observe if ranks.is_main and self._share != "alone" else None
                 self.observer = Unobserved() if observe is None else observe(self, self._store)
+
+    def _check_writers(self, group: SaveGroup) -> None:
+        """Raise CheckpointError unless each rank that has pieces of the state may write them."""
+        world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if len(group.writers) == world_size:
+            return
+        if (name := next((name for name, part in self._state.items() if is_in_pieces(part)), None)) is not None:
+            raise CheckpointError(
+                f"each rank has pieces of {name!r}, and share={self._share!r} lets only {len(group.writers)} of "
+                f'{world_size} ranks write: give share="all", and a location in S3 or on a file system that all nodes '
+                "share"
+            )
 
     def load(self, *, kept: Collection[str] = ()) -> Manifest | None:
         """Restore the newest valid checkpoint; collective.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +17,8 @@ import torch
 
 from smddp.accelerator import device_count, device_kind, random_states, set_random_state
 from smddp.checkpoint.format.manifest import is_part_name
-from smddp.distributed.replica import find_sharded_weight, find_sharding
+from smddp.checkpoint.format.shards import is_dtensor, why_unsupported
+from smddp.checkpoint.parts.optimizers import NamedOptimizer
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,9 @@ RANKS = "ranks"
 
 RNG = "rng"
 """The key of the random number generators in each of these dicts. In format 1, a part that is such a list."""
+
+_FLAT = "FullyShardedDataParallel"
+"""The wrapper that `fully_shard` has replaced, recognized by name: importing it takes a second."""
 
 
 @runtime_checkable
@@ -56,7 +60,10 @@ class Sharded(Stateful, Protocol):
 
 
 def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
-    """Raise ValueError for an invalid or duplicate name or a sharded part, TypeError for a part not `Stateful`."""
+    """Raise TypeError for a part that is not `Stateful`, ValueError for an invalid or duplicate name.
+
+    Also raise ValueError for a part that is divided among the ranks in a way that can't be saved.
+    """
     for name, part in [*state.items(), *per_rank.items()]:
         if name in (RNG, RANKS) or not is_part_name(name):
             raise ValueError(
@@ -66,23 +73,37 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
         if not isinstance(part, Stateful):
             raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
     for name, part in state.items():
-        if (sharding := _sharding(part)) is not None:
-            raise ValueError(
-                f"{name!r} is sharded among the ranks ({sharding}), and a Checkpointer saves only what every "
-                "rank has in full: save it with torch.distributed.checkpoint, or replicate the model "
-                "(DistributedDataParallel)"
-            )
+        if (why := _why_not_savable(part)) is not None:
+            raise ValueError(f"{name!r} can't be saved: {why}")
     if both := sorted(set(state) & set(per_rank)):
         raise ValueError(f"{', '.join(both)} is both in state and in per_rank: a part is the same on all ranks, or not")
 
 
-def _sharding(part: object) -> str | None:
+def is_in_pieces(part: object) -> bool:
+    """Return whether a module or an optimizer has DTensors: each rank then saves and loads its own pieces."""
+    return any(is_dtensor(tensor) for _, tensor in _tensors_of(part))
+
+
+def _why_not_savable(part: object) -> str | None:
+    """Describe, for people, how a module or an optimizer is divided among the ranks, if not in pieces; else None."""
+    if isinstance(part, torch.nn.Module) and any(_FLAT in map(_name, type(each).__mro__) for each in part.modules()):
+        return f"it is a {_FLAT}, which hides the layout of its weights: shard the module by torch's fully_shard"
+    found = ((name, why_unsupported(tensor)) for name, tensor in _tensors_of(part) if is_dtensor(tensor))
+    return next((f"{name} is {why}" for name, why in found if why is not None), None)
+
+
+def _tensors_of(part: object) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(part, torch.nn.Module):
-        return find_sharding(part)
-    if isinstance(part, torch.optim.Optimizer):
-        weights = [weight for group in part.param_groups for weight in group["params"]]
-        return find_sharded_weight((f"parameter {number}", weight) for number, weight in enumerate(weights))
-    return None
+        yield from part.named_parameters()
+        yield from part.named_buffers()
+    optimizer = part.optimizer if isinstance(part, NamedOptimizer) else part
+    if isinstance(optimizer, torch.optim.Optimizer):
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        yield from ((f"parameter {number}", weight) for number, weight in enumerate(weights))
+
+
+def _name(kind: type) -> str:
+    return kind.__name__
 
 
 def capture_random_state() -> dict[str, Any]:

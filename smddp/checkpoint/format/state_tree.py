@@ -8,6 +8,8 @@ the rest to JSON. Types that JSON lacks become a JSON object with the key ``"$"`
     {"$": "scalar", "name": N}      the same as a numpy scalar         {"$": "dict", "items": [[key, value], ...]}
     {"$": "ordered", "items": [[key, value], ...], "metadata": ...}    an OrderedDict, with a module's _metadata
     {"$": "counter", "items": [[key, value], ...]}                     a collections.Counter
+    {"$": "sharded", "name": N, "dtype": D, "shape": [...], "pieces": [[M, [start, ...], [extent, ...]], ...]}
+                                    the tensor N, whose pieces are the tensors M of the files
 
 Other types cannot be saved: they raise an error with their name, and are never pickled or left out. A caller may add
 types with `MoreKinds`; each is saved as ``{"$": kind, "value": ...}``.
@@ -17,19 +19,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from smddp.checkpoint.format.tensors import DTYPES
+from smddp.checkpoint.format.shards import (
+    Box,
+    check_boxes,
+    is_dtensor,
+    local_values,
+    pieces_of,
+    why_unsupported,
+)
+from smddp.checkpoint.format.tensors import DTYPES, check_shape
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import METADATA
 
 _TAG = "$"
 _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _KINDS = {kind: name for name, kind in _DICTS.items()}
+_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class MoreKinds(Protocol):
@@ -52,8 +64,56 @@ def flatten(state: object, *, path: str, more: MoreKinds | None = None) -> tuple
     return parts.skeleton(state, path, ""), parts.tensors
 
 
-def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor], more: MoreKinds | None = None) -> Any:
-    """Rebuild a state from the result of `flatten`."""
+def flatten_shards(state: object, *, path: str, rank: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, int]]:
+    """Split a state that may have DTensors, on one of the ranks; return the rank that saves each piece of them, too.
+
+    Skeleton, names and sizes are the same on all ranks. A piece that another rank saves is a meta tensor here.
+    """
+    parts = _Parts(None, rank=rank)
+    return parts.skeleton(state, path, ""), parts.tensors, parts.owners
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedEntry:
+    """A tensor whose pieces are in the files of a checkpoint."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: Mapping[str, Box]
+    """The box of each piece, by its name in the files."""
+
+
+def sharded_entries(skeleton: Any) -> Iterator[ShardedEntry]:
+    """Yield the tensors of a skeleton that are in pieces. Raise CheckpointError for one that is malformed."""
+    pending = [skeleton]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict) and value.get(_TAG) == "sharded":
+            yield _sharded_entry(value)
+        elif isinstance(value, list | dict):
+            pending.extend(value.values() if isinstance(value, dict) else value)
+
+
+def _sharded_entry(node: Mapping[str, Any]) -> ShardedEntry:
+    try:
+        name, dtype, shape = node["name"], _DTYPES[node["dtype"]], node["shape"]
+        pieces = {piece: Box(tuple(start), tuple(extents)) for piece, start, extents in node["pieces"]}
+        boxes = list(pieces.values())
+        for each in (shape, *(list(box.start) for box in boxes), *(list(box.shape) for box in boxes)):
+            check_shape(each, dtype)
+            if len(each) != len(shape):
+                raise ValueError(str(each))
+        if type(name) is not str:
+            raise TypeError(str(name))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the pieces of a tensor are not what they should be: {str(error)[:100]}") from error
+    check_boxes(name, shape, boxes)
+    return ShardedEntry(name, dtype, tuple(shape), pieces)
+
+
+def unflatten(skeleton: Any, tensors: Mapping[str, Any], more: MoreKinds | None = None) -> Any:
+    """Rebuild a state from the result of `flatten`; from other values by the tensors' names, a state of those."""
     if isinstance(skeleton, list):
         return [unflatten(item, tensors, more) for item in skeleton]
     if not isinstance(skeleton, dict):
@@ -61,7 +121,7 @@ def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor], more: MoreKind
     kind = skeleton.get(_TAG)
     if kind is None:
         return {key: unflatten(value, tensors, more) for key, value in skeleton.items()}
-    if kind == "tensor":
+    if kind in ("tensor", "sharded"):
         return tensors[skeleton["name"]]
     if kind == "array":
         return tensors[skeleton["name"]].numpy()
@@ -85,9 +145,13 @@ def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor], more: MoreKind
 class _Parts:
     """Collects tensors and their names."""
 
-    def __init__(self, more: MoreKinds | None) -> None:
+    def __init__(self, more: MoreKinds | None, *, rank: int | None = None) -> None:
         self._more = more
+        self._rank = rank
         self.tensors: dict[str, torch.Tensor] = {}
+        self.owners: dict[str, int] = {}
+        """The rank that saves each piece of a DTensor, by the piece's name."""
+        self._in_pieces: set[str] = set()
         self._at: dict[int, list[str]] = {}  # names by address
 
     def skeleton(self, value: Any, path: str, name: str) -> Any:
@@ -99,6 +163,8 @@ class _Parts:
             return value
         if kind is float:
             return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
+        if is_dtensor(value) and self._rank is not None:
+            return self._sharded(value, path, name)
         if isinstance(value, torch.Tensor):
             return {_TAG: "tensor", "name": self._add_tensor(value, path, name)}
         if isinstance(value, (np.ndarray, np.generic)):
@@ -134,6 +200,23 @@ class _Parts:
             tagged["metadata"] = self.skeleton(metadata, f"{path}.{METADATA}", _join(name, "metadata"))
         return tagged
 
+    def _sharded(self, tensor: torch.Tensor, path: str, name: str) -> Any:
+        """Add the pieces of a DTensor. Tied ones are saved twice: a rank without values can't tell that they are."""
+        if (why := why_unsupported(tensor)) is not None:
+            raise CheckpointError(f"{path} is {why}")
+        name, turn = self._unused(name), len(self._in_pieces)
+        self._in_pieces.add(name)
+        values, pieces = local_values(tensor.detach()), []
+        for number, piece in enumerate(pieces_of(tensor)):
+            owner = piece.ranks[(turn + number) % len(piece.ranks)]  # in turn, so that all save about as much
+            is_own = owner == self._rank
+            content = values if is_own else torch.empty(piece.box.shape, dtype=tensor.dtype, device="meta")
+            key = self._add(content, path, f"{name}@{number}")
+            self.owners[key] = owner
+            pieces.append([key, list(piece.box.start), list(piece.box.shape)])
+        whole = {"name": name, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        return {_TAG: "sharded", **whole, "pieces": pieces}
+
     def _add_tensor(self, tensor: torch.Tensor, path: str, name: str) -> str:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             raise CheckpointError(
@@ -157,14 +240,18 @@ class _Parts:
         if tensor.dtype not in DTYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(f"{path} is of {tensor.dtype}; a checkpoint can hold {known}")
+        unused = self._unused(name)
+        self.tensors[unused] = tensor
+        return unused
+
+    def _unused(self, name: str) -> str:
         if not name.isascii():
             name = name.encode(errors="replace").decode()  # safetensors has no lone surrogates
         name = name or "value"
-        unique, number = name, 2
-        while unique in self.tensors or unique == "__metadata__":  # reserved in safetensors
-            unique, number = f"{name}#{number}", number + 1
-        self.tensors[unique] = tensor
-        return unique
+        unused, number = name, 2
+        while unused in self.tensors or unused in self._in_pieces or unused == "__metadata__":  # safetensors' own
+            unused, number = f"{name}#{number}", number + 1
+        return unused
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:

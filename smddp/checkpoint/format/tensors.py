@@ -182,15 +182,25 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 def _entry(name: str, fields: Any, offset: int) -> Entry:
     dtype, shape = _BY_NAME[fields["dtype"]], fields["shape"]
     start, end = fields["data_offsets"]
-    if not (type(shape) is list and len(shape) <= MOST_DIMENSIONS and all(_is_count(each) for each in [*shape, start])):
+    check_shape(shape, dtype)
+    if not _is_count(start):
         raise ValueError(f"the shape {str(shape)[:100]} at {str(start)[:100]}")
-    # torch computes strides in 64 bits, even for an empty tensor.
-    if math.prod(max(each, 1) for each in shape) * dtype.itemsize >= 2**63:
-        raise ValueError(f"the shape {str(shape)[:100]}")
     size = math.prod(shape) * dtype.itemsize
     if type(end) is not int or end - start != size:
         raise ValueError(f"{size} bytes of {str(name)[:100]!r} from {start} to {str(end)[:100]}")
     return Entry(name=name, dtype=dtype, shape=tuple(shape), start=offset + start, size=size)
+
+
+def check_shape(shape: object, dtype: torch.dtype) -> None:
+    """Raise ValueError unless an untrusted value is the shape, a list, of a tensor that torch can have."""
+    if (
+        type(shape) is not list
+        or len(shape) > MOST_DIMENSIONS
+        or not all(map(_is_count, shape))
+        # torch computes strides in 64 bits, even for an empty tensor.
+        or math.prod(max(each, 1) for each in shape) * dtype.itemsize >= 2**63
+    ):
+        raise ValueError(f"the shape {str(shape)[:100]}")
 
 
 def _is_count(value: object) -> bool:

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -179,6 +179,15 @@ class NamedOptimizer:
             holds, remedy = ("this script's", "") if self._on_change == "take" else ("the checkpoint's", TAKE_REMEDY)
             logger.warning("the optimizer resumes with %s options: %s%s", holds, "; ".join(told), remedy)
 
+    def weights_of(self, state: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+        """Return the parameter of each number in a saved state. Raise ValueError if it is of other parameters."""
+        saved = self._saved_groups(state)
+        if saved is None:
+            return weights_in_order(self.optimizer, state)
+        own = [weight for group in self.optimizer.param_groups for weight in group["params"]]
+        by_name = dict(zip(chain(*self._group_names()), own, strict=True))
+        return dict(zip(_numbers(state), (by_name[name] for name in chain(*saved)), strict=True))
+
     def _keep_dtypes(self, state: Mapping[str, Any]) -> None:
         """Restore the saved dtypes of the optimizer's state, which PyTorch casts to the parameter's dtype.
 
@@ -262,7 +271,7 @@ class NamedOptimizer:
         if saved is None:
             return plain
         names_of_all = [name for names in saved for name in names]
-        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        numbers = _numbers(state)
         number_of = dict(zip(names_of_all, numbers, strict=True))
         dtypes = [dtype for group in state["param_groups"] for dtype in group.get(DTYPES, ())]
         dtype_of = dict(zip(names_of_all, dtypes, strict=False))
@@ -322,6 +331,16 @@ def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copied(value) for name, value in group.items() if name not in ("params", NAMES, DTYPES)}
 
 
+def weights_in_order(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+    """Return the parameter of each number in a saved state whose parameters are in the optimizer's order."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return dict(zip(_numbers(state), weights, strict=False))
+
+
+def _numbers(state: Mapping[str, Any]) -> list[int]:
+    return [number for group in state["param_groups"] for number in group["params"]]
+
+
 def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, by_name: bool = False) -> None:
     """Raise ValueError if a state has another kind or other parameters, matched by number unless `by_name`."""
     groups, own = state["param_groups"], optimizer.param_groups
@@ -341,9 +360,7 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, by_name: 
                 )
     if by_name:
         return
-    weights = [weight for group in own for weight in group["params"]]
-    numbers = [number for group in groups for number in group["params"]]
-    for number, weight in zip(numbers, weights, strict=True):
+    for number, weight in weights_in_order(optimizer, state).items():
         for name, value in state["state"].get(number, {}).items():
             if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape != weight.shape:
                 raise ValueError(

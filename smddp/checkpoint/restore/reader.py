@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from smddp.checkpoint.format.manifest import STATE_NAME, Manifest, parse_json
-from smddp.checkpoint.format.state_tree import unflatten
+from smddp.checkpoint.format.shards import Box, local_box, with_layout_of
+from smddp.checkpoint.format.state_tree import ShardedEntry, sharded_entries, unflatten
+from smddp.checkpoint.format.tensors import Entry, allocate, tensor_at
 from smddp.checkpoint.restore.listing import ScanResult, check_sizes, examine, look_until_settled
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores.store import Store, step_name
@@ -46,22 +48,47 @@ class Loaded:
             ) from error
 
 
+@dataclass(slots=True, frozen=True)
+class Unread:
+    """Stands for a tensor of a checkpoint that is not read yet."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def numpy(self) -> Unread:
+        """Return itself, for an array."""
+        return self
+
+    def __getitem__(self, _index: object) -> Unread:
+        return self
+
+
+FindTargets = Callable[[Any], Mapping[str, torch.Tensor]]
+"""Gets the state of a part with an `Unread` for each tensor; returns the DTensors to load, by the names of those."""
+
+_NO_TARGETS: Mapping[str, FindTargets] = {}
+
+
 def read_checkpoint(store: Store, step: int, parts: Collection[str] | None = None) -> Loaded:
     """Read one checkpoint, with the tensors of `parts`, or of all parts if None.
 
     Raise CheckpointError if it is absent or not valid. StoreError and OSError say nothing about its validity.
     """
-    info, loaded = examine(store, step, partial(_load, store, parts=parts))
+    info, loaded = examine(store, step, partial(load_parts, store, parts=parts))
     if loaded is None:
         raise CheckpointError(f"cannot read the checkpoint {info.path}: {info.reason}")
     return loaded
 
 
-def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | None:
+def read_newest(
+    store: Store, parts: Collection[str] | None = None, *, load: Callable[[Manifest], Loaded] | None = None
+) -> Loaded | None:
     """Read the newest valid checkpoint; None if no save ever finished. Log a warning for each one skipped.
 
+    `load` reads it, in place of this function, and raises CheckpointError with only the reason if it is not valid.
     Raise CheckpointError if none is valid, a newer smddp wrote the newest, or they are removed while they are read.
     """
+    load = load or partial(load_parts, store, parts=parts)
     # Only the files of `parts` are read and verified. An error of the store does not skip a checkpoint, which may be
     # valid: an older one would lose progress.
     told: set[tuple[int, str]] = set()
@@ -69,7 +96,7 @@ def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | 
     def look() -> ScanResult[Loaded]:
         passed_over: dict[int, str | None] = {}
         for step in store.newest_first():
-            info, loaded = examine(store, step, partial(_load, store, parts=parts))
+            info, loaded = examine(store, step, load)
             if loaded is not None:
                 return ScanResult(found=loaded, passed_over=passed_over)
             if info.status == "newer":
@@ -90,12 +117,90 @@ def read_newest(store: Store, parts: Collection[str] | None = None) -> Loaded | 
     return last.found
 
 
-def _load(store: Store, manifest: Manifest, *, parts: Collection[str] | None) -> Loaded:
+def load_parts(
+    store: Store,
+    manifest: Manifest,
+    *,
+    parts: Collection[str] | None,
+    targets: Mapping[str, FindTargets] = _NO_TARGETS,
+    whole: bool = True,
+) -> Loaded:
+    """Read and verify a checkpoint, with the tensors of `parts`, or of all parts if None.
+
+    Of a tensor with a target only this rank's values are read, and it is returned as a DTensor of the target's layout.
+    The others are read only if `whole`. Raise CheckpointError with only the reason.
+    """
     check_sizes(store, manifest)
     files = VerifiedFiles(store, manifest)
     try:
         skeletons = dict(parse_json(files.state()).items())
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{STATE_NAME} is not the JSON object that it should be: {error}") from error
-    wanted = {*skeletons, *manifest.parts} if parts is None else set(parts) & set(skeletons)
-    return Loaded(manifest=manifest, skeletons=skeletons, tensors=files.tensors(sorted(wanted)))
+    wanted = sorted({*skeletons, *manifest.parts} if parts is None else set(parts) & set(skeletons))
+    places = {
+        part: _places(skeletons.get(part), entries, targets.get(part), whole=whole)
+        for part, entries in files.entries(wanted).items()
+    }
+    sources = {
+        part: {piece: each for each in found.values() for piece in each.pieces} for part, found in places.items()
+    }
+    files.read(
+        wanted,
+        lambda part, name, tensor: sources[part][name].take(name, tensor),
+        lambda part, name: name in sources[part],
+    )
+    tensors = {part: {name: each.tensor() for name, each in found.items()} for part, found in places.items()}
+    return Loaded(manifest=manifest, skeletons=skeletons, tensors=tensors)
+
+
+def _places(
+    skeleton: Any, entries: Mapping[str, Entry], find_targets: FindTargets | None, *, whole: bool
+) -> dict[str, _Place]:
+    """Return the place of each tensor of a part that is to be read, by name."""
+    sharded = {each.name: each for each in sharded_entries(skeleton)}
+    pieces = {piece for each in sharded.values() for piece in each.pieces}
+    of_part = {
+        name: ShardedEntry(name, each.dtype, each.shape, {name: Box((0,) * len(each.shape), each.shape)})
+        for name, each in entries.items()
+        if name not in pieces
+    } | sharded
+    targets: Mapping[str, torch.Tensor] = {}
+    if find_targets is not None:
+        targets = find_targets(unflatten(skeleton, {name: Unread(name, each.shape) for name, each in of_part.items()}))
+    return {name: _Place(each, targets.get(name)) for name, each in of_part.items() if whole or name in targets}
+
+
+class _Place:
+    """Receives one tensor of a checkpoint: all of its values, or those that this rank has of a DTensor."""
+
+    def __init__(self, saved: ShardedEntry, target: torch.Tensor | None) -> None:
+        self._saved, self._target = saved, target
+        self._box = Box((0,) * len(saved.shape), saved.shape) if target is None else local_box(target)
+        overlaps = {name: box.overlap(self._box) for name, box in saved.pieces.items()}
+        self.pieces = {name: each for name, each in overlaps.items() if each is not None}
+        """The part that each piece has of the box, by the name of the piece in the files."""
+        self._values: torch.Tensor | None = None
+        if list(self.pieces) != [name for name, box in saved.pieces.items() if box == self._box]:
+            memory = allocate(max(self._box.size * saved.dtype.itemsize, 1))
+            self._values = tensor_at(memory, 0, saved.dtype, self._box.shape)
+        self._taken: set[str] = set()
+
+    def take(self, name: str, piece: torch.Tensor) -> None:
+        """Keep the values of one piece; threads may take several at a time, which do not overlap."""
+        box, overlap = self._saved.pieces[name], self.pieces[name]
+        if (piece.dtype, tuple(piece.shape)) != (self._saved.dtype, box.shape):
+            raise CheckpointError(
+                f"{name[:100]!r} is no piece of {self._saved.name[:100]!r}: it has another shape or type"
+            )
+        if self._values is None:
+            self._values = piece
+        else:
+            self._values[overlap.within(self._box)] = piece[overlap.within(box)]
+        self._taken.add(name)
+
+    def tensor(self) -> torch.Tensor:
+        """Return the tensor; raise CheckpointError if a piece was missing."""
+        if missing := sorted(set(self.pieces) - self._taken):
+            raise CheckpointError(f"{missing[0][:100]!r}, a piece of {self._saved.name[:100]!r}, is missing")
+        values = torch.empty(self._box.shape, dtype=self._saved.dtype) if self._values is None else self._values
+        return values if self._target is None else with_layout_of(self._target, values)

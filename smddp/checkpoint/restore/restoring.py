@@ -1,8 +1,8 @@
 """Restores one checkpoint on all ranks, or on none.
 
 Notes on the order, each step agreed by all ranks before the next:
-  1. Rank 0 reads and verifies the checkpoint.
-  2. Rank 0 broadcasts it to the other ranks.
+  1. Rank 0 reads and verifies the checkpoint. Where the run has DTensors, each rank reads its own pieces of them.
+  2. Rank 0 broadcasts the rest to the other ranks.
   3. Every rank checks that it fits: no part is missing, and none is of another model. Nothing has changed until then,
      so an error on any rank leaves all as they were.
   4. Every rank loads it.
@@ -14,6 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,11 +22,14 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.parts.optimizers import check_optimizer, some
-from smddp.checkpoint.restore.reader import Loaded, read_newest
-from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, restore_random_state
-from smddp.checkpoint.stores.store import Store
-from smddp.distributed import Ranks
+from smddp.checkpoint.format.shards import is_dtensor
+from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, some, weights_in_order
+from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_newest
+from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, is_in_pieces, restore_random_state
+from smddp.checkpoint.stores.filesystem import MISSING
+from smddp.checkpoint.stores.store import Store, StoreError
+from smddp.distributed import PeerFailedError, Ranks
+from smddp.distributed.ranks import error_text
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import in_names_of, plain_name, plain_state
 from smddp.path_text import shown_path
@@ -51,11 +55,19 @@ def restore_newest(
 
     Parts in ``kept`` stay as they are. The rank that fails raises its own error, and the others raise PeerFailedError.
     """
+    parts = {*state, *per_rank, RANKS, RNG}
+    targets = {name: partial(_targets_in, part) for name, part in state.items() if is_in_pieces(part)}
 
-    def read() -> Loaded | None:
-        return _read(store, {*state, *per_rank, RANKS, RNG}, hyperparameters) if ranks.is_main else None
+    def load(manifest: Manifest) -> Loaded:
+        return load_parts(store, manifest, parts=parts, targets=targets, whole=ranks.is_main)
 
-    loaded = _share(ranks, ranks.agree(read))
+    def read(load: Callable[[Manifest], Loaded]) -> Loaded | None:
+        return _read(store, load, hyperparameters)
+
+    if targets and ranks.world_size > 1:
+        loaded = _share(ranks, _read_on_all(ranks, read, load))
+    else:
+        loaded = _share(ranks, ranks.agree(lambda: read(load) if ranks.is_main else None))
     if loaded is None:
         return None
     restoration = ranks.agree(lambda: Restoration(loaded, state=state, per_rank=per_rank, rank=ranks.rank))
@@ -64,9 +76,86 @@ def restore_newest(
     return loaded.manifest
 
 
-def _read(store: Store, parts: set[str], hyperparameters: Mapping[str, Any]) -> Loaded | None:
+def _read_on_all(
+    ranks: Ranks, read: Callable[[Callable[[Manifest], Loaded]], Loaded | None], load: Callable[[Manifest], Loaded]
+) -> Loaded | None:
+    """Read the newest checkpoint that is valid on all ranks, each its own pieces. Collective.
+
+    Rank 0 looks for it by `read`. Each checkpoint that it tries is loaded on all ranks, and is damaged if it is damaged
+    on one of them.
+    """
+    own: Loaded | None = None
+
+    def load_here(manifest: Manifest) -> Loaded:
+        nonlocal own
+        own, error = None, None
+        try:
+            own = load(manifest)
+        except Exception as raised:  # not swallowed: raised once all ranks know
+            error = raised
+        is_gone = isinstance(error, OSError) and error.errno in MISSING
+        is_damaged = is_gone or (isinstance(error, CheckpointError) and not isinstance(error, StoreError))
+        told = ranks.gather(lambda: None if error is None else (is_damaged, error_text(error)))
+        if error is not None:
+            raise error
+        for rank, failure in enumerate(told):
+            if failure is not None:
+                text = f"rank {rank}: {failure[1]}"
+                raise CheckpointError(text) if failure[0] else PeerFailedError(text, rank=rank, told=failure[1])
+        assert own is not None
+        return own
+
+    def load_on_all(manifest: Manifest) -> Loaded:
+        ranks.from_rank(0, manifest)
+        return load_here(manifest)
+
+    if ranks.is_main:
+        loaded, failure = None, None
+        try:
+            loaded = read(load_on_all)
+        except Exception as raised:  # not swallowed: raised below
+            failure = raised
+        ranks.from_rank(0, None)
+        return ranks.agree(partial(_result, loaded, failure))
+    while (manifest := ranks.from_rank(0, None)) is not None:
+        with suppress(Exception):  # rank 0 knows of it, and raises it or looks further
+            load_here(manifest)
+    return ranks.agree(lambda: own)
+
+
+def _result(loaded: Loaded | None, failure: Exception | None) -> Loaded | None:
+    if failure is not None:
+        raise failure
+    return loaded
+
+
+def _targets_in(part: Stateful, state: Any) -> dict[str, torch.Tensor]:
+    """Return the DTensors of a module or an optimizer whose values are in a state of `Unread` tensors, by name."""
+    if isinstance(part, torch.nn.Module):
+        saved = plain_state(state)
+        pairs = [(saved.get(key), tensor) for key, tensor in plain_state(part.state_dict()).items()]
+    else:
+        assert isinstance(part, NamedOptimizer | torch.optim.Optimizer)
+        try:
+            weights = part.weights_of(state) if isinstance(part, NamedOptimizer) else weights_in_order(part, state)
+        except ValueError:  # it does not fit, and is refused below
+            return {}
+        pairs = [
+            (value, weight)
+            for number, weight in weights.items()
+            for key, value in state["state"].get(number, {}).items()
+            if key != "step"  # a plain tensor in every optimizer of PyTorch, which loads it apart, too
+        ]
+    return {
+        value.name: tensor
+        for value, tensor in pairs
+        if is_dtensor(tensor) and isinstance(value, Unread) and value.shape == tuple(tensor.shape)
+    }
+
+
+def _read(store: Store, load: Callable[[Manifest], Loaded], hyperparameters: Mapping[str, Any]) -> Loaded | None:
     started = time.monotonic()
-    loaded = read_newest(store, parts)
+    loaded = read_newest(store, load=load)
     if loaded is None:
         logger.info("there is no checkpoint in %s: starting from the beginning", shown_path(str(store)))
         return None
@@ -80,26 +169,28 @@ def _read(store: Store, parts: set[str], hyperparameters: Mapping[str, Any]) -> 
 
 
 def _share(ranks: Ranks, read: Loaded | None) -> Loaded | None:
-    """Broadcast the checkpoint that rank 0 read."""
+    """Broadcast what rank 0 has read, but for DTensors, of which each rank has read its own values."""
     description = ranks.from_rank(0, None if read is None else (read.manifest, read.skeletons, _layouts(read)))
     if description is None:
         return None
     manifest, skeletons, layouts = description
-    loaded = read or Loaded(
-        manifest=manifest,
-        skeletons=skeletons,
-        tensors={
+    loaded = read
+    if not ranks.is_main:
+        received = {
             part: {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in each.items()}
             for part, each in layouts.items()
-        },
-    )
-    ranks.broadcast(tensor for each in loaded.tensors.values() for tensor in each.values())
+        }
+        own = {} if read is None else read.tensors
+        tensors = {part: {**own.get(part, {}), **each} for part, each in received.items()}
+        loaded = Loaded(manifest=manifest, skeletons=skeletons, tensors=tensors)
+    assert loaded is not None
+    ranks.broadcast(loaded.tensors[part][name] for part, each in layouts.items() for name in each)
     return loaded
 
 
 def _layouts(loaded: Loaded) -> _Layouts:
     return {
-        part: {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        part: {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items() if not is_dtensor(tensor)}
         for part, tensors in loaded.tensors.items()
     }
 

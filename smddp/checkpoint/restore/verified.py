@@ -7,7 +7,7 @@ final memory, and hashes each block while the CPU cache still holds it. Reading 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,6 +53,10 @@ class _Span:
     """The tensors in it. None in format 1, where the header is verified together with the rest of the file."""
 
 
+def _everything(_part: str, _name: str) -> bool:
+    return True
+
+
 class VerifiedFiles:
     """The files of a manifest, verified as they are read.
 
@@ -63,12 +67,15 @@ class VerifiedFiles:
         """Read nothing yet."""
         self._store = store
         self._threads = max(store.readers, min(_cores(), _MOST_CORES))
+        self._digests: dict[str, FileDigests] | None = None
+        self._read_layouts: dict[str, Layout] = {}
         self.manifest = manifest
 
     def verify(self) -> None:
         """Verify every byte of every file, in little memory. Call `check_sizes` first."""
         self.state()
-        in_parallel([partial(self._read, span) for span in self._spans(self.manifest.parts)], threads=self._threads)
+        spans = self._spans(self.manifest.parts, _everything)
+        in_parallel([partial(self._read, span) for span in spans], threads=self._threads)
 
     def state(self) -> bytes:
         """Return the content of state.json. Call `check_sizes` first."""
@@ -80,55 +87,99 @@ class VerifiedFiles:
         Each tensor has its own storage. A part without files has no tensors.
         """
         tensors: dict[str, dict[str, torch.Tensor]] = {part: {} for part in parts}
-        spans = self._spans(parts)
-        memories = in_parallel([partial(self._read_into_memory, span) for span in spans], threads=self._threads)
-        for span, memory in zip(spans, memories, strict=True):
-            entries = _layout_of(memory).entries if span.entries is None else span.entries
-            part = tensors[part_of(span.file)]
-            for entry in entries:
-                if entry.name in part:
-                    raise CheckpointError(f"{entry.name!r} is twice among the tensors of {part_of(span.file)}")
-                part[entry.name] = tensor_at(memory, entry.start - span.start, entry.dtype, entry.shape)
+        self.read(parts, lambda part, name, tensor: tensors[part].update({name: tensor}))
         return tensors
 
-    def _spans(self, parts: Collection[str]) -> list[_Span]:
+    def read(
+        self,
+        parts: Collection[str],
+        take: Callable[[str, str, torch.Tensor], None],
+        wanted: Callable[[str, str], bool] = _everything,
+    ) -> None:
+        """Read and verify the `wanted` tensors of some parts, and give each to `take`. Call `check_sizes` first.
+
+        Both functions get the names of the part and of the tensor; `take` is called in several threads, and a tensor
+        that it does not keep is freed. Each tensor has its own storage.
+        """
+        self.entries(parts)  # raises if two tensors have one name
+        in_parallel(
+            [partial(self._take, span, take, wanted) for span in self._spans(parts, wanted)], threads=self._threads
+        )
+
+    def entries(self, parts: Collection[str]) -> dict[str, dict[str, Entry]]:
+        """Return the tensors of some parts, which are not read yet, by part and name. Call `check_sizes` first."""
+        entries: dict[str, dict[str, Entry]] = {part: {} for part in parts}
+        for name, layout in self._layouts(self._names(parts)).items():
+            of_part = entries[part_of(name)]
+            for entry in layout.entries:
+                if entry.name in of_part:
+                    raise CheckpointError(f"{entry.name!r} is twice among the tensors of {part_of(name)}")
+                of_part[entry.name] = entry
+        return entries
+
+    def _names(self, parts: Collection[str]) -> list[str]:
+        return [name for part, names in self.manifest.parts.items() if part in parts for name in names]
+
+    def _spans(self, parts: Collection[str], wanted: Callable[[str, str], bool]) -> list[_Span]:
         """Divide the files of some parts into spans, largest first, so that all threads end at about the same time."""
-        names = [name for part, names in self.manifest.parts.items() if part in parts for name in names]
+        names = self._names(parts)
         if self.manifest.format == 1:
             spans = [self._whole(name) for name in names]
         else:
-            known = digests_from_json(self._small_file(DIGESTS_NAME))
-            for name in names:
-                if name not in known or known[name].xxh3_128 != self.manifest.files[name].xxh3_128:
-                    raise CheckpointError(f"{DIGESTS_NAME} does not have the digests of {name}")
-            layouts = in_parallel([partial(self._layout, name, known[name]) for name in names], threads=self._threads)
             spans = [
-                span for name, layout in zip(names, layouts, strict=True) for span in _divide(name, layout, known[name])
+                span
+                for name, layout in self._layouts(names).items()
+                for span in _divide(name, layout, self._known(name), wanted)
             ]
         return sorted(spans, key=lambda span: -span.size)
+
+    def _layouts(self, names: Sequence[str]) -> dict[str, Layout]:
+        """Return the layouts of some files, verified but in format 1, where a file has one digest."""
+        if self._digests is None and self.manifest.format > 1:
+            self._digests = digests_from_json(self._small_file(DIGESTS_NAME))
+        missing = [name for name in names if name not in self._read_layouts]
+        layouts = in_parallel([partial(self._layout, name) for name in missing], threads=self._threads)
+        self._read_layouts.update(zip(missing, layouts, strict=True))
+        return {name: self._read_layouts[name] for name in names}
+
+    def _known(self, name: str) -> FileDigests:
+        found = (self._digests or {}).get(name)
+        if found is None or found.xxh3_128 != self.manifest.files[name].xxh3_128:
+            raise CheckpointError(f"{DIGESTS_NAME} does not have the digests of {name}")
+        return found
 
     def _whole(self, name: str) -> _Span:
         record = self.manifest.files[name]
         stretch = _Stretch(name=name, size=record.size, xxh3_128=record.xxh3_128)
         return _Span(file=name, start=0, size=record.size, stretches=(stretch,), entries=None)
 
-    def _layout(self, name: str, known: FileDigests) -> Layout:
-        """Read and verify a file's header."""
+    def _layout(self, name: str) -> Layout:
+        """Read a file's header, and verify it but in format 1."""
         size = self.manifest.files[name].size
         beginning = self._bytes(name, 0, min(size, _FIRST_READ))
         length = header_size(beginning, size)
         header = beginning[:length] + self._bytes(name, len(beginning), max(0, length - len(beginning)))
-        if xxhash.xxh3_128_hexdigest(header) != known.header:
+        known = None if self.manifest.format == 1 else self._known(name)
+        if known is not None and xxhash.xxh3_128_hexdigest(header) != known.header:
             raise CheckpointError(f"{name} was changed: its header does not match its xxh3_128")
-        layout = Layout.parse(header, size)
-        if [entry.name for entry in layout.entries] != list(known.tensors):
+        try:
+            layout = Layout.parse(header, size)
+        except CheckpointError as error:  # in format 1, whose header is verified with the rest of the file
+            raise CheckpointError(f"{name} was changed: {error}") from error
+        if known is not None and [entry.name for entry in layout.entries] != list(known.tensors):
             raise CheckpointError(f"{DIGESTS_NAME} does not have the tensors of {name}")
         return layout
 
-    def _read_into_memory(self, span: _Span) -> memoryview:
+    def _take(
+        self, span: _Span, take: Callable[[str, str, torch.Tensor], None], wanted: Callable[[str, str], bool]
+    ) -> None:
+        """Read and verify a span, and give its tensors to `take`."""
         memory = allocate(max(span.size, 1))
         self._read(span, memory)
-        return memory
+        part = part_of(span.file)
+        for entry in _layout_of(memory).entries if span.entries is None else span.entries:
+            if wanted(part, entry.name):
+                take(part, entry.name, tensor_at(memory, entry.start - span.start, entry.dtype, entry.shape))
 
     def _read(self, span: _Span, memory: memoryview | None = None) -> None:
         """Read and verify a span, into `memory` or block by block into a scratch buffer."""
@@ -166,14 +217,17 @@ class VerifiedFiles:
         self._store.read_into(self.manifest.step, self.manifest.directory, name, start, memory)
 
 
-def _divide(file: str, layout: Layout, known: FileDigests) -> Iterator[_Span]:
-    """Divide a file into spans of whole tensors."""
+def _divide(file: str, layout: Layout, known: FileDigests, wanted: Callable[[str, str], bool]) -> Iterator[_Span]:
+    """Divide a file into spans of whole tensors, without those that are not wanted."""
+    part = part_of(file)
     entries: list[Entry] = []
     for entry in layout.entries:
-        if entries and entry.start + entry.size - entries[0].start > _SPAN:
+        is_wanted = wanted(part, entry.name)
+        if entries and (not is_wanted or entry.start + entry.size - entries[0].start > _SPAN):
             yield _span(file, entries, known)
             entries = []
-        entries.append(entry)
+        if is_wanted:
+            entries.append(entry)
     if entries:
         yield _span(file, entries, known)
 

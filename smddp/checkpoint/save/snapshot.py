@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smddp.checkpoint.format.manifest import file_names
-from smddp.checkpoint.format.state_tree import flatten
+from smddp.checkpoint.format.state_tree import flatten, flatten_shards
 from smddp.checkpoint.run_state import RANKS, RNG, Sharded, Stateful, capture_random_state
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
@@ -26,9 +26,9 @@ class Snapshot:
     skeletons: Mapping[str, Any]
     """The replicated state without its tensors, by part. Empty on a rank that writes none of it."""
     sizes: Mapping[str, Mapping[str, int]]
-    """Bytes of the replicated tensors, by part and name. Empty on a rank that writes none of them."""
+    """Bytes of the replicated tensors and of all pieces, by part and name. Empty on a rank that writes no file."""
     files: Sequence[StagedFile]
-    """The files of replicated tensors that this rank writes."""
+    """The files of replicated tensors and of pieces that this rank writes."""
     own_skeleton: Any
     """The per-rank state without its tensors."""
     own_file: StagedFile
@@ -41,7 +41,10 @@ class Snapshotter:
     def __init__(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], *, rank: int, writers: Sequence[int]
     ) -> None:
-        """Copy nothing yet. `writers` are the ranks that write the replicated `state`, each a share."""
+        """Copy nothing yet. `writers` are the ranks that write the replicated `state`, each a share.
+
+        Each piece of a DTensor in it is written by one of the ranks that have it.
+        """
         self._state = state
         self._per_rank = per_rank
         self._rank = rank
@@ -66,21 +69,21 @@ class Snapshotter:
 
     def preparation(self) -> Callable[[], None]:
         """Return a function that allocates the memory for the present state. Any thread may call it."""
-        _, tensors = self._flatten()
+        _, tensors, owners = self._flatten()
         files = {
             file: {name: tensor.detach() for name, tensor in each.items()}
-            for file, each in self._files(tensors, _sizes(tensors)).items()
+            for file, each in self._files(tensors, _sizes(tensors), owners).items()
         }
         return lambda: self._staging.prepare(files)
 
     def _take(self) -> Snapshot:
-        skeletons, tensors = self._flatten()
+        skeletons, tensors, owners = self._flatten()
         sizes = _sizes(tensors)
         own: dict[str, Any] = {RNG: capture_random_state()} | {
             name: part.state_dict() for name, part in self._per_rank.items()
         }
         own_skeleton, own_tensors = flatten({str(self._rank): own}, path=RANKS)
-        files = self._staging.copy(self._files(tensors, sizes))
+        files = self._staging.copy(self._files(tensors, sizes, owners))
         (own_file,) = self._own_staging.copy({RANKS: own_tensors})
         return Snapshot(
             skeletons=skeletons,
@@ -90,24 +93,43 @@ class Snapshotter:
             own_file=own_file,
         )
 
-    def _flatten(self) -> tuple[dict[str, Any], dict[str, Tensors]]:
-        """Return the skeletons and tensors of the replicated state, by part. Collective if a part is `Sharded`."""
+    def _flatten(self) -> tuple[dict[str, Any], dict[str, Tensors], dict[str, dict[str, int]]]:
+        """Return, by part, the skeletons and tensors of the state, and the ranks that write its pieces.
+
+        Collective if a part is `Sharded`.
+        """
         skeletons: dict[str, Any] = {}
         tensors: dict[str, Tensors] = {}
+        owners: dict[str, dict[str, int]] = {}
         writes = self._rank in self._writers
         for part in self._state.values():  # first: after an error here, others would wait
             if isinstance(part, Sharded):
                 part.gather_state_dict(keep=writes)
         if writes:
             for name, part in self._state.items():
-                skeletons[name], tensors[name] = flatten(_state_of(part), path=name)
-        return skeletons, tensors
+                skeletons[name], tensors[name], owners[name] = flatten_shards(
+                    _state_of(part), path=name, rank=self._rank
+                )
+        return skeletons, tensors, owners
 
-    def _files(self, tensors: Mapping[str, Tensors], sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Tensors]:
-        """Return the replicated tensors that this rank writes, by file."""
+    def _files(
+        self,
+        tensors: Mapping[str, Tensors],
+        sizes: Mapping[str, Mapping[str, int]],
+        owners: Mapping[str, Mapping[str, int]],
+    ) -> dict[str, Tensors]:
+        """Return the tensors and pieces that this rank writes, by file."""
         if self._rank not in self._writers:
             return {}
-        shares = share(sizes, len(self._writers), of_first=self._buffers())[self._writers.index(self._rank)]
+        buffers = self._buffers()
+        places = {
+            part: {
+                **dict.fromkeys(buffers.get(part, ()), 0),
+                **{name: self._writers.index(rank) for name, rank in each.items()},
+            }
+            for part, each in owners.items()
+        }
+        shares = share(sizes, len(self._writers), places=places)[self._writers.index(self._rank)]
         return {each.name: {name: tensors[each.part][name] for name in each.tensors} for each in shares}
 
     def _buffers(self) -> dict[str, set[str]]:
@@ -128,15 +150,15 @@ def _sizes(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, int]]:
     return {part: {name: tensor.nbytes for name, tensor in each.items()} for part, each in tensors.items()}
 
 
-# Divides the replicated tensors among the ranks that write them.
+# Divides the tensors among the ranks that write them.
 #
-# A pure function of names and sizes, so that every rank computes the same answer without communication. Whole tensors
-# go, largest first, to the writer with the fewest bytes so far (Graham's longest-processing-time rule): no writer gets
-# more than a fair share and one tensor.
+# A pure function of names, sizes and places, so that every rank computes the same answer without communication. Whole
+# tensors go, largest first, to the writer with the fewest bytes so far (Graham's longest-processing-time rule): beyond
+# what is its own, no writer gets more than a fair share and one tensor.
 WHOLE_BELOW = 2**20
-"""Bytes. The first writer writes a smaller part alone: another file would cost more than it saves."""
+"""Bytes. The first writer writes what is smaller of a part alone: another file would cost more than it saves."""
 
-_NONE: Mapping[str, Set[str]] = {}
+_ANYWHERE: Mapping[str, int] = {}
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -152,27 +174,27 @@ class _FilePlan:
 
 
 def share(
-    parts: Mapping[str, Mapping[str, int]], writers: int, *, of_first: Mapping[str, Set[str]] = _NONE
+    parts: Mapping[str, Mapping[str, int]], writers: int, *, places: Mapping[str, Mapping[str, int]] | None = None
 ) -> list[list[_FilePlan]]:
     """Return the files of each writer, at most one per part. Every tensor is in exactly one file.
 
-    `parts` gives the bytes of each tensor. The first writer writes the tensors in `of_first`: its values count.
+    `parts` gives the bytes of each tensor, `places` the number of the writer of each tensor that not any may write.
     """
     assert writers >= 1
     dealt: dict[str, list[list[str]]] = {part: [[] for _ in range(writers)] for part in parts}
     large: list[tuple[int, str, str]] = []
-    first = 0
+    bytes_of = [0] * writers
     for part, sizes in parts.items():
-        total = sum(sizes.values())
-        if total < WHOLE_BELOW or writers == 1:
-            dealt[part][0] = list(sizes)
-            first += total
-        else:
-            firsts = [name for name in sizes if name in of_first.get(part, ())]
-            dealt[part][0] += firsts
-            first += sum(sizes[name] for name in firsts)
-            large += [(-size, part, name) for name, size in sizes.items() if name not in of_first.get(part, ())]
-    loads = [(first if writer == 0 else 0, writer) for writer in range(writers)]
+        placed = (places or {}).get(part, _ANYWHERE)
+        is_small = writers == 1 or sum(size for name, size in sizes.items() if name not in placed) < WHOLE_BELOW
+        for name, size in sizes.items():
+            writer = placed.get(name, 0 if is_small else None)
+            if writer is None:
+                large.append((-size, part, name))
+            else:
+                dealt[part][writer].append(name)
+                bytes_of[writer] += size
+    loads = [(size, writer) for writer, size in enumerate(bytes_of)]
     heapq.heapify(loads)
     for negative, part, name in sorted(large):
         load, writer = loads[0]

@@ -148,12 +148,3 @@ def test_a_sharded_model_is_refused_at_the_start(
     told = rf"the model is sharded \({found}\), which the Trainer can't train: give the module without fully_shard"
     with pytest.raises(ValueError, match=told):
         smddp.Trainer(Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}), model, optimizer)
-    if not hasattr(model, "_orig_mod"):
-        with pytest.raises(ValueError, match=rf"'model' is sharded among the ranks \({found}\)"):
-            smddp.Checkpointer(tmp_path / "checkpoints", {"model": model})
-
-
-def test_an_optimizer_of_sharded_weights_is_refused_by_a_checkpointer(tmp_path: Path) -> None:
-    optimizer = torch.optim.SGD(divide(nn.Sequential(nn.Linear(2, 2))).parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"'optimizer' is sharded among the ranks \(parameter 0 is a DTensor\)"):
-        smddp.Checkpointer(tmp_path, {"optimizer": optimizer})

@@ -50,11 +50,14 @@ def test_the_stack_tells_the_phase(files: list[str], phase: str) -> None:
 
 
 def test_the_line_of_a_phase_is_the_one_seen_most_often_of_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    line, sampler = 1, Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())
+    seen, sampler = [0], Sampler(Cluster.detect({}), steps=lambda: 3, collectives=CollectiveLog())
     loader = FrameSummary("/env/torch/utils/data/dataloader.py", 1, "fetch")
-    monkeypatch.setattr(position, "main_stack", lambda: [loader, FrameSummary("/job/train.py", line, "__getitem__")])
+    monkeypatch.setattr(
+        position, "main_stack", lambda: [loader, FrameSummary("/job/train.py", seen[-1], "__getitem__")]
+    )
     told = []
     for line in (*[7] * 9, 8, *[9] * 9, 10):
+        seen.append(line)
         sampler.glance(with_line=True)
         told.append(sampler.sample({}).lines["data"])
     assert [told[8], told[9], told[-2], told[-1]] == [f"job/train.py:{n} __getitem__" for n in (7, 7, 9, 9)]

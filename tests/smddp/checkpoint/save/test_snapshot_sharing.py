@@ -78,6 +78,16 @@ def test_equal_tensors_are_dealt_out_evenly() -> None:
 
 def test_what_only_the_first_writer_has_right_it_writes() -> None:
     sizes = {f"layer.{index}": WHOLE_BELOW for index in range(6)}
-    first, second = share({"model": sizes}, 2, of_first={"model": {"layer.1", "layer.4"}})
+    first, second = share({"model": sizes}, 2, places={"model": {"layer.1": 0, "layer.4": 0, "of no state": 0}})
     assert {"layer.1", "layer.4"} <= set(first[0].tensors)
     assert [len(each[0].tensors) for each in (first, second)] == [3, 3]
+
+
+def test_each_writer_writes_its_own_pieces_and_the_others_make_up_for_it() -> None:
+    sizes = {"a@0": 6 * WHOLE_BELOW, "a@1": 2 * WHOLE_BELOW, **{f"layer.{index}": WHOLE_BELOW for index in range(4)}}
+    first, second = share(
+        {"model": sizes, "small": {"b@0": 8}}, 2, places={"model": {"a@0": 0, "a@1": 1}, "small": {"b@0": 1}}
+    )
+    assert [each.tensors for each in first] == [("a@0",)]
+    assert [set(each.tensors) for each in second] == [{"a@1", *(f"layer.{index}" for index in range(4))}, {"b@0"}]
+    assert second[1].name == "small.safetensors"

@@ -1,0 +1,145 @@
+"""Tensors whose values are divided among ranks: the pieces of each, who has them, and how they fit together.
+
+A DTensor is divided along some dimensions over the dimensions of its mesh, by ``Shard`` and ``Replicate``. Each piece
+is a box of the whole tensor. All ranks compute the same pieces without communication.
+
+DTensors are recognized by their attributes: importing their module takes a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import torch
+
+from smddp.errors import CheckpointError
+
+_SUPPORTED = ("Shard", "Replicate")
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A part of a tensor: from ``start``, as far as ``shape``, in each dimension."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of values in it."""
+        return math.prod(self.shape)
+
+    def overlap(self, other: Box) -> Box | None:
+        """Return what both have, or None."""
+        start = tuple(map(max, self.start, other.start))
+        ends = [min(sum(one), sum(two)) for one, two in zip(self._edges(), other._edges(), strict=True)]
+        shape = tuple(end - begin for end, begin in zip(ends, start, strict=True))
+        return Box(start, shape) if all(each > 0 for each in shape) else None
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """Return the index of this box in a tensor that holds ``outer``."""
+        begins = [start - origin for start, origin in zip(self.start, outer.start, strict=True)]
+        return tuple(slice(begin, begin + extent) for begin, extent in zip(begins, self.shape, strict=True))
+
+    def _edges(self) -> Iterable[tuple[int, int]]:
+        return zip(self.start, self.shape, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor, and the ranks that have it, of which one saves it."""
+
+    box: Box
+    ranks: tuple[int, ...]
+
+
+def is_dtensor(value: object) -> bool:
+    """Return whether a value is a DTensor."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "placements") and hasattr(value, "device_mesh")
+
+
+def local_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values that this rank has: of a DTensor those of its piece, of another tensor all. No copy."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def why_unsupported(tensor: torch.Tensor) -> str | None:
+    """Describe, for people, how a DTensor is divided if its pieces are no boxes; else None."""
+    kinds = [type(each).__name__ for each in tensor.placements]  # type: ignore[attr-defined]
+    other = next((each for each in kinds if each not in _SUPPORTED), None)
+    return None if other is None else f"a DTensor with the placement {other}; {' and '.join(_SUPPORTED)} can be saved"
+
+
+def pieces_of(tensor: torch.Tensor) -> Sequence[Piece]:
+    """Return the pieces of a DTensor that have values, the same on all ranks and in the same order."""
+    return _pieces(tuple(tensor.shape), tuple(tensor.placements), tensor.device_mesh)  # type: ignore[attr-defined]
+
+
+def local_box(tensor: torch.Tensor) -> Box:
+    """Return the box of a DTensor that this rank has. A rank outside of the mesh has an empty one."""
+    mesh, shape = tensor.device_mesh, tuple(tensor.shape)  # type: ignore[attr-defined]
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return Box((0,) * len(shape), (0,) * len(shape))
+    return _box(shape, tensor.placements, tuple(mesh.shape), coordinate)  # type: ignore[attr-defined]
+
+
+def with_layout_of(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return a DTensor of these local values, divided as ``target`` is."""
+    make: Any = type(target).from_local  # type: ignore[attr-defined]
+    return make(  # type: ignore[no-any-return]
+        values.to(local_values(target).device),
+        target.device_mesh,  # type: ignore[attr-defined]
+        target.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=target.shape,
+        stride=target.stride(),
+    )
+
+
+def check_boxes(name: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
+    """Raise CheckpointError unless the boxes, of as many dimensions as the shape, fill a tensor of it exactly.
+
+    They are untrusted. They must form a grid, so that one look at each is enough.
+    """
+    edges = [sorted({0, extent, *(box.start[number] for box in boxes)}) for number, extent in enumerate(shape)]
+    after = [dict(zip(each, [*each[1:], each[-1]], strict=True)) for each in edges]
+    found = {box.start for box in boxes}
+    fits = (
+        all((each[0], each[-1]) == (0, extent) for each, extent in zip(edges, shape, strict=True))
+        and len(found) == len(boxes) == math.prod(len(each) - 1 for each in edges)
+        and all(
+            extent > 0 and start in ends and ends[start] == start + extent
+            for box in boxes
+            for start, extent, ends in zip(box.start, box.shape, after, strict=True)
+        )
+    )
+    if not fits:
+        raise CheckpointError(f"the pieces of {name[:100]!r} do not fill its shape {list(shape)} exactly")
+
+
+@lru_cache(maxsize=8192)
+def _pieces(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: Any) -> Sequence[Piece]:
+    sizes = tuple(mesh.shape)
+    ranks_of: dict[Box, list[int]] = {}
+    for coordinate, rank in zip(product(*map(range, sizes)), mesh.mesh.flatten().tolist(), strict=True):
+        ranks_of.setdefault(_box(shape, placements, sizes, coordinate), []).append(rank)
+    return tuple(Piece(box, tuple(ranks)) for box, ranks in ranks_of.items() if box.size)
+
+
+def _box(shape: tuple[int, ...], placements: Sequence[Any], sizes: Sequence[int], coordinate: Sequence[int]) -> Box:
+    """Return the box of the rank at a coordinate of the mesh; each chunk but the last ones is equally large."""
+    start, extents = [0] * len(shape), list(shape)
+    for placement, parts, at in zip(placements, sizes, coordinate, strict=True):
+        if type(placement).__name__ == "Shard":
+            number = placement.dim % len(shape)
+            chunk = -(-extents[number] // parts)
+            begin = min(at * chunk, extents[number])
+            start[number] += begin
+            extents[number] = min(chunk, extents[number] - begin)
+    return Box(tuple(start), tuple(extents))
