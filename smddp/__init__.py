@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from smddp.data.pipes import PipeDataset as PipeDataset
     from smddp.data.shards import ShardedDataset as ShardedDataset
     from smddp.distributed import DDPOptions as DDPOptions
+    from smddp.distributed import Sharded as Sharded
     from smddp.distributed import join as join
     from smddp.distributed import leave as leave
     from smddp.job import Job as Job
@@ -49,6 +50,7 @@ _HOMES = {
     "Profile": "smddp.metrics",
     "Retention": "smddp.checkpoint",
     "RunningMean": "smddp.metrics",
+    "Sharded": "smddp.distributed",
     "ShardedDataset": "smddp.data.shards",
     "StepTimer": "smddp.metrics",
     "Stopped": "smddp.process.preemption",

@@ -41,6 +41,13 @@ def test_every_option_of_ddp_has_its_row() -> None:
     assert all(f"`{name}`" in texts for name in missing), missing
 
 
+def test_every_option_of_sharded_has_its_row() -> None:
+    parameters = inspect.signature(smddp.Sharded).parameters.values()
+    assert [(row[0], row[1].replace('"', "'")) for row in rows("Sharded's options")] == [
+        (f"`{each.name}`", "" if each.default is each.empty else f"`{each.default!r}`") for each in parameters
+    ]
+
+
 def test_every_method_is_named() -> None:
     public = {
         name for name, member in inspect.getmembers(smddp.Trainer, inspect.isfunction) if not name.startswith("_")

@@ -17,8 +17,9 @@ import torch
 
 from smddp.accelerator import device_count, device_kind, random_states, set_random_state
 from smddp.checkpoint.format.manifest import is_part_name
-from smddp.checkpoint.format.shards import is_dtensor, why_unsupported
+from smddp.checkpoint.format.shards import why_unsupported
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
+from smddp.distributed import is_dtensor
 
 logger = logging.getLogger(__name__)
 

@@ -127,13 +127,18 @@ def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, mem
 
 
 def make_evaluation(
-    dataset: AnyDataset, batch_size: int, membership: Membership, *, sharded_by_host: bool
+    dataset: AnyDataset, batch_size: int, membership: Membership, *, sharded_by_host: bool, even: bool
 ) -> tuple[EvaluationSampler | ShardEvaluation, Dataset[Any]]:
     """Make this rank's share for evaluation, and the dataset that turns its indices into samples. Collective.
 
-    Raise ValueError if the dataset has no length, comes through pipes or can't be read, PeerFailedError if another rank
-    cannot read its data.
+    With ``even``, all ranks have equally many batches. Raise ValueError if that can't be, or if the dataset has no
+    length, comes through pipes or can't be read; PeerFailedError if another rank cannot read its data.
     """
+    if even and (sharded_by_host or isinstance(dataset, ShardedDataset)):
+        raise ValueError(
+            "a sharded model computes on all ranks together, and the ranks would have different numbers of batches: "
+            "give evaluation_loader() a dataset with a length, the same on all hosts"
+        )
     if isinstance(dataset, PipeDataset):
         raise ValueError(
             f"the channel {dataset.channel.name!r} comes through pipes, of which each can be read once: give "
@@ -150,7 +155,8 @@ def make_evaluation(
     compare(
         lambda: DatasetSummary(samples=_length(dataset), fingerprint=None), membership, sharded_by_host=sharded_by_host
     )
-    return EvaluationSampler(_length(dataset), batch_size=batch_size, rank=rank, world_size=world_size), dataset
+    size = _length(dataset)
+    return EvaluationSampler(size, batch_size=batch_size, rank=rank, world_size=world_size, even=even), dataset
 
 
 def _seed(options: OrderOptions, membership: Membership, *, sharded_by_host: bool) -> int:

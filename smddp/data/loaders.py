@@ -55,15 +55,19 @@ _PASSED_ON = (
 
 
 class Loaders:
-    """Makes the loaders of a training run; ``seed`` decides what its workers draw at random."""
+    """Makes the loaders of a training run; ``seed`` decides what its workers draw at random.
 
-    def __init__(self, membership: Membership, *, seed: int, pin_memory: bool) -> None:
+    With ``even``, an evaluation has equally many batches on all ranks.
+    """
+
+    def __init__(self, membership: Membership, *, seed: int, pin_memory: bool, even: bool = False) -> None:
         self.order: DataOrder | None = None
         """The training data's order and position; None before `training` made a loader."""
         self.loader: Iterable[Any] | None = None
         """The training loader: made by `training`, or the user's own stateful loader."""
         self._membership = membership
         self._seed = seed
+        self._even = even
         # A separate generator: a loader must not draw from the RNG of the model's dropout.
         self._worker_seeds = torch.Generator()
         self._defaults = {"pin_memory": pin_memory, "generator": self._worker_seeds}
@@ -81,7 +85,9 @@ class Loaders:
         self, dataset: AnyDataset, *, batch_size: int, sharded_by_host: bool, options: dict[str, Any]
     ) -> DataLoader[Any]:
         """Return a loader of this rank's share of all samples, in order, unpadded. Collective."""
-        sampler, fetching = make_evaluation(dataset, batch_size, self._membership, sharded_by_host=sharded_by_host)
+        sampler, fetching = make_evaluation(
+            dataset, batch_size, self._membership, sharded_by_host=sharded_by_host, even=self._even
+        )
         return DataLoader(fetching, batch_sampler=sampler, **self._complete(options))
 
     def start_epoch(self, epoch: int) -> None:

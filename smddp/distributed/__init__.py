@@ -13,6 +13,17 @@ from smddp.distributed.ranks import Agreement, Decision, PeerFailedError, Ranks,
 from smddp.distributed.replica import Replica, tensors_of
 from smddp.distributed.replica_check import ReplicaCheck
 from smddp.distributed.script_ranks import detect_cluster
+from smddp.distributed.sharded import (
+    Sharded,
+    ShardedModel,
+    has_shards,
+    is_dtensor,
+    local_values,
+    shard,
+    whole_state,
+    whole_values,
+    why_not_trainable,
+)
 
 __all__ = [
     "Agreement",
@@ -25,16 +36,25 @@ __all__ = [
     "Ranks",
     "Replica",
     "ReplicaCheck",
+    "Sharded",
+    "ShardedModel",
     "StopQuestion",
     "cast",
     "current_membership",
     "detect_cluster",
     "gather_over_ranks",
+    "has_shards",
     "is_communication_error",
+    "is_dtensor",
     "join",
     "leave",
+    "local_values",
     "move",
+    "shard",
     "sum_numbers_over_ranks",
     "sum_over_ranks",
     "tensors_of",
+    "whole_state",
+    "whole_values",
+    "why_not_trainable",
 ]

@@ -9,9 +9,6 @@
    in an order that is always the same.
 3. A module may change while it trains: a forward pass assigns a buffer, a script adds, replaces or freezes a layer. So
    the module's tensors are read anew each time, and kept only to detect a change.
-
-Code that replicates or saves whole weights refuses a model whose weights the ranks divide among them, by FSDP or tensor
-parallelism, at its start. The classes are recognized by name: importing them takes a second.
 """
 
 from __future__ import annotations
@@ -40,8 +37,6 @@ _DEFAULTS = DDPOptions()
 _UNUSED = "Expected to have finished reduction in the prior iteration"
 _UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _SHOWN = 3
-
-_WRAPPERS = {"FullyShardedDataParallel", "FSDPModule"}
 
 
 class Replica(DistributedDataParallel):
@@ -98,7 +93,7 @@ class Replica(DistributedDataParallel):
             raise ValueError(
                 f"the loss before did not depend on {self._unused(str(error))} of the model, whose gradients were not "
                 "averaged: use all that is trainable in each loss, freeze the rest by requires_grad_(False), or give "
-                "ddp=smddp.DDPOptions(find_unused_parameters=True)"
+                "parallel=smddp.DDPOptions(find_unused_parameters=True)"
             ) from error
 
     def _forward_alone(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -119,15 +114,9 @@ class Replica(DistributedDataParallel):
         """Give all ranks the current buffers of rank 0; all must call it."""
         _, buffers_of_module = tensors_of(self.module)
         self.shared_buffers.clear()
-        for buffers in alike(buffers_of_module, _PIECE):
-            # One broadcast of one contiguous tensor.
-            together = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-            dist.broadcast(together, src=0)
-            received = torch.split(together, [buffer.numel() for buffer in buffers])
-            for buffer, values in zip(buffers, received, strict=True):
-                buffer.detach().copy_(values.view_as(buffer))
+        for shared in broadcast_alike(buffers_of_module):
             if self.keeps_shared:
-                self.shared_buffers.append((buffers, together))
+                self.shared_buffers.append(shared)
 
     def average_gradients(self) -> None:
         """Average gradients that were only added locally; all ranks must call it."""
@@ -255,6 +244,18 @@ def _with_sync_batchnorm(module: nn.Module) -> nn.Module:
     return nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call, no-any-return]
 
 
+def broadcast_alike(tensors: Iterable[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Give all ranks the values of rank 0, and yield the tensors of each broadcast with their values in one tensor."""
+    for each in alike(tensors, _PIECE):
+        # One broadcast of one contiguous tensor.
+        together = torch.cat([tensor.detach().reshape(-1) for tensor in each])
+        dist.broadcast(together, src=0)
+        received = torch.split(together, [tensor.numel() for tensor in each])
+        for tensor, values in zip(each, received, strict=True):
+            tensor.detach().copy_(values.view_as(tensor))
+        yield each, together
+
+
 def alike(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
     """Yield the tensors in lists of one dtype and device, of at most ``size`` bytes; a larger tensor comes alone."""
     lists: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -292,16 +293,3 @@ def _obstacle(module: nn.Module, parameters: list[nn.Parameter]) -> str | None:
     if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters):
         return "hooks on its gradients"  # these may step an optimizer
     return None
-
-
-def find_sharding(module: nn.Module) -> str | None:
-    """Describe, for people, how a module is sharded; None if each rank has all of it."""
-    for name, part in module.named_modules():
-        if found := next((each.__name__ for each in type(part).__mro__ if each.__name__ in _WRAPPERS), None):
-            return f"{f'its module {name}' if name else 'it'} is a {found}"
-    return find_sharded_weight([*module.named_parameters(), *module.named_buffers()])
-
-
-def find_sharded_weight(weights: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Name, for people, the first weight that is a DTensor, or None."""
-    return next((f"{name} is a DTensor" for name, weight in weights if hasattr(weight, "placements")), None)

@@ -24,7 +24,6 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import nn
 
 from smddp.errors import CheckpointError
 
@@ -39,18 +38,11 @@ METADATA = "_metadata"
 _COMPILED = "_orig_mod"
 
 
-def write_model(model: nn.Module, directory: Path) -> None:
-    """Write both files of a plain model (not wrapped for training), each durably and atomically.
-
-    Raise CheckpointError if they can't be written; earlier files are then unchanged.
-    """
-    write_weights(model.state_dict(), directory)
-
-
 def write_weights(weights: Mapping[str, Any], directory: Path) -> None:
-    """Write both files from a model's state dict, on any device, as `write_model` does, with plain names.
+    """Write both files from a model's state dict, on any device, each durably and atomically, with plain names.
 
-    If safetensors cannot store an entry, only ``model.pt`` is written, and a warning names the entry.
+    Raise CheckpointError if they can't be written; earlier files are then unchanged. If safetensors cannot store an
+    entry, only ``model.pt`` is written, and a warning names the entry.
     """
     weights = plain_state(weights)
     write_torch(weights, directory / "model.pt")

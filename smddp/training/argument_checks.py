@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from smddp.distributed import DDPOptions, Membership
+from smddp.distributed import DDPOptions, Membership, Sharded
 from smddp.job import Job
 from smddp.metrics import Profile
 from smddp.training.checkpoint_policy import CheckpointPolicy
@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "state": (Mapping | None, 'parts by their names, such as {"early_stopping": early}'),
     "name": (str | None, "a text, or None"),
     "move_model": _SWITCH,
-    "ddp": (DDPOptions, "smddp.DDPOptions(...)"),
+    "parallel": (DDPOptions | Sharded, "smddp.DDPOptions(...) or smddp.Sharded(...)"),
     "trackers": (Sequence, "a list, such as [smddp.metrics.TensorBoard()]"),
     "progress": _SWITCH,
     "timing": _SWITCH,

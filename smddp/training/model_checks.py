@@ -13,8 +13,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
+from smddp.distributed import why_not_trainable
 from smddp.distributed.ddp_options import CommHookName
-from smddp.distributed.replica import find_sharding
 from smddp.training.argument_checks import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.nonfinite import OnNonfinite
@@ -27,10 +27,10 @@ _TRAINED_APART = (
 )
 
 
-def underlying_module(model: nn.Module) -> nn.Module:
+def underlying_module(model: nn.Module, world_size: int) -> nn.Module:
     """Return the module whose parameter names are saved: the one inside ``torch.compile``, or the model itself.
 
-    Raise ValueError if the model is replicated or sharded already.
+    Raise ValueError if the model is replicated already, or is sharded so that ranks would not average all gradients.
     """
     module = getattr(model, "_orig_mod", model)  # torch._dynamo.OptimizedModule; to import its class takes a second
     assert isinstance(module, nn.Module)
@@ -39,13 +39,42 @@ def underlying_module(model: nn.Module) -> nn.Module:
             f"the model is wrapped in {type(module).__name__}, and would be saved under other names: give the module "
             "itself; the Trainer replicates it over the ranks"
         )
-    if (sharding := find_sharding(module)) is not None:
+    if (why := why_not_trainable(module, world_size)) is not None:
         raise ValueError(
-            f"the model is sharded ({sharding}), which the Trainer can't train: give the module without fully_shard, "
-            "FSDP or parallelize_module, and the Trainer replicates it over the ranks; or keep it sharded in a loop of "
-            "your own, and save it with torch.distributed.checkpoint"
+            f"the model is sharded in a way that the Trainer can't train: {why}. Give the plain module, with "
+            "parallel=smddp.Sharded(wrap=(Block,)), or apply torch's fully_shard to all of it, over all ranks"
         )
     return module
+
+
+def check_sharded(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    precision: Precision,
+    *,
+    ema: float | None,
+    move_model: bool,
+    twice: bool,
+) -> None:
+    """Raise ValueError for what a model whose weights are divided among the ranks can't be combined with."""
+    if twice:
+        raise ValueError("the model is sharded by fully_shard already: leave parallel=smddp.Sharded(...) out")
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("a sharded model can't be compiled as a whole: compile its layers, by layer.compile()")
+    if precision.name in ("O2", "O3"):
+        raise ValueError(
+            f"precision={precision.requested!r} keeps half copies of whole weights, and those of a sharded model are "
+            "divided among the ranks: use 'bf16', 'fp16' or 'fp32'"
+        )
+    if ema is not None:
+        raise ValueError(f"ema={ema} averages whole weights, and those of a sharded model are divided: leave it out")
+    if not move_model:
+        raise ValueError("move_model=False leaves weights where they are, and a sharded model's are on all ranks")
+    if any(map(is_sharded, optimizers)):
+        raise ValueError(
+            "a sharded model's optimizer states are divided as its weights are: give the optimizer that the "
+            "ZeroRedundancyOptimizer wraps"
+        )
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, world_size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from smddp.distributed import Membership
+from smddp.distributed import Membership, local_values
 from smddp.errors import TrainingDivergedError
 from smddp.process.terminal_text import counted
 
@@ -26,6 +26,7 @@ OnNonfinite = Literal["skip", "stop", "raise", "rewind"]
 _TOLD = 10
 _SHOWN_SAMPLES = 32
 _SHOWN_RANKS = 3
+_EACH_IS = "each of them is, but not their norm"
 
 
 class NonfiniteGuard:
@@ -157,11 +158,17 @@ class NonfiniteGuard:
         return f"the gradients of step {self._steps() + 1} are not finite: {losses}, and {self._first()}"
 
     def _first(self) -> str:
-        """Name, for people, the first parameter whose gradient is not finite."""
-        for name, weight in self._module.named_parameters():
-            if weight.grad is not None and not torch.isfinite(weight.grad).all():
-                return f"the first of them is that of {name}"
-        return "each of them is, but not their norm"
+        """Name, for people, the first parameter whose gradient is not finite, on any rank; collective."""
+        names = [name for name, _ in self._module.named_parameters()]
+        gradients = (weight.grad for weight in self._module.parameters())
+        own = (
+            number
+            for number, each in enumerate(gradients)
+            if each is not None and not torch.isfinite(local_values(each)).all()
+        )
+        first = next(own, len(names))
+        first = min(self._membership.ranks.gather(lambda: first))
+        return f"the first of them is that of {names[first]}" if first < len(names) else _EACH_IS
 
     @torch.no_grad()
     def _keep_buffers(self) -> None:

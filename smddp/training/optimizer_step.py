@@ -1,7 +1,7 @@
 """One optimizer step: backward over its micro-batches, unscale, clip, step, schedule, and clear the gradients.
 
 This is the hot path of training: no allocation, no logging, and no wait for the GPU beyond those of PyTorch's own loop.
-It knows neither data nor ranks.
+It knows neither data nor ranks, but that the ranks may each have a piece of a gradient.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from smddp.distributed import local_values, whole_values
 from smddp.metrics import StepTimer
 from smddp.training.nonfinite import NonfiniteGuard
 
@@ -192,7 +193,7 @@ class OptimizerStep:
         if factor is None and micro_batches < self.accumulate:
             factor = self.accumulate / micro_batches
         if factor is not None:
-            gradients = [weight.grad for weight in self.parameters() if weight.grad is not None]
+            gradients = [local_values(weight.grad) for weight in self.parameters() if weight.grad is not None]
             torch._foreach_mul_(gradients, factor)
 
     def _prepare_gradients(self) -> bool:
@@ -202,15 +203,16 @@ class OptimizerStep:
             for optimizer in filter(_has_gradients, self._optimizers):
                 scaler.unscale_(optimizer)
         if self._guard is not None:
-            norm = self._norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
-            if not self._guard.accepts(norm):
+            norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+            self._norm = whole_values(norm)
+            if not self._guard.accepts(self._norm):
                 if scaler is not None:
                     scaler.update(scaler.get_scale())  # unchanged: nothing overflowed
                 return False
             if self._clip_norm is not None:
                 nn.utils.clip_grads_with_norm_(weights, self._clip_norm, norm)
         elif self._clip_norm is not None:
-            self._norm = clip_grad_norm_(weights, self._clip_norm)
+            self._norm = whole_values(clip_grad_norm_(weights, self._clip_norm))
         if self._clip_value is not None:
             clip_grad_value_(weights, self._clip_value)
         return True

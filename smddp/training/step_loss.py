@@ -10,7 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from smddp.distributed import Membership, sum_over_ranks
+from smddp.distributed import Membership, is_dtensor, local_values, sum_over_ranks
 from smddp.errors import TrainingDivergedError
 
 logger = logging.getLogger(__name__)
@@ -64,16 +64,26 @@ class StepLoss:
             logger.warning("the loss of step %d is %s; the weights are finite, and training continues", step, loss)
 
     def check_weights(self, step: int) -> None:
-        """Raise TrainingDivergedError if some weights are not finite; they are the same on all ranks."""
+        """Raise TrainingDivergedError if some weights are not finite.
+
+        They are the same on all ranks; or each rank has a piece of them, and this is collective.
+        """
         names, largest = [], []
+        is_divided = False
         for name, weight in self._module.named_parameters():
             if weight.numel() and (weight.is_floating_point() or weight.is_complex()):
+                is_divided = is_divided or is_dtensor(weight)
+                values = local_values(weight.detach())
                 names.append(name)
-                largest.append(torch.linalg.vector_norm(weight.detach(), float("inf")).float())
+                # A piece may be empty, and has no largest value.
+                norm = torch.linalg.vector_norm(values, float("inf")) if values.numel() else values.new_zeros(())
+                largest.append(norm.float())
         # Stacked on the first weight's device: the CPU waits for the GPU once, not once a weight.
         together = [norm.to(largest[0].device) for norm in largest]
-        finite = torch.isfinite(torch.stack(together)).tolist() if together else []
-        broken = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+        is_broken = ~torch.isfinite(torch.stack(together)) if together else torch.zeros(0, dtype=torch.bool)
+        if is_divided:
+            is_broken = sum_over_ranks(is_broken.int(), self._membership) > 0
+        broken = [name for name, is_so in zip(names, is_broken.tolist(), strict=True) if is_so]
         if broken:
             more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
             raise TrainingDivergedError(

@@ -19,7 +19,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from smddp.accelerator import move_module
 from smddp.checkpoint.run_state import Stateful
-from smddp.distributed import DDPOptions, Membership, PowerSGD, Replica, ReplicaCheck, tensors_of
+from smddp.distributed import (
+    DDPOptions,
+    Membership,
+    PowerSGD,
+    Replica,
+    ReplicaCheck,
+    Sharded,
+    ShardedModel,
+    has_shards,
+    local_values,
+    shard,
+    tensors_of,
+)
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
@@ -32,6 +44,7 @@ from smddp.training.model_checks import (
     check_optimizers,
     check_scaled_weights,
     check_schedulers,
+    check_sharded,
     check_sharded_optimizers,
     underlying_module,
 )
@@ -48,9 +61,10 @@ _COARSE = (torch.float16, torch.bfloat16)
 class TrainedModel:
     """One model with its optimizers, on each rank; all ranks call its methods at the same points.
 
-    Call ``model``: it is ``module`` in its precision, and with several ranks its DDP replica, which begins with rank
-    0's weights. ``save`` makes the current state durable, for ``on_nonfinite="stop"``. ``samples`` returns the indices
-    of the samples in a micro-batch of the step. The other arguments, and the errors, are the same as for `Trainer`.
+    Call ``model``: it is ``module`` in its precision, and with several ranks its DDP replica, or its sharded model. All
+    ranks begin with rank 0's weights. ``save`` makes the current state durable, for ``on_nonfinite="stop"``.
+    ``samples`` returns the indices of the samples in a micro-batch of the step. The other arguments, and the errors,
+    are the same as for `Trainer`.
     """
 
     def __init__(
@@ -72,26 +86,34 @@ class TrainedModel:
         save: Callable[[], None],
         samples: Callable[[int], Sequence[int]],
         move_model: bool,
-        ddp: DDPOptions,
+        parallel: DDPOptions | Sharded,
         timing: bool,
     ) -> None:
         world_size, self._logs = membership.cluster.world_size, membership.cluster.is_main
         self.progress = Progress()
         self.optimizers, self.schedulers = optimizers, schedulers
-        self.module = underlying_module(model)
+        self.module = underlying_module(model, world_size)
+        is_divided = has_shards(self.module)
         self.device = membership.device if move_model else next(self.module.parameters()).device
-        target = self.device if move_model else None
+        numbers = Precision(precision, self.device)
+        if precision == "auto" and self._logs:
+            _log_precision(numbers.name, self.device.type)
+        shards = isinstance(parallel, Sharded) and world_size > 1
+        if shards or is_divided:
+            check_sharded(model, optimizers, numbers, ema=ema, move_model=move_model, twice=shards and is_divided)
+        moves = move_model and not (shards or is_divided)  # sharding moves the model, a layer at a time
+        target = self.device if moves else None
         check_sharded_optimizers(optimizers, self.module, device=target, world_size=world_size)
-        if move_model:
+        if moves:
             move_module(self.module, self.device)
         check_optimizers(optimizers, self.module, world_size=world_size)
         check_schedulers(schedulers, schedule_each, optimizers)
         if model is not self.module and self._logs:
             _log_compile_time(model, optimizers[0])
-        numbers = Precision(precision, self.device)
-        if precision == "auto" and self._logs:
-            _log_precision(numbers.name, self.device.type)
-        check_comm_hook(ddp.comm_hook, numbers, on_nonfinite)
+        if isinstance(parallel, Sharded) and world_size > 1:
+            shard(parallel, self.module, optimizers, membership)
+        comm_hook = parallel.comm_hook if isinstance(parallel, DDPOptions) else None
+        check_comm_hook(comm_hook, numbers, on_nonfinite)
         self.scaler = numbers.scaler()
         if self.scaler is not None:
             check_scaled_weights(self.module, precision)
@@ -139,23 +161,27 @@ class TrainedModel:
             on_nonfinite=on_nonfinite,
             rewinds=rewinds,
             check_replicas=check_replicas,
-            ddp=ddp,
+            parallel=parallel,
         )
-        self._replica: Replica | None = None
-        if world_size > 1:
-            step = self.optimizer_step
-            accumulates = None if accumulate == 1 else lambda: step.accumulates
-            self.model = self._replica = Replica(self.model, membership, accumulates=accumulates, options=ddp)
+        self._replica: Replica | ShardedModel | None = None
+        step = self.optimizer_step
+        accumulates = None if accumulate == 1 else lambda: step.accumulates
+        if shards or is_divided:
+            self.model = self._replica = ShardedModel(self.model, self.module, membership, accumulates=accumulates)
+        elif world_size > 1:
+            assert isinstance(parallel, DDPOptions)
+            self.model = self._replica = Replica(self.model, membership, accumulates=accumulates, options=parallel)
         self._powersgd: PowerSGD | None = None
-        if ddp.comm_hook == "powersgd":  # on one rank too, so that several can resume from its checkpoint
-            of_replica = None if self._replica is None else self._replica.powersgd
-            self._powersgd = of_replica or PowerSGD(ddp, membership)
+        if comm_hook == "powersgd":  # on one rank too, so that several can resume from its checkpoint
+            assert isinstance(parallel, DDPOptions)
+            of_replica = self._replica.powersgd if isinstance(self._replica, Replica) else None
+            self._powersgd = of_replica or PowerSGD(parallel, membership)
         # Order: after the replica, which gives all ranks rank 0's weights. The average is a copy of those.
         self._average = None if ema is None else ExponentialMovingAverage(self.module, ema)
         self.ema = None if self._average is None else numbers.wrap(self._average.module).eval()
         self._check_every = check_replicas
         self._replica_check: ReplicaCheck | None = None
-        if check_replicas is not None and self._replica is not None:
+        if check_replicas is not None and isinstance(self._replica, Replica):
             average = None if self._average is None else self._average.module
             self._replica_check = ReplicaCheck(self._replica, self.module, membership, average)
         self._loss = StepLoss(membership, self.module)
@@ -265,7 +291,7 @@ class TrainedModel:
 
     def note_weights(self) -> None:
         """Remember the norms of the current weights, between two steps."""
-        self._left_with = _norms(self.module)
+        self._left_with = self._norms()
 
     @property
     def has_other_weights(self) -> bool:
@@ -275,10 +301,20 @@ class TrainedModel:
         """
         if self._left_with is None:
             return False
-        now = _norms(self.module)
+        now = self._norms()
         return [each.device for each in now] != [each.device for each in self._left_with] or not all(
             map(torch.equal, now, self._left_with)
         )
+
+    def _norms(self) -> list[Tensor]:
+        """Return the norm of each weight, or of this rank's piece. An average of the weights has different norms."""
+        if isinstance(self._replica, ShardedModel):
+            self._replica.divide()
+        values = [local_values(each.detach()) for each in tensors_of(self.module)[0]]
+        weights = [each for each in values if each.is_floating_point() or each.is_complex()]
+        coarse = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights if each.dtype in _COARSE]
+        fine = [each for each in weights if each.dtype not in _COARSE]
+        return [*coarse, *(torch._foreach_norm(fine) if fine else ())]  # noqa: SLF001
 
     def _compare_replicas(self, step: int) -> None:
         if self._replica_check is not None:
@@ -310,14 +346,6 @@ def _shapes(module: nn.Module) -> dict[str, list[int]]:
     """Return the shape of each saved tensor. Lazy layers have none before their first forward pass."""
     state = module.state_dict().items()
     return {name: list(each.shape) for name, each in state if isinstance(each, Tensor) and not is_lazy(each)}
-
-
-def _norms(module: nn.Module) -> list[Tensor]:
-    """Return the norm of each weight, in float32 or finer. An average of the weights has different norms."""
-    weights = [each.detach() for each in tensors_of(module)[0] if each.is_floating_point() or each.is_complex()]
-    coarse = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights if each.dtype in _COARSE]
-    fine = [each for each in weights if each.dtype not in _COARSE]
-    return [*coarse, *(torch._foreach_norm(fine) if fine else ())]  # noqa: SLF001
 
 
 @cache

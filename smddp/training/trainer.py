@@ -23,15 +23,18 @@ from smddp.data.order.data_order import Tail
 from smddp.data.order.host_sharding import OnChange
 from smddp.distributed import (
     DDPOptions,
+    Sharded,
+    ShardedModel,
     current_membership,
     gather_over_ranks,
     join,
     sum_numbers_over_ranks,
     sum_over_ranks,
+    whole_state,
 )
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
-from smddp.job.saved_model import write_model
+from smddp.job.saved_model import write_weights
 from smddp.metrics import Profile
 from smddp.metrics.metric_lines import check_names
 from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
@@ -49,7 +52,7 @@ from smddp.training.training_data import TrainingData
 from smddp.training.training_loop import TrainingLoop
 
 _DEFAULT_POLICY = CheckpointPolicy()
-_DEFAULT_DDP = DDPOptions()
+_DEFAULT_PARALLEL = DDPOptions()
 
 
 class Trainer(TrainingLoop):
@@ -60,7 +63,7 @@ class Trainer(TrainingLoop):
 
     Attributes:
         model: The model to call in the loop, in its precision, replicated over the ranks. Under ``torch.no_grad`` it is
-            the rank's own copy, and waits for no other rank.
+            the rank's own copy, and waits for no other rank. A sharded model waits for the others in each call.
         module: The original model, on its device.
         device: The device of the model, to which ``batches`` moves the data.
         ema: The moving average of the model, in its precision and in evaluation mode, or None. It is updated after each
@@ -100,12 +103,13 @@ class Trainer(TrainingLoop):
         state: Mapping[str, Stateful | dict[str, Any] | Trainer] | None = None,
         name: str | None = None,
         move_model: bool = True,
-        ddp: DDPOptions = _DEFAULT_DDP,
+        parallel: DDPOptions | Sharded = _DEFAULT_PARALLEL,
         trackers: Sequence[Tracker] = (),
         progress: bool = True,
         timing: bool = False,
         profile: Profile | None = None,
         place: bool | None = None,
+        ddp: DDPOptions | None = None,
     ) -> None:
         """Prepare the model; join the process group unless the process has joined already.
 
@@ -142,7 +146,8 @@ class Trainer(TrainingLoop):
                 ``timing`` and ``profile`` belong to this one.
             name: The name of this trainer in a job with several; its checkpoints and model get a directory of it.
             move_model: False leaves the model where it is, on one device or on several.
-            ddp: How the ranks average their gradients; see `smddp.DDPOptions`.
+            parallel: How the ranks work together: each with the whole model, by `smddp.DDPOptions`, or each with a
+                piece of its weights, by `smddp.Sharded`. A model under torch's ``fully_shard`` is used as it is.
             trackers: Objects on rank 0 that record hyperparameters, metrics, checkpoints and model, such as
                 ``smddp.metrics.TensorBoard()``; see `smddp.metrics.Tracker`. JSON lines are always written, to
                 ``metrics.jsonl`` in the job's output data directory.
@@ -153,6 +158,7 @@ class Trainer(TrainingLoop):
                 ``time_other``), the peak memory, and the operations a second; see `smddp.StepTimer`.
             profile: The steps to record with torch.profiler, for Perfetto; see `smddp.Profile`.
             place: Deprecated name of ``move_model``.
+            ddp: Deprecated name of ``parallel``.
 
         Raises:
             ValueError: A number is out of range, the device can't compute in the precision, model and optimizer do not
@@ -162,8 +168,18 @@ class Trainer(TrainingLoop):
         if place is not None:
             warnings.warn("Trainer(place=…) is named move_model= now", DeprecationWarning, stacklevel=2)
             move_model = place
-        check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name, ddp=ddp)
-        check_kinds(trackers=trackers, move_model=move_model, progress=progress, timing=timing, profile=profile)
+        if ddp is not None:
+            warnings.warn("Trainer(ddp=…) is named parallel= now", DeprecationWarning, stacklevel=2)
+            parallel = ddp
+        check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name)
+        check_kinds(
+            parallel=parallel,
+            trackers=trackers,
+            move_model=move_model,
+            progress=progress,
+            timing=timing,
+            profile=profile,
+        )
         check_counts(accumulate=accumulate, rewinds=rewinds, log_every=1 if log_every is None else log_every)
         check_counts(check_replicas=1 if check_replicas is None else check_replicas)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
@@ -198,12 +214,19 @@ class Trainer(TrainingLoop):
             save=lambda: self._checkpoints.save_and_leave(),
             samples=lambda micro_batch: self._data.samples(micro_batch),
             move_model=move_model,
-            ddp=ddp,
+            parallel=parallel,
             timing=timing,
         )
         self.model, self.module, self.ema, self.device = trained.model, trained.module, trained.ema, trained.device
         clock = PartClock()
-        data = TrainingData(membership, trained.optimizer_step, device=trained.device, seed=seed, timer=trained.timer)
+        data = TrainingData(
+            membership,
+            trained.optimizer_step,
+            device=trained.device,
+            seed=seed,
+            timer=trained.timer,
+            even=isinstance(trained.model, ShardedModel),
+        )
         saves = TrainingCheckpoints(
             job,
             membership,
@@ -286,6 +309,8 @@ class Trainer(TrainingLoop):
     ) -> DataLoader[Any]:
         """Return a loader of this rank's share of the dataset: every sample once over all ranks, in order, no padding.
 
+        For a sharded model all ranks have equally many batches.
+
         Args:
             dataset: All of the data, the same on all ranks: a dataset with a length, or a `ShardedDataset`.
             batch_size: Samples per batch on each rank.
@@ -293,7 +318,8 @@ class Trainer(TrainingLoop):
             **options: Further arguments of ``torch.utils.data.DataLoader``.
 
         Raises:
-            ValueError: The ranks have different data, or it comes through pipes.
+            ValueError: The ranks have different data, or it comes through pipes; or a sharded model's ranks would have
+                different numbers of batches.
             PeerFailedError: Another rank could not read its data.
         """
         return self._data.evaluation_loader(dataset, batch_size, sharded_by_host=sharded_by_host, options=options)
@@ -399,8 +425,8 @@ class Trainer(TrainingLoop):
             TrainingDivergedError: The weights are not finite.
         """
         self._trained.check_weights()
-        module = self.module if model is None else without_precision(model)
-        self._membership.ranks.on_main(lambda: write_model(module, self._job.model_dir))
+        weights = whole_state(self.module if model is None else without_precision(model), keep=self.is_main)
+        self._membership.ranks.on_main(lambda: write_weights(weights, self._job.model_dir))
         self._report.saved_model()
 
 

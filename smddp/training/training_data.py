@@ -44,7 +44,8 @@ _WRAP = "give trainer.loader() the dataset, or this DataLoader, and use what it 
 class TrainingData:
     """Make the loaders of one rank, yield their batches, and keep the position in the training data.
 
-    ``step`` is the optimizer step that the batches feed: it counts the micro-batches taken.
+    ``step`` is the optimizer step that the batches feed: it counts the micro-batches taken. With ``even``, all ranks
+    have equally many batches of an evaluation.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class TrainingData:
         device: torch.device,
         seed: int,
         timer: StepTimer | None,
+        even: bool,
     ) -> None:
-        self._loaders = Loaders(membership, seed=seed, pin_memory=has_streams(device))
+        self._loaders = Loaders(membership, seed=seed, pin_memory=has_streams(device), even=even)
         self._loader_state: LoaderState | None = None
         self._step = step
         self._device = device

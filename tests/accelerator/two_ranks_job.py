@@ -62,7 +62,7 @@ def main(job: smddp.Job) -> None:
         model,
         zero or torch.optim.AdamW(weights),
         precision="bf16",
-        ddp=smddp.DDPOptions(comm_hook=options.comm_hook),
+        parallel=smddp.DDPOptions(comm_hook=options.comm_hook),
         checkpoints=smddp.CheckpointPolicy(every=4),
         log_every=1,
     )

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.convert.sources import find_source
+from smddp.checkpoint.format.shards import divided_as
 from smddp.errors import CheckpointError, SmddpError
 from smddp.job.saved_model import METADATA, plain_name
 
@@ -133,6 +134,9 @@ def load_weights(
 
 
 def _apply(module: nn.Module, match: _Match, source: str) -> None:
+    present = module.state_dict()
+    for name, value in match.state.items():  # in place: the state has the versions of the modules, too
+        match.state[name] = divided_as(present.get(name), value)
     try:
         module.load_state_dict(match.state, strict=False)
     except RuntimeError as error:  # names and shapes fit: the module's own load_state_dict refused

@@ -2,8 +2,6 @@
 
 A DTensor is divided along some dimensions over the dimensions of its mesh, by ``Shard`` and ``Replicate``. Each piece
 is a box of the whole tensor. All ranks compute the same pieces without communication.
-
-DTensors are recognized by their attributes: importing their module takes a second.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 
 import torch
 
+from smddp.distributed import is_dtensor, local_values
 from smddp.errors import CheckpointError
 
 _SUPPORTED = ("Shard", "Replicate")
@@ -28,6 +27,12 @@ class Box:
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> Box:
+        """Return the box of all of a tensor."""
+        extents = tuple(shape)
+        return cls((0,) * len(extents), extents)
 
     @property
     def size(self) -> int:
@@ -56,16 +61,6 @@ class Piece:
 
     box: Box
     ranks: tuple[int, ...]
-
-
-def is_dtensor(value: object) -> bool:
-    """Return whether a value is a DTensor."""
-    return isinstance(value, torch.Tensor) and hasattr(value, "placements") and hasattr(value, "device_mesh")
-
-
-def local_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values that this rank has: of a DTensor those of its piece, of another tensor all. No copy."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def why_unsupported(tensor: torch.Tensor) -> str | None:
@@ -100,6 +95,13 @@ def with_layout_of(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         shape=target.shape,
         stride=target.stride(),
     )
+
+
+def divided_as(target: object, values: Any) -> Any:
+    """Return this rank's piece of whole values, as a DTensor, if the target is one; else the values as they are."""
+    if not (isinstance(target, torch.Tensor) and is_dtensor(target)):
+        return values
+    return with_layout_of(target, values[local_box(target).within(Box.whole(values.shape))].contiguous())
 
 
 def check_boxes(name: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:

@@ -29,12 +29,11 @@ import torch
 from smddp.checkpoint.format.shards import (
     Box,
     check_boxes,
-    is_dtensor,
-    local_values,
     pieces_of,
     why_unsupported,
 )
 from smddp.checkpoint.format.tensors import DTYPES, check_shape
+from smddp.distributed import is_dtensor, local_values
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import METADATA
 
@@ -206,7 +205,9 @@ class _Parts:
             raise CheckpointError(f"{path} is {why}")
         name, turn = self._unused(name), len(self._in_pieces)
         self._in_pieces.add(name)
-        values, pieces = local_values(tensor.detach()), []
+        with torch.no_grad():  # else it is a step of autograd, which takes ten times as long
+            values = local_values(tensor)
+        pieces = []
         for number, piece in enumerate(pieces_of(tensor)):
             owner = piece.ranks[(turn + number) % len(piece.ranks)]  # in turn, so that all save about as much
             is_own = owner == self._rank

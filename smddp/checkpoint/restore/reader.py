@@ -160,7 +160,7 @@ def _places(
     sharded = {each.name: each for each in sharded_entries(skeleton)}
     pieces = {piece for each in sharded.values() for piece in each.pieces}
     of_part = {
-        name: ShardedEntry(name, each.dtype, each.shape, {name: Box((0,) * len(each.shape), each.shape)})
+        name: ShardedEntry(name, each.dtype, each.shape, {name: Box.whole(each.shape)})
         for name, each in entries.items()
         if name not in pieces
     } | sharded
@@ -175,7 +175,7 @@ class _Place:
 
     def __init__(self, saved: ShardedEntry, target: torch.Tensor | None) -> None:
         self._saved, self._target = saved, target
-        self._box = Box((0,) * len(saved.shape), saved.shape) if target is None else local_box(target)
+        self._box = Box.whole(saved.shape) if target is None else local_box(target)
         overlaps = {name: box.overlap(self._box) for name, box in saved.pieces.items()}
         self.pieces = {name: each for name, each in overlaps.items() if each is not None}
         """The part that each piece has of the box, by the name of the piece in the files."""

@@ -22,13 +22,12 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.format.shards import is_dtensor
 from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, some, weights_in_order
 from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_newest
 from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, is_in_pieces, restore_random_state
 from smddp.checkpoint.stores.filesystem import MISSING
 from smddp.checkpoint.stores.store import Store, StoreError
-from smddp.distributed import PeerFailedError, Ranks
+from smddp.distributed import PeerFailedError, Ranks, is_dtensor
 from smddp.distributed.ranks import error_text
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import in_names_of, plain_name, plain_state

@@ -278,11 +278,11 @@ def saved_epoch(state: Mapping[str, Any]) -> int:
 class EvaluationSampler:
     """The evaluation data of one rank: every sample once over all ranks, nothing padded, in order.
 
-    Each rank has one run of neighbouring samples. Ranks may differ by one sample, and so by one batch: call no
-    collective between the batches; reduce sums and counts after the last one.
+    Each rank has one run of neighbouring samples. Ranks may differ by one sample, and so by one batch, unless
+    ``even``: call no collective between the batches; reduce sums and counts after the last one.
     """
 
-    def __init__(self, size: int, *, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, size: int, *, batch_size: int, rank: int = 0, world_size: int = 1, even: bool = False) -> None:
         """Describe the share of a rank.
 
         Args:
@@ -290,9 +290,10 @@ class EvaluationSampler:
             batch_size: Samples of a batch of this rank; the last one may be smaller.
             rank: This process's rank.
             world_size: The number of processes.
+            even: Give each rank equally many batches, of about equal sizes.
 
         Raises:
-            ValueError: The numbers do not fit each other.
+            ValueError: The numbers do not fit each other, or the samples can't be divided evenly.
         """
         _check_rank(rank, world_size)
         if size < 0:
@@ -301,15 +302,28 @@ class EvaluationSampler:
             raise ValueError(f"batch_size is {batch_size}: a batch has at least one sample")
         self.batch_size = batch_size
         self._share = range(size * rank // world_size, size * (rank + 1) // world_size)
+        self._count = -(-len(self._share) // batch_size)
+        self._is_even = even
+        if even:
+            self._count = -(-size // (world_size * batch_size))
+            if self._count > size // world_size:
+                raise ValueError(
+                    f"{size} samples in batches of {batch_size} can't be divided into equally many batches for each of "
+                    f"{world_size} ranks: give more samples, or batches of two or more"
+                )
 
     def __len__(self) -> int:
         """Return the number of this rank's batches."""
-        return -(-len(self._share) // self.batch_size)
+        return self._count
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield this rank's batches of indices."""
-        for start in range(0, len(self._share), self.batch_size):
-            yield list(self._share[start : start + self.batch_size])
+        size, own = self.batch_size, len(self._share)
+        for number in range(self._count):
+            if self._is_even:
+                yield list(self._share[own * number // self._count : own * (number + 1) // self._count])
+            else:
+                yield list(self._share[number * size : (number + 1) * size])
 
 
 def _check_rank(rank: int, world_size: int) -> None:

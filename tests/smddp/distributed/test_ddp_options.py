@@ -116,7 +116,7 @@ def with_smddp(job, options, accumulate, branch, precision):
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainer = smddp.Trainer(
-        job, model, optimizer, accumulate=accumulate, precision=precision, ddp=options, name=f"run-{next(names)}"
+        job, model, optimizer, accumulate=accumulate, precision=precision, parallel=options, name=f"run-{next(names)}"
     )
     for step in range(6):
         for micro in range(accumulate):
@@ -180,7 +180,7 @@ REFUSALS = (
     HEAD
     + """
 def trainer_of(job, model, options, name, **others):
-    return smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), ddp=options, name=name, **others)
+    return smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), parallel=options, name=name, **others)
 
 def main(job):
     print(refusal(lambda: trainer_of(job, Model(), DDPOptions(static_graph=True), "static", accumulate=2)))
@@ -220,7 +220,7 @@ def main(job):
     model.branch.requires_grad_(False)
     trainer = smddp.Trainer(
         dataclasses.replace(job, checkpoint_dir=job.checkpoint_dir / directory), model,
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), ddp=OPTIONS,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), parallel=OPTIONS,
     )
     trainer.resume()
     for step in trainer.steps_to(steps):
@@ -267,7 +267,7 @@ def main(job):
     rank, model = job.cluster.rank, Model()
     trainer = smddp.Trainer(
         job, model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=4,
-        ddp=DDPOptions(find_unused_parameters=True),
+        parallel=DDPOptions(find_unused_parameters=True),
     )
     for _ in trainer.epochs(1):
         for x in trainer.batches([batch(rank, 0), batch(rank, 1)]):

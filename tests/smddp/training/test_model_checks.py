@@ -107,8 +107,8 @@ def test_powersgd_is_refused_where_training_goes_on_after_gradients_that_are_not
     job, model = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=told):
-        smddp.Trainer(job, model, optimizer, ddp=smddp.DDPOptions(comm_hook="powersgd"), **options)
-    smddp.Trainer(job, model, optimizer, ddp=smddp.DDPOptions(comm_hook="powersgd"), on_nonfinite="raise")
+        smddp.Trainer(job, model, optimizer, parallel=smddp.DDPOptions(comm_hook="powersgd"), **options)
+    smddp.Trainer(job, model, optimizer, parallel=smddp.DDPOptions(comm_hook="powersgd"), on_nonfinite="raise")
 
 
 def shard(model: nn.Module) -> nn.Module:
@@ -133,11 +133,10 @@ def divide(model: nn.Sequential) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "found"),
     [
-        (shard, "it is a FSDPModule"),
-        (shard_part, "its module 1 is a FSDPModule"),
+        (shard_part, "0.weight is in no module that fully_shard was applied to, so its gradients differ by rank"),
         (shard_old, "it is a FullyShardedDataParallel"),
-        (divide, "0.weight is a DTensor"),
-        (lambda model: torch.compile(divide(model)), "0.weight is a DTensor"),
+        (divide, "0.weight is a DTensor, and no module is sharded by fully_shard"),
+        (lambda model: torch.compile(divide(model)), "0.weight is a DTensor, and no module is sharded by fully_shard"),
     ],
 )
 def test_a_sharded_model_is_refused_at_the_start(
@@ -145,6 +144,8 @@ def test_a_sharded_model_is_refused_at_the_start(
 ) -> None:
     model = make(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    told = rf"the model is sharded \({found}\), which the Trainer can't train: give the module without fully_shard"
+    told = (
+        rf"the model is sharded in a way that the Trainer can't train: {found}. Give the plain module, with parallel="
+    )
     with pytest.raises(ValueError, match=told):
         smddp.Trainer(Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}), model, optimizer)

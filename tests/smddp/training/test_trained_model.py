@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
     "save": lambda: None,
     "samples": lambda _: [],
     "move_model": True,
-    "ddp": DDPOptions(),
+    "parallel": DDPOptions(),
     "timing": False,
 }
 
@@ -90,7 +90,7 @@ def test_a_step_that_was_begun_is_forgotten_and_a_short_one_is_its_own_mean(job:
 def test_the_parts_of_a_checkpoint_beside_model_and_optimizer(job: Job) -> None:
     assert trained(job).own_state == trained(job).per_rank_state == {}
     powersgd = DDPOptions(comm_hook="powersgd")
-    model = trained(job, ema=0.9, schedule_each="epoch", ddp=powersgd)
+    model = trained(job, ema=0.9, schedule_each="epoch", parallel=powersgd)
     assert list(model.own_state) == ["ema", "epoch_schedules"]
     assert list(model.per_rank_state) == ["powersgd"]
     model.step(model.model(torch.ones(1, 4)).sum(), 1.0, items=None, collect=False)

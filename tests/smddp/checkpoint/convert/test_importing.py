@@ -14,7 +14,7 @@ from torch import nn
 from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.convert import export, import_checkpoint
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import write_model
+from smddp.job.saved_model import write_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -86,7 +86,7 @@ def test_a_published_model_with_tied_weights_comes_in_with_all_its_names(tmp_pat
             self.head.weight = self.embed.weight
 
     before, after = Tied(), Tied()
-    write_model(before, tmp_path / "model")
+    write_weights(before.state_dict(), tmp_path / "model")
     assert import_checkpoint(tmp_path / "model" / "model.safetensors", tmp_path / "run") == ["model"]
     with Checkpointer(tmp_path / "run", {"model": after}) as checkpointer:
         checkpointer.load()

@@ -15,7 +15,7 @@ from torch import nn
 
 from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.stores import StoreError, open_store
-from smddp.job.saved_model import write_model
+from smddp.job.saved_model import write_weights
 from smddp.storage.s3_bucket import PATIENCE
 from smddp.storage.s3_errors import Retries
 from tests.smddp.checkpoint.by_hand import write_checkpoint
@@ -35,7 +35,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_a_prefix_in_s3_with_a_model_is_read_as_a_directory_is(s3: str, tmp_path: Path, slash: str) -> None:
     model = nn.Linear(3, 2)
-    write_model(model, tmp_path)
+    write_weights(model.state_dict(), tmp_path)
     for path in tmp_path.iterdir():
         boto3.client("s3").upload_file(str(path), "bucket", f"m/{path.name}")
     source = find_source(f"{s3}/m{slash}")

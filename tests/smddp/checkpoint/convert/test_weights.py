@@ -15,7 +15,7 @@ from smddp.checkpoint.convert import export
 from smddp.checkpoint.convert.weights import WeightsError, load_weights
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError, SmddpError
-from smddp.job.saved_model import write_model
+from smddp.job.saved_model import write_weights
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
 
@@ -64,7 +64,7 @@ def _in_parts(name: str) -> Callable[[nn.Module, Path], Path]:
 
 
 def _model_directory(model: nn.Module, path: Path) -> Path:
-    write_model(model, path / "model")
+    write_weights(model.state_dict(), path / "model")
     return path / "model"
 
 
@@ -275,7 +275,7 @@ class Tied(nn.Module):
 
 def test_tied_weights_come_from_a_file_that_has_them_once(tmp_path: Path) -> None:
     source, module = Tied(), Tied()
-    write_model(source, tmp_path)
+    write_weights(source.state_dict(), tmp_path)
     report = load_weights(module, tmp_path / "model.safetensors", freeze=True)
     assert report.loaded == ("embed.weight", "head.weight")
     assert torch.equal(module.head.weight, source.embed.weight)
@@ -360,7 +360,7 @@ def _text(path: Path) -> Path:
 
 def _truncated(name: str) -> Callable[[Path], Path]:
     def make(path: Path) -> Path:
-        write_model(net(), path)
+        write_weights(net().state_dict(), path)
         with tarfile.open(path / "model.tar.gz", "w:gz") as archive:
             archive.add(path / "model.pt", "model.pt")
         content = (path / name).read_bytes()

@@ -1,0 +1,210 @@
+"""What a sharded model costs: the Trainer beside a loop by hand, the Checkpointer beside torch.distributed.checkpoint.
+
+All ranks run on this machine, by gloo. The contestants take turns in one run, and medians count.
+
+step      an optimizer step of `smddp.Trainer(parallel=smddp.Sharded(...))`, over that of a bare `fully_shard` loop
+stall     how long a save holds the training thread, over a memcpy of the rank's pieces (model and AdamW's two moments)
+save      from the save's begin until all is durable, beside DCP's async_save, whose files are flushed, too
+load      into the same layout, and into one that is divided along the other dimension, beside DCP's load; smddp
+          verifies every byte that it reads
+
+    python benchmarks/sharded.py [--ranks 2] [--megabytes 200] [--repeats 5]
+
+Targets: step at most 1.02, stall at most 1.2; save and load faster than DCP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+
+import smddp
+from smddp.checkpoint import Checkpointer, Retention
+from smddp.distributed import local_values
+from smddp.job import Job
+
+WIDTH = 512
+clock = time.perf_counter
+
+
+class Block(nn.Module):
+    """A residual block of a transformer's MLP."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.norm, self.inner, self.outer = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Add the block's output to its inputs."""
+        return inputs + self.outer(torch.relu(self.inner(self.norm(inputs))))
+
+
+def make(blocks: int, *, dimension: int | None = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(blocks)))
+    if dimension is not None:
+
+        def placement(weight: nn.Parameter) -> Shard:
+            return Shard(min(dimension, weight.ndim - 1))
+
+        for block in model:
+            fully_shard(block, shard_placement_fn=placement)
+        fully_shard(model, shard_placement_fn=placement)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def in_turns(repeats: int, **contestants: Callable[[], float]) -> dict[str, float]:
+    """Return the median seconds of each contestant on the slowest rank."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            dist.barrier()
+            taken = torch.tensor(run())
+            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+            seconds[name].append(float(taken))
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def timed(action: Callable[[], object]) -> float:
+    started = clock()
+    action()
+    return clock() - started
+
+
+def steps(repeats: int, directory: Path) -> dict[str, float]:
+    batches = [torch.randn(32, WIDTH) for _ in range(20)]
+    model, optimizer = make(4)
+    own, own_optimizer = make(4, dimension=None)
+    job = Job.detect({**os.environ, "SMDDP_RUN_DIR": str(directory / "run")})
+    trainer = smddp.Trainer(
+        job,
+        own,
+        own_optimizer,
+        parallel=smddp.Sharded(wrap=(Block,)),
+        log_every=10**6,
+        checkpoints=smddp.CheckpointPolicy(seconds=None),
+    )
+    trainer.loader(range(10**6), 32 * dist.get_world_size())  # its place in the data is counted; it is not read
+    next(trainer.epochs(1))
+
+    def by_hand() -> None:
+        for batch in batches:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def by_trainer() -> None:
+        for batch in trainer.batches(batches):
+            trainer.step(trainer.model(batch).square().mean())
+
+    by_hand(), by_trainer()
+    return in_turns(repeats, hand=lambda: timed(by_hand), trainer=lambda: timed(by_trainer))
+
+
+def saves(repeats: int, directory: Path, megabytes: int) -> dict[str, float]:
+    blocks = max(1, round(megabytes * 2**20 / (3 * 4 * (8 * WIDTH**2 + 7 * WIDTH))))
+    model, optimizer = make(blocks)
+    other, other_optimizer = make(blocks, dimension=1)
+    for each in (optimizer, other_optimizer):
+        for weight in (weight for group in each.param_groups for weight in group["params"]):
+            weight.grad = torch.zeros_like(weight)
+        each.step()
+    tensors = [local_values(weight.detach()) for weight in model.parameters()]
+    tensors += [local_values(value) for each in optimizer.state.values() for value in each.values()]
+    copies = [torch.empty_like(each) for each in tensors]
+    saved, number = [directory / "smddp", directory / "dcp"], iter(range(1, 10**6))
+
+    def memcpy() -> None:
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor)
+
+    def state(of: nn.Module, its: torch.optim.Optimizer) -> dict[str, Any]:
+        weights, moments = get_state_dict(of, its)
+        return {"model": weights, "optimizer": moments}
+
+    def dcp_save() -> float:
+        return timed(lambda: dcp.async_save(state(model, optimizer), checkpoint_id=saved[1]).result())
+
+    def dcp_load(of: nn.Module, its: torch.optim.Optimizer) -> None:
+        loaded = state(of, its)
+        dcp.load(loaded, checkpoint_id=saved[1])
+        set_state_dict(of, its, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+
+    def load(of: nn.Module, its: torch.optim.Optimizer) -> float:
+        with Checkpointer(saved[0], {"model": of, "optimizer": its}) as reader:
+            return timed(reader.load)
+
+    with Checkpointer(saved[0], {"model": model, "optimizer": optimizer}, keep=Retention(last=1)) as checkpointer:
+        stalls: list[float] = []
+
+        def save() -> float:
+            started = clock()
+            checkpointer.save(next(number))
+            stalls.append(clock() - started)
+            checkpointer.wait()
+            return clock() - started
+
+        save(), dcp_save(), memcpy()
+        stalls.clear()
+        found = in_turns(repeats, memcpy=lambda: timed(memcpy), save=save, dcp_save=dcp_save)
+        found["stall"] = statistics.median(stalls)
+    return found | in_turns(
+        repeats,
+        load=lambda: load(model, optimizer),
+        dcp_load=lambda: timed(lambda: dcp_load(model, optimizer)),
+        reshard=lambda: load(other, other_optimizer),
+        dcp_reshard=lambda: timed(lambda: dcp_load(other, other_optimizer)),
+    )
+
+
+def on_each_rank(repeats: int, directory: Path, megabytes: int) -> None:
+    torch.set_num_threads(1)
+    smddp.join()
+    step, save = steps(repeats, directory), saves(repeats, directory, megabytes)
+    if dist.get_rank() == 0:
+        print(f"step      {step['trainer'] / step['hand']:.3f} x by hand ({step['hand'] / 20 * 1e3:.1f} ms)")
+        print(f"stall     {save['stall'] / save['memcpy']:.2f} x memcpy ({save['memcpy'] * 1e3:.0f} ms)")
+        for name, text in (("save", "save, durable"), ("load", "load"), ("reshard", "load, divided otherwise")):
+            print(
+                f"{text}: {save[name]:.3f} s, DCP {save['dcp_' + name]:.3f} s, {save[name] / save['dcp_' + name]:.2f} x"
+            )
+    smddp.leave()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--megabytes", type=int, default=200, help="of model and moments, of all ranks together")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.directory is not None:
+        on_each_rank(given.repeats, given.directory, given.megabytes)
+        return
+    with tempfile.TemporaryDirectory(prefix="sharded-benchmark-") as directory:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
+        subprocess.run([*command, __file__, *sys.argv[1:], f"--directory={directory}"], check=True)
+
+
+if __name__ == "__main__":
+    main()

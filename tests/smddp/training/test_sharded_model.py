@@ -1,0 +1,335 @@
+"""A model whose weights are divided among the ranks trains as a replicated one does, and resumes as any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+import smddp
+from smddp import Sharded
+from smddp.data import EvaluationSampler
+from smddp.distributed import current_membership, shard
+from smddp.training.model_checks import check_sharded
+from smddp.training.precision import Precision
+
+PROGRAM = """
+import os, sys
+os.chdir(DIRECTORY)
+import torch
+from torch import nn
+import smddp
+from smddp import Sharded
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.inner, self.outer = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, inputs):
+        return inputs + self.outer(torch.tanh(self.inner(self.norm(inputs))))
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, broken=None):
+        self.values, self.seen = torch.randn(97, 5, generator=torch.Generator().manual_seed(3)), []
+        if broken is not None:
+            self.values[broken] = float("nan")
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        self.seen.append(index)
+        return self.values[index]
+
+def error(trainer, batch):
+    return (trainer.model(batch)[:, 0] - batch.sum(dim=1)).square()
+
+def trained(job, name, parallel, steps, broken=None, norm=nn.BatchNorm1d, **options):
+    torch.manual_seed(job.cluster.rank)  # all ranks begin with the weights of rank 0
+    model = nn.Sequential(norm(5), nn.Linear(5, 9), Block(9), Block(9), nn.Linear(9, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
+    trainer = smddp.Trainer(
+        job, model, optimizer, scheduler=schedule, name=name, accumulate=2, parallel=parallel, **options
+    )
+    loader, test = trainer.loader(data := Data(broken), batch_size=24), trainer.evaluation_loader(Data(), batch_size=4)
+    batches, errors = trainer.batches(loader), []
+    for step in trainer.steps_to(steps):
+        batch = next(batches)
+        is_done = trainer.step(error(trainer, batch).mean())
+        if is_done and trainer.steps % 3 == 0:
+            model.eval()
+            with torch.no_grad():
+                of_rank = [float(error(trainer, each).sum()) for each in trainer.batches(test)]
+            model.train()
+            errors.append(round(float(trainer.sum(sum(of_rank))) / 97, 5))
+            trainer.save()
+    trainer.save_model()
+    weights = torch.load(job.part(name).model_dir / "model.pt") if trainer.is_main else {}
+    return weights, errors, sorted(int(each) for each in trainer.gather(torch.tensor(data.seen)))
+"""
+
+PARITY = """
+def main(job):
+    for precision in ("fp32", "bf16", "fp16"):
+        skips = {"on_nonfinite": "skip", "broken": 8}
+        for options in ({"clip_norm": 0.3}, {"clip_value": 0.01}, skips, {"timing": True}):
+            name, options = f"{precision}-{min(options)}", {**options, "precision": precision}
+            one = trained(job, name + "-ddp", smddp.DDPOptions(), 7, **options)
+            two = trained(job, name + "-sharded", Sharded(wrap=(Block,)), 7, **options)
+            assert one[1:] == two[1:], (name, one[1:], two[1:])
+            for key, weight in one[0].items():
+                assert torch.allclose(weight, two[0][key], atol=1e-5), (name, key)
+            if job.cluster.is_main:
+                print(name)
+
+smddp.run(main)
+"""
+
+
+def program(directory: Path, rest: str) -> str:
+    return PROGRAM.replace("DIRECTORY", repr(str(directory))) + rest
+
+
+@pytest.mark.slow
+def test_it_trains_as_a_replicated_model_does(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    ended = run_ranks(program(tmp_path, PARITY))
+    assert [each.code for each in ended] == [0, 0], ended
+    options = ["clip_norm", "clip_value", "broken", "timing"]
+    assert ended[0].printed.split() == [f"{name}-{each}" for name in ("fp32", "bf16", "fp16") for each in options]
+
+
+CHAIN = """
+def main(job):
+    parallel = eval(os.environ["PARALLEL"])
+    weights, errors, seen = trained(job, "chain", parallel, int(os.environ["STEPS"]), norm=nn.LayerNorm, clip_norm=0.5)
+    if job.cluster.is_main:
+        print(errors, seen)
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_it_resumes_in_mid_epoch_on_other_ranks_in_another_layout(
+    run_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    def run(
+        directory: Path, chain: list[tuple[str, int, int]]
+    ) -> tuple[list[float], list[int], dict[str, torch.Tensor]]:
+        errors, seen = [], []
+        for parallel, ranks, steps in chain:
+            directory.mkdir(exist_ok=True)
+            ended = run_ranks(program(directory, CHAIN), [{"PARALLEL": parallel, "STEPS": str(steps)}] * ranks)
+            assert [each.code for each in ended] == [0] * ranks, ended
+            of_part = eval("[" + ended[0].printed.strip().replace("] [", "], [") + "]")
+            errors, seen = errors + of_part[0], seen + of_part[1]
+        return errors, sorted(seen), torch.load(next(directory.rglob("model.pt")))
+
+    whole = run(tmp_path / "whole", [("smddp.DDPOptions()", 1, 10)])
+    layouts = [
+        ("Sharded(wrap=(Block,))", 2, 3),
+        ("Sharded(wrap=(Block,), shard=2, reshard_after_forward=False)", 4, 5),
+        ("smddp.DDPOptions()", 2, 6),
+        ("Sharded(wrap=(Block, nn.Linear))", 3, 9),
+        ("Sharded(wrap=(Block,))", 1, 10),
+    ]
+    parts = run(tmp_path / "parts", layouts)
+    assert parts[0] == pytest.approx(whole[0], abs=2e-5)
+    assert parts[1] == whole[1], "each sample once"
+    for name, weight in whole[2].items():
+        torch.testing.assert_close(parts[2][name], weight, atol=1e-5, rtol=1e-4)
+
+
+OTHERS = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+def main(job):
+    # A script that shards its model itself.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), Block(9), nn.Linear(9, 2))
+    fully_shard(model[1])
+    fully_shard(model)
+    trainer = smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), name="own")
+    loader = trainer.loader(Data(), batch_size=24)
+    for epoch in trainer.epochs(2):
+        for batch in trainer.batches(loader):
+            trainer.step(trainer.model(batch).square().mean())
+        trainer.module(batch)  # leaves the weights gathered, before a save
+        trainer.save(wait=True)
+    # Weights are loaded into pieces, too.
+    weight = model[1].outer.weight
+    before = weight.full_tensor().clone()
+    weight.detach().zero_()
+    smddp.load_weights(model, job.part("own").checkpoint_location)
+    assert before.any() and torch.equal(weight.full_tensor(), before)
+    # A weight that is not finite is found on all ranks, whoever has it.
+    with torch.no_grad():
+        weight = model[0].weight.to_local()
+        if job.cluster.rank == 1:
+            weight[-1, -1] = float("nan")
+    try:
+        trainer.save_model()
+    except smddp.errors.TrainingDivergedError as error:
+        print(str(error)[:60])
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        smddp.Trainer(job, model, optimizer, name="twice", parallel=Sharded(wrap=(Block,)))
+    except ValueError as error:
+        print(error)
+    # The last micro-batch of a loader that ends within a step.
+    model = nn.Sequential(nn.Linear(5, 9), Block(9))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = smddp.Trainer(job, model, optimizer, accumulate=2, name="ends", parallel=Sharded(wrap=(Block,)))
+    try:
+        for batch in trainer.batches([torch.ones(2, 5)] * 3):
+            trainer.step(trainer.model(batch).square().mean())
+    except ValueError as error:
+        print(str(error)[:48])
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_the_script_sharded_and_what_is_refused_while_it_trains(
+    run_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    ended = run_ranks(program(tmp_path, OTHERS))
+    assert [each.code for each in ended] == [0, 0], ended
+    told = [
+        "at step 8 the model's 0.weight has values that are not finit",
+        "the model is sharded by fully_shard already: leave parallel=smddp.Sharded(...) out",
+        "the loader ended within an optimizer step, and t",
+    ]
+    assert [each.printed.splitlines() for each in ended] == [told, told]
+
+
+@pytest.fixture
+def _group_of_one() -> Iterator[None]:
+    smddp.join()
+    yield
+    smddp.leave()
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh(), nn.Linear(2, 2)), nn.Linear(2, 1))
+
+
+@pytest.mark.usefixtures("_group_of_one")
+@pytest.mark.parametrize(
+    ("options", "change", "told"),
+    [
+        (
+            {"wrap": (nn.Conv1d,)},
+            None,
+            r"wrap=Conv1d: the model has no module of that class. It has Linear \(3 times\)",
+        ),
+        ({"shard": 3}, None, "shard=3 divides the weights among 3 ranks, and 1 ranks are no multiple"),
+        ({}, lambda model: model.to("meta"), r"0.weight has no values yet \(on the meta device\)"),
+        ({}, lambda model: model.append(nn.LazyLinear(2)), r"3.weight has no values yet \(a lazy layer\)"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_is_refused(
+    options: dict[str, Any], change: Callable[[nn.Module], object] | None, told: str
+) -> None:
+    model, membership = net(), current_membership()
+    assert membership is not None
+    if change is not None:
+        change(model)
+    with pytest.raises(ValueError, match=told):
+        shard(Sharded(**{"wrap": (nn.Linear,), **options}), model, [torch.optim.SGD(model.parameters())], membership)
+    assert not any(hasattr(weight, "placements") for weight in model.parameters())
+
+
+@pytest.mark.usefixtures("_group_of_one")
+def test_an_optimizer_that_has_stepped_is_refused() -> None:
+    model, membership = net(), current_membership()
+    assert membership is not None
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match="the optimizer has taken steps"):
+        shard(Sharded(wrap=(nn.Linear,)), model, [optimizer], membership)
+
+
+@pytest.mark.usefixtures("_group_of_one")
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"twice": True}, "sharded by fully_shard already"),
+        ({"model": torch.compile(net())}, "can't be compiled as a whole: compile its layers"),
+        ({"precision": Precision("O2")}, "precision='O2' keeps half copies of whole weights"),
+        ({"ema": 0.9}, "ema=0.9 averages whole weights"),
+        ({"move_model": False}, "move_model=False"),
+        (
+            {"optimizers": lambda model: [ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)]},
+            "give the optimizer that the ZeroRedundancyOptimizer wraps",
+        ),
+    ],
+)
+def test_what_a_sharded_model_cannot_be_combined_with_is_refused_by_name(given: dict[str, Any], told: str) -> None:
+    model = net()
+    if "optimizers" in given:
+        given = {**given, "optimizers": given["optimizers"](model)}
+    options = {
+        "model": model,
+        "optimizers": [torch.optim.SGD(model.parameters())],
+        "precision": Precision("fp32"),
+        "ema": None,
+        "move_model": True,
+        "twice": False,
+        **given,
+    }
+    with pytest.raises(ValueError, match=told):
+        check_sharded(options.pop("model"), options.pop("optimizers"), options.pop("precision"), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"wrap": ()}, ValueError, r"wrap=\(\): give the classes"),
+        ({"wrap": nn.Linear}, TypeError, "give a tuple of classes"),
+        ({"wrap": ("Block",)}, TypeError, "wrap has 'Block', which is no class of modules"),
+        ({"wrap": (dict,)}, TypeError, "which is no class of modules"),
+        ({"shard": "node"}, ValueError, 'shard=\'node\': give "all", "host"'),
+        ({"shard": True}, ValueError, "shard=True"),
+        ({"shard": 0}, ValueError, "shard=0"),
+        ({"reshard_after_forward": 1}, ValueError, "reshard_after_forward=1"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        Sharded(**{"wrap": (nn.Linear,), **options})
+
+
+@pytest.mark.parametrize("size", [0, 3, 4, 10, 97, 128, 129])
+@pytest.mark.parametrize("batch_size", [2, 3, 64])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_even_evaluation_has_equally_many_batches_and_each_sample_once(
+    size: int, batch_size: int, world_size: int
+) -> None:
+    ranks = [
+        EvaluationSampler(size, batch_size=batch_size, rank=rank, world_size=world_size, even=True)
+        for rank in range(world_size)
+    ]
+    batches = [list(each) for each in ranks]
+    assert len(set(map(len, batches))) == 1
+    assert [len(each) for each in ranks] == [len(each) for each in batches]
+    assert sorted(sample for each in batches for batch in each for sample in batch) == list(range(size))
+    assert all(0 < len(batch) <= batch_size for each in batches for batch in each)
+
+
+def test_too_few_samples_for_an_even_evaluation_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="7 samples in batches of 1 can't be divided into equally many batches for each"
+    ):
+        EvaluationSampler(7, batch_size=1, rank=0, world_size=2, even=True)
