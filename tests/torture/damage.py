@@ -91,7 +91,7 @@ IN_A_FILE = (
 
 
 def damage_at_random(*, count: int, seed: int, directory: Path) -> Outcome:
-    """Damage a checkpoint so many times; half of them one that one process wrote, half one of two.
+    """Damage a checkpoint so many times; a third of them one of one process, one of two, and one of a sharded model.
 
     Args:
         count: how many times.
@@ -101,7 +101,8 @@ def damage_at_random(*, count: int, seed: int, directory: Path) -> Outcome:
     dice = random.Random(seed)
     done: Counter[str] = Counter()
     failures = []
-    for save, times in (_save, count - count // 2), (_save_as_two, count // 2):
+    third = count // 3
+    for save, times in (_save, count - 2 * third), (_save_as_two, third), (_save_in_pieces, third):
         store = open_store(directory / save.__name__)
         for step in (1, 2):
             save(store, step)
@@ -163,9 +164,12 @@ def _save(store: Store, step: int) -> None:
 
 
 def _save_as_two(store: Store, step: int) -> None:
-    write_checkpoint(
-        store, step, {**_state(step), "ranks": [{"rng": capture_random_state()} for _ in range(2)]}, writers=2
-    )
+    ranks = {"ranks": [{"rng": capture_random_state()} for _ in range(2)]}
+    write_checkpoint(store, step, {**_state(step), **ranks}, writers=2)
+
+
+def _save_in_pieces(store: Store, step: int) -> None:
+    write_checkpoint(store, step, _state(step), writers=2, pieces=True)
 
 
 def _state(step: int) -> dict[str, object]:

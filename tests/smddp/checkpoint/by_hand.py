@@ -12,14 +12,21 @@ import xxhash
 
 from smddp.checkpoint.format.manifest import FileDigests, FileRecord, Manifest, digests_to_json, file_names
 from smddp.checkpoint.format.state_tree import flatten
-from smddp.checkpoint.format.tensors import Layout, bytes_of
+from smddp.checkpoint.format.tensors import DTYPES, Layout, bytes_of
 from smddp.checkpoint.stores import Store
 
 RUN = "5f3a9c01d2e4"
 
 
 def write_checkpoint(
-    store: Store, step: int, state: Mapping[str, Any], *, writers: int = 1, attempt: int = 1, **fields: Any
+    store: Store,
+    step: int,
+    state: Mapping[str, Any],
+    *,
+    writers: int = 1,
+    attempt: int = 1,
+    pieces: bool = False,
+    **fields: Any,
 ) -> Manifest:
     """Write and commit a checkpoint.
 
@@ -29,6 +36,7 @@ def write_checkpoint(
         state: what each part's state_dict() gave.
         writers: how many files the tensors of a part are dealt out to, if it has so many.
         attempt: the number in the name of its directory.
+        pieces: whether each tensor is in two pieces, as those of a sharded model on two ranks are.
         fields: of the manifest.
     """
     directory = f"{RUN}-{attempt:04}"
@@ -42,6 +50,9 @@ def write_checkpoint(
 
     for part, value in state.items():
         skeletons[part], tensors = flatten(value, path=part)
+        if pieces:
+            tensors = {piece: each for name in tensors for piece, each in halves(tensors[name], name).items()}
+            skeletons[part] = in_pieces(skeletons[part], tensors)
         count = min(writers, len(tensors))
         for index, name in enumerate(file_names(part, count) if count else []):
             own = dict(list(tensors.items())[index::count])
@@ -67,6 +78,36 @@ def write_checkpoint(
     manifest = Manifest(run=RUN, directory=directory, step=step, files=records, **{**described, **fields})
     store.commit(step, directory, manifest.to_json(), replacing=store.read_manifest(step))
     return manifest
+
+
+def halves(tensor: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
+    """Return the two halves of a tensor along its first dimension, or the tensor itself if it has no such."""
+    if tensor.dim() == 0 or len(tensor) < 2:
+        return {name: tensor}
+    return {f"{name}@{number}": half for number, half in enumerate(tensor.chunk(2))}
+
+
+def in_pieces(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return a skeleton whose tensors are described by their halves, where they have some."""
+    if isinstance(skeleton, list):
+        return [in_pieces(each, tensors) for each in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    name = skeleton.get("name")
+    if skeleton.get("$") != "tensor" or f"{name}@0" not in tensors:
+        return {key: in_pieces(value, tensors) for key, value in skeleton.items()}
+    first, second = tensors[f"{name}@0"], tensors[f"{name}@1"]
+    rest = [0] * (first.dim() - 1)
+    return {
+        "$": "sharded",
+        "name": name,
+        "dtype": DTYPES[first.dtype],
+        "shape": [len(first) + len(second), *first.shape[1:]],
+        "pieces": [
+            [f"{name}@0", [0, *rest], list(first.shape)],
+            [f"{name}@1", [len(first), *rest], list(second.shape)],
+        ],
+    }
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
