@@ -19,7 +19,7 @@ from smddp.accelerator import device_count, device_kind, random_states, set_rand
 from smddp.checkpoint.format.manifest import is_part_name
 from smddp.checkpoint.format.shards import why_unsupported
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
-from smddp.distributed import is_dtensor
+from smddp.distributed import has_shards, is_dtensor
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,9 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
 
 def is_in_pieces(part: object) -> bool:
     """Return whether a module or an optimizer has DTensors: each rank then saves and loads its own pieces."""
-    return any(is_dtensor(tensor) for _, tensor in _tensors_of(part))
+    # The weights of a module are no DTensors while a forward pass has them gathered.
+    is_unit = isinstance(part, torch.nn.Module) and has_shards(part)
+    return is_unit or any(is_dtensor(tensor) for _, tensor in _tensors_of(part))
 
 
 def _why_not_savable(part: object) -> str | None:

@@ -16,6 +16,7 @@ from smddp.distributed.script_ranks import detect_cluster
 from smddp.distributed.sharded import (
     Sharded,
     ShardedModel,
+    find_units,
     has_shards,
     is_dtensor,
     local_values,
@@ -42,6 +43,7 @@ __all__ = [
     "cast",
     "current_membership",
     "detect_cluster",
+    "find_units",
     "gather_over_ranks",
     "has_shards",
     "is_communication_error",

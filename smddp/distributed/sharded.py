@@ -10,6 +10,7 @@ FSDP's classes are recognized by name, and DTensors by their attributes: importi
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from smddp.distributed.membership import Membership
+from smddp.distributed.ranks import Ranks
 from smddp.distributed.replica import broadcast_alike, tensors_of
+from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +100,7 @@ class ShardedModel(nn.Module):
         self._membership = membership
         self._accumulates = accumulates
         self._syncs = True
+        self._layout: list[tuple[int, bool]] = []
         self.averages = False
         """Whether the backward pass of the newest forward pass averages the gradients over the ranks."""
         self.powersgd = None
@@ -104,10 +108,9 @@ class ShardedModel(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass; without gradients, divide the gathered weights again."""
         if not torch.is_grad_enabled():
-            try:
-                return self.module(*inputs, **kwargs)
-            finally:
-                self.divide()
+            return self._evaluate(*inputs, **kwargs)
+        self.divide()
+        self._check_layers()
         self.averages = not (self._accumulates and self._accumulates())
         if self._syncs != self.averages:
             self._syncs = self.averages
@@ -121,8 +124,37 @@ class ShardedModel(nn.Module):
             unit.reshard()
 
     def follow(self) -> None:
-        """Divide the weights, before a save: the module's layers stay those that it was sharded with."""
+        """Divide the weights before a save. Raise ValueError if layers have come since that are not divided."""
         self.divide()
+        self._check_layers()
+
+    def restart(self) -> None:
+        """Forget the gradients of an unfinished step, which FSDP keeps until the step's last micro-batch."""
+        for unit in self._units:
+            group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001, there is no public way
+            for each in () if group is None else group.fsdp_params:
+                if (gathered := getattr(each, "_unsharded_param", None)) is not None:
+                    gathered.grad = None
+                if "unsharded_accumulated_grad" in vars(each):  # before PyTorch 2.15
+                    each.unsharded_accumulated_grad = None
+
+    def _evaluate(self, *inputs: Any, **kwargs: Any) -> Any:
+        try:
+            # FSDP's buffers that were made in inference mode could not be used in training.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                return self.module(*inputs, **kwargs)
+        finally:
+            self.divide()
+
+    def _check_layers(self) -> None:
+        """Raise ValueError for a trainable weight that is not divided: its gradient would differ by rank."""
+        layout = [(id(weight), weight.requires_grad) for weight in tensors_of(self._sharded)[0]]
+        if layout != self._layout:
+            if (why := why_not_trainable(self._sharded, self._membership.cluster.world_size)) is not None:
+                raise ValueError(
+                    f"{why}: make, replace and unfreeze the layers of a sharded model before the Trainer is made"
+                )
+            self._layout = layout
 
     def share_buffers(self) -> None:
         """Give all ranks the current buffers of rank 0; all must call it."""
@@ -144,30 +176,46 @@ def shard(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer], 
 
     It moves the module to the rank's device, a layer at a time. Raise ValueError if it can't be divided so.
     """
-    mesh_shape = _mesh_shape(options, membership)
-    units = [each for each in module.modules() if isinstance(each, tuple(options.wrap)) and each is not module]
-    _check(options, module, units, optimizers)
+    ranks = membership.ranks
+
+    def check() -> tuple[tuple[int, ...], list[nn.Module]]:
+        if not hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard"):
+            raise ValueError(f"parallel=Sharded(...) needs PyTorch 2.6 or later; this is {torch.__version__}")
+        shape, units = _mesh_shape(options, membership), find_units(options, module)
+        _check(module, units, optimizers)
+        return shape, units
+
+    mesh_shape, units = ranks.agree(check)
+    layouts = ranks.gather(lambda: _layout(module))
+    if other := [rank for rank, each in enumerate(layouts) if each != layouts[0]]:
+        raise ValueError(
+            f"the model of rank {other[0]} has other weights than that of rank 0, by names, shapes, types, or by which "
+            "are frozen: make the same model on all ranks"
+        )
     for tensor in (*tensors_of(module)[0], *tensors_of(module)[1]):
         _take_from_main(tensor, membership)
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError as error:
-        raise ValueError(f"parallel=Sharded(...) needs PyTorch 2.6 or later; this is {torch.__version__}") from error
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
     names = ("replicate", "shard")[-len(mesh_shape) :]
     mesh = init_device_mesh(membership.device.type, mesh_shape, mesh_dim_names=names)
-    before = {id(weight): name for name, weight in module.named_parameters()}
+    before = dict(module.named_parameters())
     for unit in reversed(units):  # a module's parts come after it, and are sharded before it
         fully_shard(unit, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
-    fully_shard(module, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
+    # PyTorch keeps what is outside of the layers gathered until the backward pass, in which it is needed first.
+    outer: dict[str, Any] = {} if options.reshard_after_forward else {"reshard_after_forward": False}
+    fully_shard(module, mesh=mesh, **outer)
     after = dict(module.named_parameters())
+    new = {id(weight): after[name] for name, weight in before.items()}
+    for name, weight in before.items():
+        for key, value in vars(weight).items():  # marks of the script, such as whether a weight decays
+            after[name].__dict__.setdefault(key, value)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["params"] = [after[before[id(each)]] if id(each) in before else each for each in group["params"]]
+            group["params"] = [new.get(id(each), each) for each in group["params"]]
     if membership.cluster.is_main:
         copies = f", in {mesh_shape[0]} copies" if len(mesh_shape) > 1 else ""
-        logger.info("%d layers are sharded among %d ranks each%s", len(units), mesh_shape[-1], copies)
+        logger.info("the weights are divided among %d ranks%s, by %d layers", mesh_shape[-1], copies, len(units))
 
 
 def is_dtensor(value: object) -> bool:
@@ -195,16 +243,16 @@ def has_shards(module: nn.Module) -> bool:
     return any(map(is_unit, module.modules()))
 
 
-def whole_state(module: nn.Module, *, keep: bool) -> dict[str, Any]:
-    """Return a module's state with all values of each tensor; collective if it is sharded, one tensor at a time.
+def whole_state(module: nn.Module, ranks: Ranks) -> dict[str, Any]:
+    """Return a sharded module's state with all values of each tensor on rank 0, gathered one tensor at a time.
 
-    Without ``keep``, DTensors are left out.
+    Collective. The other ranks' states have no DTensors.
     """
-    state: dict[str, Any] = module.state_dict()
+    state: dict[str, Any] = ranks.agree(module.state_dict)
     for name, value in list(state.items()):
         if is_dtensor(value):
             whole = whole_values(value)
-            if keep:
+            if ranks.is_main:
                 state[name] = whole.cpu()
             else:
                 del state[name]
@@ -242,20 +290,56 @@ def _mesh_shape(options: Sharded, membership: Membership) -> tuple[int, ...]:
     return (count,) if count == cluster.world_size else (cluster.world_size // count, count)
 
 
-def _check(options: Sharded, module: nn.Module, units: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+def find_units(options: Sharded, module: nn.Module) -> list[nn.Module]:
+    """Return the layers of a module that are gathered one at a time. Raise ValueError if there are none."""
+    units = [each for each in module.modules() if isinstance(each, tuple(options.wrap)) and each is not module]
     if not units:
         asked = ", ".join(each.__name__ for each in options.wrap)
         candidates = Counter(type(each).__name__ for each in _layers(module)).most_common(_SHOWN)
-        known = ", ".join(f"{name} ({count} times)" for name, count in candidates) or "no layers with weights"
-        raise ValueError(f"wrap={asked}: the model has no module of that class. It has {known}")
-    for name, weight in module.named_parameters():
+        known = (
+            ", ".join(f"{name} ({counted(count, 'time')})" for name, count in candidates) or "no layers with weights"
+        )
+        raise ValueError(f"wrap={asked}: the model holds no module of that class. It holds {known}")
+    return units
+
+
+def _check(module: nn.Module, units: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    """Raise ValueError for weights that can't be divided, or whose meaning would be lost."""
+    of_units = {id(each) for each in units}
+    names = [name for name, each in module.named_modules() if id(each) in of_units]
+    first: dict[int, tuple[str, str]] = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
         if weight.is_meta or is_lazy(weight):
             raise ValueError(
                 f"{name} has no values yet ({'on the meta device' if weight.is_meta else 'a lazy layer'}): "
                 "parallel=Sharded(...) divides the values that the script has made"
             )
-    if any(optimizer.state for optimizer in optimizers):
-        raise ValueError("the optimizer has taken steps, and its state is not divided: make a new one for the Trainer")
+        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):  # noqa: SLF001
+            raise ValueError(
+                f"{name} has hooks on its gradient, and a sharded model has other parameters, without them: leave the "
+                "hooks out, or shard the model by torch's fully_shard before you register them"
+            )
+        owner = max((each for each in names if name.startswith(f"{each}.")), key=len, default="")
+        tied, other = first.setdefault(id(weight), (name, owner))
+        if owner != other:
+            raise ValueError(
+                f"{name} is the same weight as {tied}, and wrap= puts them into different layers, each of which would "
+                "be gathered alone: leave the class of such a layer out of wrap="
+            )
+    for optimizer in optimizers:
+        if optimizer.state:
+            raise ValueError(
+                f"the optimizer ({type(optimizer).__name__}) has a state already, which is not divided: give one that "
+                "has taken no step, and that makes its state in its first step, such as AdamW or SGD"
+            )
+
+
+def _layout(module: nn.Module) -> list[tuple[str, tuple[int, ...], str, bool]]:
+    """Return what must be the same on all ranks before they exchange weights."""
+    weights = [
+        (name, tuple(each.shape), str(each.dtype), each.requires_grad) for name, each in module.named_parameters()
+    ]
+    return weights + [(name, tuple(each.shape), str(each.dtype), False) for name, each in module.named_buffers()]
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:

@@ -27,6 +27,7 @@ from smddp.distributed import (
     ReplicaCheck,
     Sharded,
     ShardedModel,
+    find_units,
     has_shards,
     local_values,
     shard,
@@ -110,8 +111,26 @@ class TrainedModel:
         check_schedulers(schedulers, schedule_each, optimizers)
         if model is not self.module and self._logs:
             _log_compile_time(model, optimizers[0])
-        if isinstance(parallel, Sharded) and world_size > 1:
-            shard(parallel, self.module, optimizers, membership)
+        check_options_agree(  # before the first collective of the model
+            membership,
+            optimizer=optimizer_options(optimizers),
+            scheduler=[type(each).__name__ for each in schedulers],
+            precision=numbers.name,
+            schedule_each=schedule_each,
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            ema=ema,
+            on_nonfinite=on_nonfinite,
+            rewinds=rewinds,
+            check_replicas=check_replicas,
+            parallel=parallel,
+        )
+        if isinstance(parallel, Sharded) and not is_divided:
+            if world_size > 1:
+                shard(parallel, self.module, optimizers, membership)
+            else:
+                find_units(parallel, self.module)  # raises here what several ranks would raise
         comm_hook = parallel.comm_hook if isinstance(parallel, DDPOptions) else None
         check_comm_hook(comm_hook, numbers, on_nonfinite)
         self.scaler = numbers.scaler()
@@ -147,21 +166,6 @@ class TrainedModel:
             guard=self.guard,
             tells_applied=ema is not None,
             timer=self.timer,
-        )
-        check_options_agree(
-            membership,
-            optimizer=optimizer_options(optimizers),
-            scheduler=[type(each).__name__ for each in schedulers],
-            precision=numbers.name,
-            schedule_each=schedule_each,
-            accumulate=accumulate,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            ema=ema,
-            on_nonfinite=on_nonfinite,
-            rewinds=rewinds,
-            check_replicas=check_replicas,
-            parallel=parallel,
         )
         self._replica: Replica | ShardedModel | None = None
         step = self.optimizer_step
@@ -204,6 +208,8 @@ class TrainedModel:
     def restart(self) -> None:
         """Forget the micro-batches of an unfinished step."""
         self.optimizer_step.restart()
+        if isinstance(self._replica, ShardedModel):
+            self._replica.restart()
         self._loss.restart()
         self._items.restart()
 

@@ -27,6 +27,7 @@ from smddp.distributed import (
     ShardedModel,
     current_membership,
     gather_over_ranks,
+    has_shards,
     join,
     sum_numbers_over_ranks,
     sum_over_ranks,
@@ -134,7 +135,7 @@ class Trainer(TrainingLoop):
             rewinds: How often an attempt may go back by ``on_nonfinite="rewind"``; the next time is an error.
             check_replicas: Optimizer steps from one comparison of the ranks' weights to the next, bit by bit; each save
                 compares them, too. A difference is an error on all ranks that names the weight and the rank. None
-                compares nothing.
+                compares nothing. The ranks of a sharded model have different weights, and are not compared.
             checkpoints: When to save, and which checkpoints to keep; see `smddp.CheckpointPolicy`.
             seed: The seed of the order of the data.
             log_every: Optimizer steps from one metric line to the next. None takes metrics every 50 steps, and logs at
@@ -170,6 +171,8 @@ class Trainer(TrainingLoop):
             move_model = place
         if ddp is not None:
             warnings.warn("Trainer(ddp=…) is named parallel= now", DeprecationWarning, stacklevel=2)
+            if parallel is not _DEFAULT_PARALLEL:
+                raise ValueError("ddp= and parallel= are two names of one argument: leave ddp= out")
             parallel = ddp
         check_kinds(job=job, model=model, checkpoints=checkpoints, seed=seed, state=state, name=name)
         check_kinds(
@@ -425,8 +428,9 @@ class Trainer(TrainingLoop):
             TrainingDivergedError: The weights are not finite.
         """
         self._trained.check_weights()
-        weights = whole_state(self.module if model is None else without_precision(model), keep=self.is_main)
-        self._membership.ranks.on_main(lambda: write_weights(weights, self._job.model_dir))
+        module, ranks = self.module if model is None else without_precision(model), self._membership.ranks
+        whole = whole_state(module, ranks) if has_shards(module) else None
+        ranks.on_main(lambda: write_weights(module.state_dict() if whole is None else whole, self._job.model_dir))
         self._report.saved_model()
 
 

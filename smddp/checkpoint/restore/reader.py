@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,13 +40,19 @@ class Loaded:
             raise CheckpointError(
                 f"the checkpoint of step {self.manifest.step} has no {part!r}, only {', '.join(sorted(self.tensors))}"
             )
-        try:
+        with _put_together(part, self.manifest.step):
             return unflatten(self.skeletons[part], self.tensors[part])
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CheckpointError(
-                f"{part!r} of the checkpoint of step {self.manifest.step} cannot be put together: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+
+
+@contextmanager
+def _put_together(part: str, step: int) -> Iterator[None]:
+    """Turn the errors of a malformed skeleton, which is untrusted, into CheckpointError."""
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{part!r} of the checkpoint of step {step} cannot be put together: {type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass(slots=True, frozen=True)
@@ -137,10 +144,10 @@ def load_parts(
     except (ValueError, AttributeError) as error:
         raise CheckpointError(f"{STATE_NAME} is not the JSON object that it should be: {error}") from error
     wanted = sorted({*skeletons, *manifest.parts} if parts is None else set(parts) & set(skeletons))
-    places = {
-        part: _places(skeletons.get(part), entries, targets.get(part), whole=whole)
-        for part, entries in files.entries(wanted).items()
-    }
+    places: dict[str, dict[str, _Place]] = {}
+    for part, entries in files.entries(wanted).items():
+        with _put_together(part, manifest.step):
+            places[part] = _places(skeletons.get(part), entries, targets.get(part), whole=whole)
     sources = {
         part: {piece: each for each in found.values() for piece in each.pieces} for part, found in places.items()
     }
@@ -158,7 +165,13 @@ def _places(
 ) -> dict[str, _Place]:
     """Return the place of each tensor of a part that is to be read, by name."""
     sharded = {each.name: each for each in sharded_entries(skeleton)}
-    pieces = {piece for each in sharded.values() for piece in each.pieces}
+    pieces: set[str] = set()
+    for each in sharded.values():  # before memory is taken for them
+        for piece, box in each.pieces.items():
+            entry = entries.get(piece)
+            if entry is None or (entry.dtype, entry.shape) != (each.dtype, box.shape) or piece in pieces:
+                raise CheckpointError(f"{piece[:100]!r}, a piece of {each.name[:100]!r}, is missing or another tensor")
+            pieces.add(piece)
     of_part = {
         name: ShardedEntry(name, each.dtype, each.shape, {name: Box.whole(each.shape)})
         for name, each in entries.items()
@@ -183,24 +196,16 @@ class _Place:
         if list(self.pieces) != [name for name, box in saved.pieces.items() if box == self._box]:
             memory = allocate(max(self._box.size * saved.dtype.itemsize, 1))
             self._values = tensor_at(memory, 0, saved.dtype, self._box.shape)
-        self._taken: set[str] = set()
 
     def take(self, name: str, piece: torch.Tensor) -> None:
         """Keep the values of one piece; threads may take several at a time, which do not overlap."""
-        box, overlap = self._saved.pieces[name], self.pieces[name]
-        if (piece.dtype, tuple(piece.shape)) != (self._saved.dtype, box.shape):
-            raise CheckpointError(
-                f"{name[:100]!r} is no piece of {self._saved.name[:100]!r}: it has another shape or type"
-            )
         if self._values is None:
             self._values = piece
         else:
-            self._values[overlap.within(self._box)] = piece[overlap.within(box)]
-        self._taken.add(name)
+            overlap = self.pieces[name]
+            self._values[overlap.within(self._box)] = piece[overlap.within(self._saved.pieces[name])]
 
     def tensor(self) -> torch.Tensor:
-        """Return the tensor; raise CheckpointError if a piece was missing."""
-        if missing := sorted(set(self.pieces) - self._taken):
-            raise CheckpointError(f"{missing[0][:100]!r}, a piece of {self._saved.name[:100]!r}, is missing")
+        """Return the tensor, once all pieces were taken."""
         values = torch.empty(self._box.shape, dtype=self._saved.dtype) if self._values is None else self._values
         return values if self._target is None else with_layout_of(self._target, values)

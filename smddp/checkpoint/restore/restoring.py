@@ -84,9 +84,10 @@ def _read_on_all(
     on one of them.
     """
     own: Loaded | None = None
+    own_error: Exception | None = None
 
     def load_here(manifest: Manifest) -> Loaded:
-        nonlocal own
+        nonlocal own, own_error
         own, error = None, None
         try:
             own = load(manifest)
@@ -94,6 +95,7 @@ def _read_on_all(
             error = raised
         is_gone = isinstance(error, OSError) and error.errno in MISSING
         is_damaged = is_gone or (isinstance(error, CheckpointError) and not isinstance(error, StoreError))
+        own_error = None if is_damaged else error
         told = ranks.gather(lambda: None if error is None else (is_damaged, error_text(error)))
         if error is not None:
             raise error
@@ -115,11 +117,13 @@ def _read_on_all(
         except Exception as raised:  # not swallowed: raised below
             failure = raised
         ranks.from_rank(0, None)
-        return ranks.agree(partial(_result, loaded, failure))
+        # If another rank has failed, that one raises its own error, and this one that of a peer.
+        ranks.agree(partial(_result, loaded, None if isinstance(failure, PeerFailedError) else failure))
+        return _result(loaded, failure)
     while (manifest := ranks.from_rank(0, None)) is not None:
         with suppress(Exception):  # rank 0 knows of it, and raises it or looks further
             load_here(manifest)
-    return ranks.agree(lambda: own)
+    return ranks.agree(partial(_result, own, own_error))
 
 
 def _result(loaded: Loaded | None, failure: Exception | None) -> Loaded | None:

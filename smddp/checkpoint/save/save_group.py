@@ -45,7 +45,7 @@ FAREWELL_SECONDS = 10.0
 """How long rank 0, which may serve the store, waits until the other ranks have read the outcome."""
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.005, 0.2, 1.2
-"""Seconds, and the factor from one pause to the next: a rank hears of an event at most a sixth of its wait too late."""
+"""Seconds, and the factor from one pause to the next: a pause is about a sixth of the wait so far."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -307,9 +307,10 @@ class EvaluationSampler:
         if even:
             self._count = -(-size // (world_size * batch_size))
             if self._count > size // world_size:
+                remedy = "batch_size=2 or more" if size >= world_size else f"{world_size} samples or more"
                 raise ValueError(
                     f"{size} samples in batches of {batch_size} can't be divided into equally many batches for each of "
-                    f"{world_size} ranks: give more samples, or batches of two or more"
+                    f"{world_size} ranks: give {remedy}"
                 )
 
     def __len__(self) -> int:

@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Shard
 
 import smddp
 from smddp.checkpoint import Checkpointer, list_checkpoints
+from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.format.shards import Box, check_boxes
 from smddp.checkpoint.format.state_tree import flatten_shards, sharded_entries
-from smddp.checkpoint.restore.reader import read_checkpoint
+from smddp.checkpoint.restore.reader import load_parts, read_checkpoint
 from smddp.checkpoint.stores import Store
 from smddp.checkpoint.stores.opening import open_store
 from smddp.errors import CheckpointError
@@ -33,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
 from smddp.checkpoint.format.shards import Box, local_box
-from smddp.checkpoint.restore.reader import read_checkpoint
+from smddp.checkpoint.restore.reader import load_parts, read_checkpoint
 from smddp.checkpoint.stores.opening import open_store
 
 logging.basicConfig(level=logging.WARNING)
@@ -282,14 +283,15 @@ def test_pieces_in_two_files_are_one_tensor(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("second", "told"),
     [
-        ({}, r"'b', a piece of 'w', is missing"),
-        ({"b": torch.zeros(3)}, r"'b' is no piece of 'w'"),
-        ({"b": torch.zeros(2, dtype=torch.float64)}, r"'b' is no piece of 'w'"),
+        ({}, r"'b', a piece of 'w', is missing or another tensor"),
+        ({"b": torch.zeros(3)}, r"'b', a piece of 'w', is missing or another tensor"),
+        ({"b": torch.zeros(2, dtype=torch.float64)}, r"'b', a piece of 'w', is missing or another tensor"),
     ],
 )
-def test_a_piece_that_is_missing_or_another_one_is_refused(
+def test_a_piece_that_is_missing_or_another_one_is_refused_before_memory_is_taken(
     second: dict[str, torch.Tensor], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("smddp.checkpoint.restore.reader.allocate", None)
     store = open_store(tmp_path)
     write_by_hand(store, {"w": HALVES}, {"a": torch.zeros(2), **second}, monkeypatch)
     with pytest.raises(CheckpointError, match=told):
@@ -335,3 +337,16 @@ def test_tensors_and_pieces_have_names_of_their_own(tmp_path: Path) -> None:
     assert sorted(tensors) == ["a.b#2", "a.b@0", "a.b@0#2"]
     assert owners == {"a.b@0": 0}
     assert [entry.pieces for entry in sharded_entries(skeleton)] == [{"a.b@0": Box((0,), (2,))}]
+
+
+@pytest.mark.parametrize(
+    "skeleton", [{"$": "tensor"}, [1, 2], {"$": "dict", "items": [1]}, {"w": {**HALVES, "name": "a"}, "v": HALVES}]
+)
+def test_a_malformed_state_is_refused_for_a_sharded_model_too(
+    skeleton: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    write_by_hand(store, skeleton, {"a": torch.zeros(2), "b": torch.zeros(2)}, monkeypatch)
+    manifest = Manifest.from_json(store.read_manifest(1) or b"")
+    with pytest.raises(CheckpointError, match=r"cannot be put together|is missing or another tensor"):
+        load_parts(store, manifest, parts=None, targets={"model": lambda state: {state["w"].name: torch.zeros(4)}})

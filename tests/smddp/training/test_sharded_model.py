@@ -213,6 +213,140 @@ def test_a_model_that_the_script_sharded_and_what_is_refused_while_it_trains(
     assert [each.printed.splitlines() for each in ended] == [told, told]
 
 
+EDGES = """
+import functools
+from torch.distributed.fsdp import fully_shard
+from smddp.checkpoint import Checkpointer
+from smddp.distributed import PeerFailedError
+
+def told(action):
+    try:
+        action()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}"[:110])
+    else:
+        print("no error")
+
+def net(last=2):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 9), Block(9), nn.Linear(9, last))
+
+def trainer_of(job, model, name, parallel=Sharded(wrap=(Block,)), **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return smddp.Trainer(job, model, optimizer, name=name, parallel=parallel, **options)
+
+def step(trainer, batch=torch.ones(2, 5)):
+    return trainer.step(trainer.model(batch).square().mean())
+
+def main(job):
+    main_rank, sums = job.cluster.is_main, []
+    # A micro-batch of a step that the loop left is forgotten.
+    for parallel in (smddp.DDPOptions(), Sharded(wrap=(Block,))):
+        trainer = trainer_of(job, net(), f"left-{len(sums)}", parallel, accumulate=2)
+        loader = trainer.loader(Data(), batch_size=24)
+        for epoch in trainer.epochs(2):
+            for number, batch in enumerate(trainer.batches(loader)):
+                step(trainer, batch)
+                if epoch == 0 and number == 2:
+                    break
+        whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in trainer.module.parameters()]
+        sums.append(sum(float(each.abs().sum()) for each in whole))
+    assert abs(sums[0] - sums[1]) < 1e-4, sums
+    # Layers that come or are unfrozen after the Trainer.
+    model = net()
+    trainer = trainer_of(job, model, "added")
+    step(trainer)
+    model.append(nn.Linear(2, 1))
+    told(lambda: step(trainer))
+    model = net().requires_grad_(False)
+    for part in (model[1], model[2]):
+        fully_shard(part.requires_grad_())
+    trainer = trainer_of(job, model, "unfrozen", smddp.DDPOptions())
+    step(trainer)
+    model[0].requires_grad_()
+    told(lambda: step(trainer))
+    # What fully_shard would lose.
+    model = net()
+    model[0].weight.register_hook(lambda gradient: gradient * 0)
+    told(lambda: trainer_of(job, model, "hooked"))
+    model = nn.Sequential(nn.Linear(9, 9), Block(9), Block(9))
+    model[2].inner.weight = model[1].inner.weight
+    told(lambda: trainer_of(job, model, "tied"))
+    model = net()
+    model[0].weight.decays = False
+    trainer_of(job, model, "marked")
+    assert model[0].weight.decays is False
+    # Ranks that differ.
+    told(lambda: trainer_of(job, net(), "options", Sharded(wrap=(Block,)) if main_rank else smddp.DDPOptions()))
+    told(lambda: trainer_of(job, net(2 if main_rank else 3), "shapes"))
+    told(lambda: trainer_of(job, net(), "units", Sharded(wrap=(Block if main_rank else nn.Conv1d,))))
+    # An evaluation in inference mode before the first step, and a forward pass before the resume.
+    model = net()
+    trainer = trainer_of(job, model, "gathered", Sharded(wrap=(Block,), reshard_after_forward=False))
+    with torch.inference_mode():
+        trainer.model(torch.ones(2, 5))
+    trainer.model(torch.ones(2, 5))
+    for epoch in trainer.epochs(1):
+        step(trainer)
+    model = net()
+    trainer = trainer_of(job, model, "gathered", Sharded(wrap=(Block,), reshard_after_forward=False))
+    trainer.model(torch.ones(2, 5))
+    assert trainer.resume() and trainer.steps == 1
+    # Two forward passes before a backward pass.
+    twice = []
+    for parallel in (None, Sharded(wrap=(Block,))):
+        model = net()
+        call = model if parallel is None else trainer_of(job, model, "twice", parallel).model
+        (call(torch.ones(2, 5)).square().mean() + call(torch.zeros(2, 5)).square().mean()).backward()
+        gradients = [each.grad for each in model.parameters()]
+        twice.append([each.full_tensor() if hasattr(each, "full_tensor") else each for each in gradients])
+    assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(*twice))
+    # One rank fails, and each raises what is its own.
+    model = nn.Linear(5, 1)
+    trainer = trainer_of(job, model, "fails", smddp.DDPOptions())
+    if main_rank:
+        model.register_state_dict_post_hook(lambda *_: [][0])
+    told(trainer.save_model)
+    model = net()
+    fully_shard(model)
+    with Checkpointer("own", {"model": model}) as checkpointer:
+        checkpointer.save(1)
+    if not main_rank:
+        def fail(*_):
+            raise PermissionError(13, "not yours")
+        smddp.checkpoint.restore.verified.VerifiedFiles.read = fail
+    with Checkpointer("own", {"model": model}) as checkpointer:
+        told(checkpointer.load)
+
+smddp.run(main)
+"""
+
+TOLD = [
+    ["ValueError: 3.weight is in no module that fully_shard was applied to"] * 2,
+    ["ValueError: 0.weight is in no module that fully_shard was applied to"] * 2,
+    ["ValueError: 0.weight has hooks on its gradient"] * 2,
+    ["ValueError: 2.inner.weight is the same weight as 1.inner.weight, and wrap= puts them into different layers"] * 2,
+    ["ValueError: the ranks were given different options: parallel is Sharded("] * 2,
+    ["ValueError: the model of rank 1 has other weights than that of rank 0, by names, shapes"] * 2,
+    ["ValueError: the ranks were given different options: parallel is Sharded("] * 2,
+    ["IndexError: list index out of range", "PeerFailedError: rank 0 failed: IndexError: list index out of range"],
+    ["CheckpointError: rank 1: PermissionError: [Errno 13] not yours"] * 2,
+]
+
+
+@pytest.mark.slow
+def test_what_a_script_may_do_beside_the_path_is_done_as_by_ddp_or_refused_on_all_ranks(
+    run_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    ended = run_ranks(program(tmp_path, EDGES))
+    assert [each.code for each in ended] == [0, 0], ended
+    for rank, each in enumerate(ended):
+        printed = each.printed.splitlines()
+        assert len(printed) == len(TOLD), printed
+        for line, expected in zip(printed, TOLD, strict=True):
+            assert line.startswith(expected[rank]), printed
+
+
 @pytest.fixture
 def _group_of_one() -> Iterator[None]:
     smddp.join()
@@ -231,7 +365,7 @@ def net() -> nn.Sequential:
         (
             {"wrap": (nn.Conv1d,)},
             None,
-            r"wrap=Conv1d: the model has no module of that class. It has Linear \(3 times\)",
+            r"wrap=Conv1d: the model holds no module of that class. It holds Linear \(3 times\)",
         ),
         ({"shard": 3}, None, "shard=3 divides the weights among 3 ranks, and 1 ranks are no multiple"),
         ({}, lambda model: model.to("meta"), r"0.weight has no values yet \(on the meta device\)"),
@@ -257,7 +391,7 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    with pytest.raises(ValueError, match="the optimizer has taken steps"):
+    with pytest.raises(ValueError, match=r"the optimizer \(AdamW\) has a state already"):
         shard(Sharded(wrap=(nn.Linear,)), model, [optimizer], membership)
 
 
