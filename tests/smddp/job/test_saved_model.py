@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import write_model, write_safetensors, write_torch, write_weights
+from smddp.job.saved_model import write_safetensors, write_torch, write_weights
 
 # A process that may write files of 100 kB and no more fails in the middle of a file, as on a full disk.
 FULL = """
 import pathlib, resource, signal, sys
 from torch import nn
-from smddp.job.saved_model import write_model
+from smddp.job.saved_model import write_weights
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-write_model(nn.Linear(200, 200), pathlib.Path(sys.argv[1]))
+write_weights(nn.Linear(200, 200).state_dict(), pathlib.Path(sys.argv[1]))
 """
 
 
@@ -47,7 +47,7 @@ def names(directory: Path) -> list[str]:
 
 def test_both_files_hold_the_weights(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    write_model(model, tmp_path / "model")
+    write_weights(model.state_dict(), tmp_path / "model")
 
     from_safetensors = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
     from_pt = torch.load(tmp_path / "model" / "model.pt", weights_only=True)
@@ -58,21 +58,21 @@ def test_both_files_hold_the_weights(tmp_path: Path) -> None:
 
 
 def test_whoever_may_read_new_files_may_read_both(tmp_path: Path) -> None:
-    write_model(nn.Linear(2, 2), tmp_path)
+    write_weights(nn.Linear(2, 2).state_dict(), tmp_path)
     (tmp_path / "other").touch()
     modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert len(modes) == 1
 
 
 def test_the_safetensors_file_says_that_it_is_of_pytorch(tmp_path: Path) -> None:
-    write_model(nn.Linear(2, 2), tmp_path)
+    write_weights(nn.Linear(2, 2).state_dict(), tmp_path)
     with safetensors.safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
 
 
 def test_weights_that_two_layers_share_are_written_once_and_loaded(tmp_path: Path) -> None:
     model = Tied()
-    write_model(model, tmp_path)
+    write_weights(model.state_dict(), tmp_path)
     other = Tied()
     safetensors.torch.load_model(other, tmp_path / "model.safetensors")
     assert torch.equal(other.head.weight, model.embed.weight)
@@ -99,16 +99,16 @@ def test_a_small_view_does_not_bring_all_the_memory_it_lies_in(tmp_path: Path) -
 
 def test_a_state_dicts_versions_of_its_layers_stay(tmp_path: Path) -> None:
     model = nn.BatchNorm1d(2)
-    write_model(model, tmp_path)
+    write_weights(model.state_dict(), tmp_path)
     assert torch.load(tmp_path / "model.pt", weights_only=True)._metadata == model.state_dict()._metadata
 
 
 def test_what_a_safetensors_file_cannot_hold_is_in_the_other_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_model(nn.Linear(2, 2), tmp_path)
+    write_weights(nn.Linear(2, 2).state_dict(), tmp_path)
     model = WithText(2, 2)
-    write_model(model, tmp_path)
+    write_weights(model.state_dict(), tmp_path)
     assert names(tmp_path) == ["model.pt"], "the old model.safetensors holds another model"
     assert "_extra_state is no tensor" in caplog.text
     WithText(2, 2).load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
@@ -122,7 +122,7 @@ def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_on_a_full_disk_the_old_model_stays_without_debris(tmp_path: Path) -> None:
-    write_model(nn.Linear(2, 2), tmp_path)
+    write_weights(nn.Linear(2, 2).state_dict(), tmp_path)
     before = [(tmp_path / name).read_bytes() for name in ("model.pt", "model.safetensors")]
     ended = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
@@ -149,7 +149,7 @@ def test_a_safetensors_file_on_a_full_disk_is_told_in_the_same_way(
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"could not write .*model\.pt: (Not a directory|File exists)"):
-        write_model(nn.Linear(2, 2), tmp_path / "file")
+        write_weights(nn.Linear(2, 2).state_dict(), tmp_path / "file")
 
 
 def test_the_files_are_durable_with_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_the_files_are_durable_with_their_names(tmp_path: Path, monkeypatch: pyt
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", spy)
-    write_model(nn.Linear(2, 2), tmp_path)
+    write_weights(nn.Linear(2, 2).state_dict(), tmp_path)
     assert [path.name.split(".")[1] if path != tmp_path else "directory" for path in synced] == [
         *("model", "directory"),
         *("model", "directory"),

@@ -12,7 +12,7 @@ from torch import nn
 
 from smddp.checkpoint import Checkpointer
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
-from smddp.job.saved_model import plain_name, write_model
+from smddp.job.saved_model import plain_name, write_weights
 
 NAMES = ["encoder.0.bias", "encoder.0.weight", "encoder.1.bias", "encoder.1.num_batches_tracked"]
 NAMES += ["encoder.1.running_mean", "encoder.1.running_var", "encoder.1.weight", "head.bias", "head.weight"]
@@ -89,7 +89,7 @@ def test_what_is_saved_of_a_compiled_part_has_its_plain_names(tmp_path: Path) ->
     with Checkpointer(tmp_path / "checkpoints", {"model": loaded}) as checkpointer:
         checkpointer.load()
     assert sorted(loaded.state) == NAMES
-    write_model(model, tmp_path)
+    write_weights(model.state_dict(), tmp_path)
     written = torch.load(tmp_path / "model.pt", weights_only=True)
     assert sorted(written) == NAMES
     plain = Model(is_compiled=False)
