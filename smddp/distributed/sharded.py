@@ -64,14 +64,14 @@ class Sharded:
     pass. False needs memory for all weights in a step, and sends a third less."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.wrap, type) or not isinstance(self.wrap, Sequence):
-            raise TypeError(f"wrap={self.wrap!r}: give a tuple of classes, such as wrap=(Block,)")
+        if isinstance(self.wrap, str) or not isinstance(self.wrap, Sequence):
+            raise TypeError(f"wrap is {_brief(self.wrap)}: give a tuple of classes, such as wrap=(Block,)")
         if not self.wrap:
             raise ValueError(
                 "wrap=(): give the classes of the layers that are gathered one at a time, such as wrap=(Block,)"
             )
         if other := [each for each in self.wrap if not (isinstance(each, type) and issubclass(each, nn.Module))]:
-            raise TypeError(f"wrap has {other[0]!r}, which is no class of modules: give classes, such as wrap=(Block,)")
+            raise TypeError(f"wrap has {_brief(other[0])}, no class of modules: give classes, such as wrap=(Block,)")
         if self.shard not in ("all", "host") and (type(self.shard) is not int or self.shard < 1):
             raise ValueError(f'shard={self.shard!r}: give "all", "host", or a number of ranks, 1 or more')
         if type(self.reshard_after_forward) is not bool:
@@ -181,9 +181,7 @@ def shard(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer], 
     def check() -> tuple[tuple[int, ...], list[nn.Module]]:
         if not hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard"):
             raise ValueError(f"parallel=Sharded(...) needs PyTorch 2.6 or later; this is {torch.__version__}")
-        shape, units = _mesh_shape(options, membership), find_units(options, module)
-        _check(module, units, optimizers)
-        return shape, units
+        return _mesh_shape(options, membership), check_layers(options, module, optimizers)
 
     mesh_shape, units = ranks.agree(check)
     layouts = ranks.gather(lambda: _layout(module))
@@ -290,10 +288,18 @@ def _mesh_shape(options: Sharded, membership: Membership) -> tuple[int, ...]:
     return (count,) if count == cluster.world_size else (cluster.world_size // count, count)
 
 
-def find_units(options: Sharded, module: nn.Module) -> list[nn.Module]:
-    """Return the layers of a module that are gathered one at a time. Raise ValueError if there are none."""
+def check_layers(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer]) -> list[nn.Module]:
+    """Return the layers of a module that are gathered one at a time.
+
+    Raise ValueError if there are none, or if the weights can't be divided, on one rank, too.
+    """
     units = [each for each in module.modules() if isinstance(each, tuple(options.wrap)) and each is not module]
-    if not units:
+    if lists := [each for each in units if type(each).forward is nn.Module.forward]:
+        name = type(lists[0]).__name__
+        raise ValueError(f"wrap has {name}, which has no forward(): give the class of the layers that it holds")
+    if units:
+        _check(module, units, optimizers)
+    else:
         asked = ", ".join(each.__name__ for each in options.wrap)
         candidates = Counter(type(each).__name__ for each in _layers(module)).most_common(_SHOWN)
         known = (
@@ -301,6 +307,13 @@ def find_units(options: Sharded, module: nn.Module) -> list[nn.Module]:
         )
         raise ValueError(f"wrap={asked}: the model holds no module of that class. It holds {known}")
     return units
+
+
+def _brief(value: object) -> str:
+    """Return a short name of a value: a module's own text may have a thousand lines."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _check(module: nn.Module, units: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:

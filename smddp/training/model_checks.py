@@ -59,7 +59,7 @@ def check_sharded(
     """Raise ValueError for what a model whose weights are divided among the ranks can't be combined with."""
     if twice:
         raise ValueError("the model is sharded by fully_shard already: leave parallel=smddp.Sharded(...) out")
-    if hasattr(model, "_orig_mod"):
+    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:  # noqa: SLF001, by model.compile()
         raise ValueError("a sharded model can't be compiled as a whole: compile its layers, by layer.compile()")
     if precision.name in ("O2", "O3"):
         raise ValueError(

@@ -27,7 +27,7 @@ from smddp.distributed import (
     ReplicaCheck,
     Sharded,
     ShardedModel,
-    find_units,
+    check_layers,
     has_shards,
     local_values,
     shard,
@@ -99,9 +99,10 @@ class TrainedModel:
         numbers = Precision(precision, self.device)
         if precision == "auto" and self._logs:
             _log_precision(numbers.name, self.device.type)
-        shards = isinstance(parallel, Sharded) and world_size > 1
-        if shards or is_divided:
-            check_sharded(model, optimizers, numbers, ema=ema, move_model=move_model, twice=shards and is_divided)
+        is_asked = isinstance(parallel, Sharded)
+        if is_asked or is_divided:  # on one rank, too, so that a trial there finds what several refuse
+            check_sharded(model, optimizers, numbers, ema=ema, move_model=move_model, twice=is_asked and is_divided)
+        shards = is_asked and world_size > 1
         moves = move_model and not (shards or is_divided)  # sharding moves the model, a layer at a time
         target = self.device if moves else None
         check_sharded_optimizers(optimizers, self.module, device=target, world_size=world_size)
@@ -126,11 +127,10 @@ class TrainedModel:
             check_replicas=check_replicas,
             parallel=parallel,
         )
-        if isinstance(parallel, Sharded) and not is_divided:
-            if world_size > 1:
-                shard(parallel, self.module, optimizers, membership)
-            else:
-                find_units(parallel, self.module)  # raises here what several ranks would raise
+        if isinstance(parallel, Sharded) and world_size > 1:
+            shard(parallel, self.module, optimizers, membership)
+        elif isinstance(parallel, Sharded):
+            check_layers(parallel, self.module, optimizers)
         comm_hook = parallel.comm_hook if isinstance(parallel, DDPOptions) else None
         check_comm_hook(comm_hook, numbers, on_nonfinite)
         self.scaler = numbers.scaler()

@@ -137,3 +137,11 @@ def test_a_schedule_of_the_optimizer_is_taken(job: smddp.Job, schedule: Callable
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     smddp.Trainer(job, model, optimizer, scheduler=schedule(optimizer))
+
+
+def test_the_former_name_of_parallel_warns_and_excludes_the_new_one(job: smddp.Job) -> None:
+    with pytest.warns(DeprecationWarning, match="named parallel= now"):
+        make(job, ddp=smddp.DDPOptions())
+    both = {"ddp": smddp.DDPOptions(), "parallel": smddp.DDPOptions(bucket_cap_mb=5)}
+    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="two names of one argument"):
+        make(job, **both)

@@ -358,6 +358,12 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh(), nn.Linear(2, 2)), nn.Linear(2, 1))
 
 
+def compiled_in_place() -> nn.Sequential:
+    model = net()
+    model.compile()
+    return model
+
+
 @pytest.mark.usefixtures("_group_of_one")
 @pytest.mark.parametrize(
     ("options", "change", "told"),
@@ -367,6 +373,7 @@ def net() -> nn.Sequential:
             None,
             r"wrap=Conv1d: the model holds no module of that class. It holds Linear \(3 times\)",
         ),
+        ({"wrap": (nn.ModuleList,)}, lambda model: model.append(nn.ModuleList([nn.Linear(1, 1)])), "has no forward"),
         ({"shard": 3}, None, "shard=3 divides the weights among 3 ranks, and 1 ranks are no multiple"),
         ({}, lambda model: model.to("meta"), r"0.weight has no values yet \(on the meta device\)"),
         ({}, lambda model: model.append(nn.LazyLinear(2)), r"3.weight has no values yet \(a lazy layer\)"),
@@ -382,6 +389,14 @@ def test_a_model_that_cannot_be_divided_is_refused(
     with pytest.raises(ValueError, match=told):
         shard(Sharded(**{"wrap": (nn.Linear,), **options}), model, [torch.optim.SGD(model.parameters())], membership)
     assert not any(hasattr(weight, "placements") for weight in model.parameters())
+
+
+def test_one_rank_refuses_what_several_refuse(tmp_path: Path) -> None:
+    model, job = net(), smddp.Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
+    for options, told in ({"wrap": (nn.Conv1d,)}, "holds no module"), ({"wrap": (nn.Linear,)}, "ema=0.5 averages"):
+        ema = None if "Conv1d" in str(options) else 0.5
+        with pytest.raises(ValueError, match=told):
+            smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), parallel=Sharded(**options), ema=ema)
 
 
 @pytest.mark.usefixtures("_group_of_one")
@@ -401,6 +416,7 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
     [
         ({"twice": True}, "sharded by fully_shard already"),
         ({"model": torch.compile(net())}, "can't be compiled as a whole: compile its layers"),
+        ({"model": compiled_in_place()}, "can't be compiled as a whole: compile its layers"),
         ({"precision": Precision("O2")}, "precision='O2' keeps half copies of whole weights"),
         ({"ema": 0.9}, "ema=0.9 averages whole weights"),
         ({"move_model": False}, "move_model=False"),
@@ -431,9 +447,11 @@ def test_what_a_sharded_model_cannot_be_combined_with_is_refused_by_name(given: 
     ("options", "kind", "told"),
     [
         ({"wrap": ()}, ValueError, r"wrap=\(\): give the classes"),
-        ({"wrap": nn.Linear}, TypeError, "give a tuple of classes"),
-        ({"wrap": ("Block",)}, TypeError, "wrap has 'Block', which is no class of modules"),
-        ({"wrap": (dict,)}, TypeError, "which is no class of modules"),
+        ({"wrap": nn.Linear}, TypeError, "wrap is the class Linear: give a tuple of classes"),
+        ({"wrap": "Block"}, TypeError, "wrap is 'Block': give a tuple of classes"),
+        ({"wrap": ("Block",)}, TypeError, "wrap has 'Block', no class of modules"),
+        ({"wrap": (dict,)}, TypeError, "wrap has the class dict, no class of modules"),
+        ({"wrap": (nn.Linear(1, 1),)}, TypeError, "wrap has a Linear, no class of modules"),
         ({"shard": "node"}, ValueError, 'shard=\'node\': give "all", "host"'),
         ({"shard": True}, ValueError, "shard=True"),
         ({"shard": 0}, ValueError, "shard=0"),
