@@ -14,8 +14,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal
 
-import torch.distributed as dist
-
 from smddp.checkpoint.format.manifest import Manifest, json_values
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
@@ -154,7 +152,7 @@ class Checkpointer:
 
     def _check_writers(self, group: SaveGroup) -> None:
         """Raise CheckpointError unless each rank that has pieces of the state may write them."""
-        world_size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        world_size = Ranks.current().world_size  # with share="alone" the group has one rank
         if len(group.writers) == world_size:
             return
         if (name := next((name for name, part in self._state.items() if is_in_pieces(part)), None)) is not None:

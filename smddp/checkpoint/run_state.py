@@ -19,7 +19,8 @@ from smddp.accelerator import device_count, device_kind, random_states, set_rand
 from smddp.checkpoint.format.manifest import is_part_name
 from smddp.checkpoint.format.shards import why_unsupported
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
-from smddp.distributed import has_shards, is_dtensor
+from smddp.distributed import has_shards, is_flat
+from smddp.dtensor import is_dtensor
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,6 @@ RANKS = "ranks"
 
 RNG = "rng"
 """The key of the random number generators in each of these dicts. In format 1, a part that is such a list."""
-
-_FLAT = "FullyShardedDataParallel"
-"""The wrapper that `fully_shard` has replaced, recognized by name: importing it takes a second."""
 
 
 @runtime_checkable
@@ -53,7 +51,7 @@ class Checking(Stateful, Protocol):
 
 
 @runtime_checkable
-class Sharded(Stateful, Protocol):
+class Gathering(Stateful, Protocol):
     """A part whose state is sharded among the ranks. `state_dict` needs `gather_state_dict` before it."""
 
     def gather_state_dict(self, *, keep: bool) -> None:
@@ -89,8 +87,11 @@ def is_in_pieces(part: object) -> bool:
 
 def _why_not_savable(part: object) -> str | None:
     """Describe, for people, how a module or an optimizer is divided among the ranks, if not in pieces; else None."""
-    if isinstance(part, torch.nn.Module) and any(_FLAT in map(_name, type(each).__mro__) for each in part.modules()):
-        return f"it is a {_FLAT}, which hides the layout of its weights: shard the module by torch's fully_shard"
+    if isinstance(part, torch.nn.Module) and any(map(is_flat, part.modules())):
+        return (
+            "it is a FullyShardedDataParallel, which hides the layout of its weights: shard the module by torch's "
+            "fully_shard"
+        )
     found = ((name, why_unsupported(tensor)) for name, tensor in _tensors_of(part) if is_dtensor(tensor))
     return next((f"{name} is {why}" for name, why in found if why is not None), None)
 
@@ -103,10 +104,6 @@ def _tensors_of(part: object) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(optimizer, torch.optim.Optimizer):
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         yield from ((f"parameter {number}", weight) for number, weight in enumerate(weights))
-
-
-def _name(kind: type) -> str:
-    return kind.__name__
 
 
 def capture_random_state() -> dict[str, Any]:

@@ -5,7 +5,7 @@
 3. Between two steps the weights are divided. A forward pass without a backward pass leaves some of them gathered; they
    are divided again before anything looks at them.
 
-FSDP's classes are recognized by name, and DTensors by their attributes: importing them takes a second.
+FSDP's classes are recognized by name: importing them takes a second.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch.optim import Optimizer
 from smddp.distributed.membership import Membership
 from smddp.distributed.ranks import Ranks
 from smddp.distributed.replica import broadcast_alike, tensors_of
-from smddp.process.terminal_text import counted
+from smddp.dtensor import is_dtensor, whole_values
+from smddp.process.terminal_text import counted, describe
 
 logger = logging.getLogger(__name__)
 
-_UNIT = "FSDPModule"
 _SHOWN = 5
 
 
@@ -65,13 +65,13 @@ class Sharded:
 
     def __post_init__(self) -> None:
         if isinstance(self.wrap, str) or not isinstance(self.wrap, Sequence):
-            raise TypeError(f"wrap is {_brief(self.wrap)}: give a tuple of classes, such as wrap=(Block,)")
+            raise TypeError(f"wrap is {describe(self.wrap)}: give a tuple of classes, such as wrap=(Block,)")
         if not self.wrap:
             raise ValueError(
                 "wrap=(): give the classes of the layers that are gathered one at a time, such as wrap=(Block,)"
             )
         if other := [each for each in self.wrap if not (isinstance(each, type) and issubclass(each, nn.Module))]:
-            raise TypeError(f"wrap has {_brief(other[0])}, no class of modules: give classes, such as wrap=(Block,)")
+            raise TypeError(f"wrap has {describe(other[0])}, no class of modules: give classes, such as wrap=(Block,)")
         if self.shard not in ("all", "host") and (type(self.shard) is not int or self.shard < 1):
             raise ValueError(f'shard={self.shard!r}: give "all", "host", or a number of ranks, 1 or more')
         if type(self.reshard_after_forward) is not bool:
@@ -103,14 +103,13 @@ class ShardedModel(nn.Module):
         self._layout: list[tuple[int, bool]] = []
         self.averages = False
         """Whether the backward pass of the newest forward pass averages the gradients over the ranks."""
-        self.powersgd = None
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model's forward pass; without gradients, divide the gathered weights again."""
         if not torch.is_grad_enabled():
             return self._evaluate(*inputs, **kwargs)
         self.divide()
-        self._check_layers()
+        self._check_added()
         self.averages = not (self._accumulates and self._accumulates())
         if self._syncs != self.averages:
             self._syncs = self.averages
@@ -126,7 +125,7 @@ class ShardedModel(nn.Module):
     def follow(self) -> None:
         """Divide the weights before a save. Raise ValueError if layers have come since that are not divided."""
         self.divide()
-        self._check_layers()
+        self._check_added()
 
     def restart(self) -> None:
         """Forget the gradients of an unfinished step, which FSDP keeps until the step's last micro-batch."""
@@ -140,13 +139,13 @@ class ShardedModel(nn.Module):
 
     def _evaluate(self, *inputs: Any, **kwargs: Any) -> Any:
         try:
-            # FSDP's buffers that were made in inference mode could not be used in training.
+            # Memory that FSDP makes in inference mode can't be used in training.
             with torch.inference_mode(mode=False), torch.no_grad():
                 return self.module(*inputs, **kwargs)
         finally:
             self.divide()
 
-    def _check_layers(self) -> None:
+    def _check_added(self) -> None:
         """Raise ValueError for a trainable weight that is not divided: its gradient would differ by rank."""
         layout = [(id(weight), weight.requires_grad) for weight in tensors_of(self._sharded)[0]]
         if layout != self._layout:
@@ -216,24 +215,18 @@ def shard(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer], 
         logger.info("the weights are divided among %d ranks%s, by %d layers", mesh_shape[-1], copies, len(units))
 
 
-def is_dtensor(value: object) -> bool:
-    """Return whether a value is a DTensor, whose values are divided among ranks."""
-    return isinstance(value, Tensor) and hasattr(value, "placements") and hasattr(value, "device_mesh")
-
-
-def local_values(tensor: Tensor) -> Tensor:
-    """Return the values that this rank has: of a DTensor those of its piece, of another tensor all. No copy."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def whole_values(tensor: Tensor) -> Tensor:
-    """Return all values of a tensor, gathered from the ranks if it is a DTensor; then collective."""
-    return tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-
-
 def is_unit(module: nn.Module) -> bool:
     """Return whether `fully_shard` was applied to this module."""
-    return any(each.__name__ == _UNIT for each in type(module).__mro__)
+    return _is_a(module, "FSDPModule")
+
+
+def is_flat(module: nn.Module) -> bool:
+    """Return whether this module is wrapped by the first FSDP, which hides the layout of its weights."""
+    return _is_a(module, "FullyShardedDataParallel")
+
+
+def _is_a(module: nn.Module, name: str) -> bool:
+    return any(each.__name__ == name for each in type(module).__mro__)
 
 
 def has_shards(module: nn.Module) -> bool:
@@ -260,7 +253,7 @@ def whole_state(module: nn.Module, ranks: Ranks) -> dict[str, Any]:
 def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
     """Describe, for people, why the ranks would not average all gradients of a module that is divided; else None."""
     for name, part in module.named_modules():
-        if any(each.__name__ == "FullyShardedDataParallel" for each in type(part).__mro__):
+        if is_flat(part):
             return f"{f'its module {name}' if name else 'it'} is a FullyShardedDataParallel"
     divided = has_shards(module)
     for name, weight in module.named_parameters():
@@ -307,13 +300,6 @@ def check_layers(options: Sharded, module: nn.Module, optimizers: Sequence[Optim
         )
         raise ValueError(f"wrap={asked}: the model holds no module of that class. It holds {known}")
     return units
-
-
-def _brief(value: object) -> str:
-    """Return a short name of a value: a module's own text may have a thousand lines."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _check(module: nn.Module, units: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:

@@ -50,6 +50,13 @@ def counted(number: int, one: str, several: str | None = None) -> str:
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
+def describe(value: object) -> str:
+    """Return a short name of a value for an error message; a model's own text may have a thousand lines."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
+
+
 def shown_ranks(hosts: Mapping[int, str]) -> str:
     """Return ranks, with the host of each, as a sentence names them.
 

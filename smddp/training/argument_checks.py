@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from smddp.distributed import DDPOptions, Membership, Sharded
 from smddp.job import Job
 from smddp.metrics import Profile
+from smddp.process.terminal_text import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 
 _SWITCH = (bool, "True or False")
@@ -54,13 +55,6 @@ def check_bounds(**bounds: object) -> None:
     for name, bound in bounds.items():
         if bound is not None and not (isinstance(bound, Real) and not isinstance(bound, bool) and float(bound) > 0):
             raise ValueError(f"{name}={bound!r}: give a number greater than 0, or None")
-
-
-def describe(value: object) -> str:
-    """Return a short name of a value for an error message; a model's own text may have a thousand lines."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
 
 # Check, before the first step, that all ranks train with the same options.

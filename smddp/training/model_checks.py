@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
 from smddp.distributed import why_not_trainable
 from smddp.distributed.ddp_options import CommHookName
-from smddp.training.argument_checks import describe
+from smddp.process.terminal_text import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.nonfinite import OnNonfinite
 from smddp.training.optimizer_step import ScheduleEach

@@ -15,7 +15,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from smddp.distributed import Membership, local_values
+from smddp.distributed import Membership
+from smddp.dtensor import local_values
 from smddp.errors import TrainingDivergedError
 from smddp.process.terminal_text import counted
 

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from smddp.distributed import local_values, whole_values
+from smddp.dtensor import local_values, whole_values
 from smddp.metrics import StepTimer
 from smddp.training.nonfinite import NonfiniteGuard
 

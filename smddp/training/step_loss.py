@@ -10,7 +10,8 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from smddp.distributed import Membership, is_dtensor, local_values, sum_over_ranks
+from smddp.distributed import Membership, sum_over_ranks
+from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import TrainingDivergedError
 
 logger = logging.getLogger(__name__)

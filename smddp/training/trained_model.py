@@ -29,15 +29,16 @@ from smddp.distributed import (
     ShardedModel,
     check_layers,
     has_shards,
-    local_values,
     shard,
     tensors_of,
 )
+from smddp.dtensor import local_values
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
+from smddp.process.terminal_text import describe
 from smddp.training.active_runs import Progress
-from smddp.training.argument_checks import check_options_agree, describe, optimizer_options
+from smddp.training.argument_checks import check_options_agree, optimizer_options
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.model_checks import (
     check_added_parameters,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smddp.distributed import is_dtensor, local_values
+from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError
 
 _SUPPORTED = ("Shard", "Replicate")

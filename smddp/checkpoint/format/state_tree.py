@@ -26,14 +26,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from smddp.checkpoint.format.shards import (
-    Box,
-    check_boxes,
-    pieces_of,
-    why_unsupported,
-)
+from smddp.checkpoint.format.shards import Box, check_boxes, local_box, pieces_of, why_unsupported
 from smddp.checkpoint.format.tensors import DTYPES, check_shape
-from smddp.distributed import is_dtensor, local_values
+from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import METADATA
 
@@ -112,7 +107,7 @@ def _sharded_entry(node: Mapping[str, Any]) -> ShardedEntry:
 
 
 def unflatten(skeleton: Any, tensors: Mapping[str, Any], more: MoreKinds | None = None) -> Any:
-    """Rebuild a state from the result of `flatten`; from other values by the tensors' names, a state of those."""
+    """Rebuild a state from the result of `flatten`. `tensors` may have other values under the tensors' names."""
     if isinstance(skeleton, list):
         return [unflatten(item, tensors, more) for item in skeleton]
     if not isinstance(skeleton, dict):
@@ -208,9 +203,12 @@ class _Parts:
         with torch.no_grad():  # else it is a step of autograd, which takes ten times as long
             values = local_values(tensor)
         pieces = []
+        own = local_box(tensor)
         for number, piece in enumerate(pieces_of(tensor)):
             owner = piece.ranks[(turn + number) % len(piece.ranks)]  # in turn, so that all save about as much
             is_own = owner == self._rank
+            if is_own and piece.box != own:
+                raise CheckpointError(f"{path} is divided among ranks that do not save together: gather it first")
             content = values if is_own else torch.empty(piece.box.shape, dtype=tensor.dtype, device="meta")
             key = self._add(content, path, f"{name}@{number}")
             self.owners[key] = owner

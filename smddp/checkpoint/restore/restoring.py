@@ -27,8 +27,9 @@ from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_new
 from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, is_in_pieces, restore_random_state
 from smddp.checkpoint.stores.filesystem import MISSING
 from smddp.checkpoint.stores.store import Store, StoreError
-from smddp.distributed import PeerFailedError, Ranks, is_dtensor
+from smddp.distributed import PeerFailedError, Ranks
 from smddp.distributed.ranks import error_text
+from smddp.dtensor import is_dtensor
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import in_names_of, plain_name, plain_state
 from smddp.path_text import shown_path

@@ -81,27 +81,17 @@ class VerifiedFiles:
         """Return the content of state.json. Call `check_sizes` first."""
         return self._small_file(STATE_NAME)
 
-    def tensors(self, parts: Collection[str]) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the tensors of some parts, by part and name. Call `check_sizes` first.
-
-        Each tensor has its own storage. A part without files has no tensors.
-        """
-        tensors: dict[str, dict[str, torch.Tensor]] = {part: {} for part in parts}
-        self.read(parts, lambda part, name, tensor: tensors[part].update({name: tensor}))
-        return tensors
-
     def read(
         self,
         parts: Collection[str],
         take: Callable[[str, str, torch.Tensor], None],
-        wanted: Callable[[str, str], bool] = _everything,
+        wanted: Callable[[str, str], bool],
     ) -> None:
-        """Read and verify the `wanted` tensors of some parts, and give each to `take`. Call `check_sizes` first.
+        """Read and verify the `wanted` tensors of some parts, and give each to `take`. Call `entries` first.
 
         Both functions get the names of the part and of the tensor; `take` is called in several threads, and a tensor
         that it does not keep is freed. Each tensor has its own storage.
         """
-        self.entries(parts)  # raises if two tensors have one name
         in_parallel(
             [partial(self._take, span, take, wanted) for span in self._spans(parts, wanted)], threads=self._threads
         )
@@ -134,7 +124,7 @@ class VerifiedFiles:
         return sorted(spans, key=lambda span: -span.size)
 
     def _layouts(self, names: Sequence[str]) -> dict[str, Layout]:
-        """Return the layouts of some files, verified but in format 1, where a file has one digest."""
+        """Return the layouts of some files, verified except in format 1, where a file has one digest."""
         if self._digests is None and self.manifest.format > 1:
             self._digests = digests_from_json(self._small_file(DIGESTS_NAME))
         missing = [name for name in names if name not in self._read_layouts]
@@ -154,7 +144,7 @@ class VerifiedFiles:
         return _Span(file=name, start=0, size=record.size, stretches=(stretch,), entries=None)
 
     def _layout(self, name: str) -> Layout:
-        """Read a file's header, and verify it but in format 1."""
+        """Read a file's header, and verify it except in format 1."""
         size = self.manifest.files[name].size
         beginning = self._bytes(name, 0, min(size, _FIRST_READ))
         length = header_size(beginning, size)

@@ -11,7 +11,7 @@ import torch
 
 from smddp.checkpoint.format.manifest import file_names
 from smddp.checkpoint.format.state_tree import flatten, flatten_shards
-from smddp.checkpoint.run_state import RANKS, RNG, Sharded, Stateful, capture_random_state
+from smddp.checkpoint.run_state import RANKS, RNG, Gathering, Stateful, capture_random_state
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
 from smddp.job.saved_model import plain_name, plain_state
@@ -96,14 +96,14 @@ class Snapshotter:
     def _flatten(self) -> tuple[dict[str, Any], dict[str, Tensors], dict[str, dict[str, int]]]:
         """Return, by part, the skeletons and tensors of the state, and the ranks that write its pieces.
 
-        Collective if a part is `Sharded`.
+        Collective if a part is `Gathering`.
         """
         skeletons: dict[str, Any] = {}
         tensors: dict[str, Tensors] = {}
         owners: dict[str, dict[str, int]] = {}
         writes = self._rank in self._writers
         for part in self._state.values():  # first: after an error here, others would wait
-            if isinstance(part, Sharded):
+            if isinstance(part, Gathering):
                 part.gather_state_dict(keep=writes)
         if writes:
             for name, part in self._state.items():
@@ -121,6 +121,12 @@ class Snapshotter:
         """Return the tensors and pieces that this rank writes, by file."""
         if self._rank not in self._writers:
             return {}
+        for part, each in owners.items():
+            if missing := sorted(set(each.values()) - set(self._writers)):
+                raise CheckpointError(
+                    f'rank {missing[0]} has pieces of {part!r} and may not write: give share="all", and a location in '
+                    "S3 or on a file system that all nodes share"
+                )
         buffers = self._buffers()
         places = {
             part: {
@@ -156,7 +162,8 @@ def _sizes(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, int]]:
 # tensors go, largest first, to the writer with the fewest bytes so far (Graham's longest-processing-time rule): beyond
 # what is its own, no writer gets more than a fair share and one tensor.
 WHOLE_BELOW = 2**20
-"""Bytes. The first writer writes what is smaller of a part alone: another file would cost more than it saves."""
+"""Bytes. If the tensors of a part that any rank may write have fewer, the first writer writes them all: another file
+would cost more than it saves."""
 
 _ANYWHERE: Mapping[str, int] = {}
 
@@ -178,7 +185,7 @@ def share(
 ) -> list[list[_FilePlan]]:
     """Return the files of each writer, at most one per part. Every tensor is in exactly one file.
 
-    `parts` gives the bytes of each tensor, `places` the number of the writer of each tensor that not any may write.
+    `parts` gives the bytes of each tensor. `places` gives the number of the writer for tensors that only one may write.
     """
     assert writers >= 1
     dealt: dict[str, list[list[str]]] = {part: [[] for _ in range(writers)] for part in parts}

@@ -350,3 +350,49 @@ def test_a_malformed_state_is_refused_for_a_sharded_model_too(
     manifest = Manifest.from_json(store.read_manifest(1) or b"")
     with pytest.raises(CheckpointError, match=r"cannot be put together|is missing or another tensor"):
         load_parts(store, manifest, parts=None, targets={"model": lambda state: {state["w"].name: torch.zeros(4)}})
+
+
+ALONE = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from smddp.checkpoint import Checkpointer
+
+class Part:
+    def __init__(self, size):
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.ones(size if dist.get_rank() == 0 or size > 1 else 0)
+        self.tensor = DTensor.from_local(local, mesh, [Shard(0)], shape=(size if size == 1 else 2 * size,), stride=(1,))
+
+    def state_dict(self):
+        return {"best": self.tensor}
+
+    def load_state_dict(self, state):
+        pass
+
+dist.init_process_group("gloo")
+for size in (1, 4):
+    try:
+        with Checkpointer(f"own-{dist.get_rank()}", {"part": Part(size)}, share="alone") as checkpointer:
+            checkpointer.save(1)
+    except Exception as error:
+        print(error)
+    else:
+        print("saved")
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_saves_alone_saves_no_piece_as_another_ranks(
+    run_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    ended = run_ranks(run_in(tmp_path, ALONE))
+    assert [each.code for each in ended] == [0, 0], ended
+    missing, other = (
+        "rank 1 has pieces of 'part' and may not write",
+        "part.best is divided among ranks that do not save",
+    )
+    for each, expected in zip(ended, (["saved", missing], [other, other]), strict=True):
+        printed = each.printed.splitlines()
+        assert [line.startswith(text) for line, text in zip(printed, expected, strict=True)] == [True, True], ended
