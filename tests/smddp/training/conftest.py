@@ -8,10 +8,14 @@ import pytest
 from smddp.distributed import leave
 from smddp.job import Job
 from smddp.process.preemption import stop_signal
+from smddp.training.active_runs import active_runs
 
 
 @pytest.fixture(autouse=True)
 def _end() -> Iterator[None]:
+    # A run of another test may still be there: what is alive when modules are frozen is never collected as garbage.
+    for runs in (active_runs._trained, active_runs._open, active_runs._own_loops):
+        runs.clear()
     yield
     leave()
     stop_signal.requested = False
