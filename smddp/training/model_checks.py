@@ -67,7 +67,10 @@ def check_sharded(
             "divided among the ranks: use 'bf16', 'fp16' or 'fp32'"
         )
     if ema is not None:
-        raise ValueError(f"ema={ema} averages whole weights, and those of a sharded model are divided: leave it out")
+        raise ValueError(
+            f"ema={ema} needs a copy of the model, and fully_shard has made this one uncopyable: let "
+            "parallel=smddp.Sharded(...) divide it"
+        )
     if not move_model:
         raise ValueError("move_model=False leaves weights where they are, and a sharded model's are on all ranks")
     if any(map(is_sharded, optimizers)):

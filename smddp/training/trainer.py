@@ -45,7 +45,7 @@ from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.model_checks import check_clipping, why_not_inner
 from smddp.training.nonfinite import OnNonfinite
 from smddp.training.optimizer_step import ScheduleEach
-from smddp.training.precision import PrecisionName, without_precision
+from smddp.training.precision import PrecisionName, unwrapped
 from smddp.training.run_report import RunReport
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_checkpoints import TrainingCheckpoints
@@ -116,7 +116,8 @@ class Trainer(TrainingLoop):
 
         Args:
             job: The job, with its directories and ranks.
-            model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device.
+            model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device. On the meta device it
+                gets values there: each layer's ``reset_parameters`` draws them.
             optimizer: The optimizer of the model's parameters, or several that step together.
             scheduler: A schedule, or several, stepped after each optimizer step that was applied.
             schedule_each: ``"epoch"`` steps the schedules at the end of each epoch of ``epochs`` or ``steps_to``
@@ -428,7 +429,7 @@ class Trainer(TrainingLoop):
             TrainingDivergedError: The weights are not finite.
         """
         self._trained.check_weights()
-        module, ranks = self.module if model is None else without_precision(model), self._membership.ranks
+        module, ranks = self.module if model is None else unwrapped(model), self._membership.ranks
         whole = whole_state(module, ranks) if has_shards(module) else None
         ranks.on_main(lambda: write_weights(module.state_dict() if whole is None else whole, self._job.model_dir))
         self._report.saved_model()
