@@ -58,6 +58,12 @@ EXAMPLES = {
         score="test_loss",
         title="Python's language reference, a GPT of 4 layers",
     ),
+    "language_model": Example(
+        script="language_model.py",
+        arguments=("--steps", "400"),
+        score="test_loss",
+        title="Python's language reference, a sharded decoder of 4 layers",
+    ),
     "transfer_learning": Example(
         script="transfer_learning.py",
         arguments=("--epochs", "5", "--batch-size", "64", "--workers", "0"),

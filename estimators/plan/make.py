@@ -25,6 +25,7 @@ from estimators.request.backend import Backend
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, build, build_recipe
 from estimators.request.large_hyperparameters import check_bundled
+from smddp.job import CHECKPOINT_URI_VARIABLE
 from smddp.script_syntax import is_installed_here
 
 if TYPE_CHECKING:
@@ -121,7 +122,12 @@ def _script_problems(
     if script is not None:
         names = channels.names(arguments, call.inputs)
         own_image = "image_uri" in arguments
-        yield from script.check(channels=names, has_gpus=topology.has_gpus, own_image=own_image)
+        variables = arguments.get("environment")
+        saves_to_s3 = isinstance(variables, Mapping) and CHECKPOINT_URI_VARIABLE in variables
+        shares = topology.hosts_with_ranks == 1 or saves_to_s3 or "checkpoint_s3_uri" in arguments
+        yield from script.check(
+            channels=names, has_gpus=topology.has_gpus, shares_checkpoints=shares, own_image=own_image
+        )
 
 
 def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Session | None) -> Iterator[Problem]:

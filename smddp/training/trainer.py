@@ -222,6 +222,8 @@ class Trainer(TrainingLoop):
             timing=timing,
         )
         self.model, self.module, self.ema, self.device = trained.model, trained.module, trained.ema, trained.device
+        if isinstance(trained.model, ShardedModel):
+            job = checkpoints.reached_by_all(job)
         clock = PartClock()
         data = TrainingData(
             membership,
