@@ -114,8 +114,9 @@ class Sharded:
         degree, ranks = parameters.get(SHARD_DEGREE, 0), job.cluster.world_size
         if job.cluster.is_main:
             _log_differences(job.mp_parameters, degree, ranks)
-        by_degree = "all" if degree > ranks else degree
-        return cls(wrap=wrap, shard=by_degree or shard, reshard_after_forward=reshard_after_forward)
+        if degree:
+            shard = "all" if degree > ranks else int(degree)
+        return cls(wrap=wrap, shard=shard, reshard_after_forward=reshard_after_forward)
 
 
 def _log_differences(parameters: Mapping[str, Any] | None, degree: int, ranks: int) -> None:
