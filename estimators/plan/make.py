@@ -137,7 +137,7 @@ def _model_parallel_problems(
         version = arguments.get("framework_version") if job.chosen is not None else None
         yield from model_parallel.check(script.modules, aws_version=version)
     types = [name for _, name in (*topology.hosts, *topology.instead)]
-    gpus = {training_images.gpus_of(name, sessions.region(session) or "") for name in types}
+    gpus = {training_images.gpus_of(name, sessions.region(session) or "") for name in types if isinstance(name, str)}
     on_each = topology.processes_per_host or (gpus.pop() if len(gpus) == 1 else None)
     if on_each and topology.hosts_with_ranks:
         yield from parameters.check_degrees(arguments, on_each * topology.hosts_with_ranks)

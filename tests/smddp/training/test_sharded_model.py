@@ -506,7 +506,7 @@ def job_with(directory: Path, parameters: dict[str, Any] | None, ranks: int = 4)
         ({"hybrid_shard_degree": 0, "tensor_parallel_degree": 1}, "host", "host", None),
         ({"hybrid_shard_degree": 1}, "all", 1, None),
         ({"hybrid_shard_degree": 2, "sm_activation_offloading": False}, "host", 2, None),
-        ({"hybrid_shard_degree": 8}, "host", "all", "asks for hybrid_shard_degree=8, and has 4 ranks"),
+        ({"hybrid_shard_degree": 8}, "host", "all", "=8, and has 4 ranks: the weights are divided among all"),
         (
             {"sm_activation_offloading": True, "random_seed": 3},
             "all",
