@@ -508,10 +508,10 @@ def job_with(directory: Path, parameters: dict[str, Any] | None, ranks: int = 4)
         ({"hybrid_shard_degree": 2, "sm_activation_offloading": False}, "host", 2, None),
         ({"hybrid_shard_degree": 8}, "host", "all", "=8, and has 4 ranks: the weights are divided among all"),
         (
-            {"sm_activation_offloading": True, "random_seed": 3},
+            {"allow_empty_shards": True, "random_seed": 3},
             "all",
             "all",
-            "ignores sm_activation_offloading=True, ran",
+            "smddp ignores allow_empty_shards=True, random_seed=3 of mp_parameters: only AWS's torch.sagemaker has it",
         ),
     ],
 )
