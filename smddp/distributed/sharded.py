@@ -97,6 +97,11 @@ class Sharded:
             shard: As in `Sharded`, for a job without a degree: without modelparallel, or with SMP's default of 0.
             reshard_after_forward: As in `Sharded`.
 
+        Examples:
+            >>> given = {"SMDDP_RUN_DIR": "/tmp/run-7", "SM_HP_MP_PARAMETERS": '{"hybrid_shard_degree": 1}'}
+            >>> Sharded.from_job(Job.detect(given), wrap=(nn.TransformerEncoderLayer,)).shard
+            1
+
         Raises:
             ValueError: The job asks for tensor, context or expert parallelism, or a parameter is unknown or out of
                 range.
