@@ -11,7 +11,7 @@ FSDP's classes are recognized by name: importing them takes a second.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ from smddp.distributed.membership import Membership
 from smddp.distributed.ranks import Ranks
 from smddp.distributed.replica import broadcast_alike, tensors_of
 from smddp.dtensor import is_dtensor, whole_values
+from smddp.job import Job
+from smddp.job.model_parallel import OTHER_DEGREES, SHARD_DEGREE, faults
 from smddp.process.terminal_text import describe
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,64 @@ class Sharded:
             raise ValueError(f'shard={self.shard!r}: give "all", "host", or a number of ranks, 1 or more')
         if type(self.reshard_after_forward) is not bool:
             raise ValueError(f"reshard_after_forward={self.reshard_after_forward!r}: give True or False")
+
+    @classmethod
+    def from_job(
+        cls,
+        job: Job,
+        *,
+        wrap: Sequence[type[nn.Module]],
+        shard: Literal["all", "host"] | int = "all",
+        reshard_after_forward: bool = True,
+    ) -> Sharded:
+        """Return the options that a job asks for by ``smdistributed.modelparallel``, with ``shard`` by its degree.
+
+        Args:
+            job: The job, whose ``hybrid_shard_degree`` is the number of ranks that the weights are divided among: all
+                of them, with a warning, if the degree is larger than the number of ranks.
+            wrap: As in `Sharded`.
+            shard: As in `Sharded`, for a job without a degree: without modelparallel, or with SMP's default of 0.
+            reshard_after_forward: As in `Sharded`.
+
+        Examples:
+            >>> given = {"SMDDP_RUN_DIR": "/tmp/run-7", "SM_HP_MP_PARAMETERS": '{"hybrid_shard_degree": 1}'}
+            >>> Sharded.from_job(Job.detect(given), wrap=(nn.TransformerEncoderLayer,)).shard
+            1
+
+        Raises:
+            ValueError: The job asks for tensor, context or expert parallelism, or a parameter is unknown or out of
+                range.
+            TypeError: ``wrap`` has something other than classes of modules.
+        """
+        parameters = job.mp_parameters or {}
+        for found, remedy in faults(parameters):
+            raise ValueError(f"mp_parameters of the job: {found}. {remedy}")
+        for name in OTHER_DEGREES:
+            if (degree := parameters.get(name, 1)) > 1:
+                raise ValueError(
+                    f"the job asks for {name}={degree}, and smddp divides weights alone: give 1, and a larger "
+                    f"{SHARD_DEGREE}, or train with AWS's torch.sagemaker instead of smddp.Trainer"
+                )
+        degree, ranks = parameters.get(SHARD_DEGREE, 0), job.cluster.world_size
+        if job.cluster.is_main:
+            _log_differences(job.mp_parameters, degree, ranks)
+        if degree:
+            shard = "all" if degree > ranks else int(degree)
+        return cls(wrap=wrap, shard=shard, reshard_after_forward=reshard_after_forward)
+
+
+def _log_differences(parameters: Mapping[str, Any] | None, degree: int, ranks: int) -> None:
+    if parameters is None:
+        logger.info("the job has no mp_parameters: the script alone decides how its weights are divided")
+        return
+    if 1 < ranks < degree:
+        logger.warning(
+            "the job asks for %s=%d, and has %d ranks: the weights are divided among all", SHARD_DEGREE, degree, ranks
+        )
+    known = (SHARD_DEGREE, *OTHER_DEGREES)
+    ignored = [f"{name}={value}" for name, value in parameters.items() if name not in known and value is not False]
+    if ignored:
+        logger.warning("smddp ignores %s of mp_parameters: only AWS's torch.sagemaker has it", ", ".join(ignored))
 
 
 class ShardedModel(nn.Module):

@@ -13,8 +13,9 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
-from smddp.distributed import why_not_trainable
+from smddp.distributed import DDPOptions, Sharded, has_shards, why_not_trainable
 from smddp.distributed.ddp_options import CommHookName
+from smddp.job import Job
 from smddp.process.terminal_text import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.nonfinite import OnNonfinite
@@ -45,6 +46,15 @@ def underlying_module(model: nn.Module, world_size: int) -> nn.Module:
             "parallel=smddp.Sharded(wrap=(Block,)), or apply torch's fully_shard to all of it, over all ranks"
         )
     return module
+
+
+def check_model_parallel(job: Job, model: nn.Module, parallel: DDPOptions | Sharded) -> None:
+    """Raise ValueError if a job asks for model parallelism, and each rank would have the whole model."""
+    if job.mp_parameters is not None and not isinstance(parallel, Sharded) and not has_shards(model):
+        raise ValueError(
+            "the job asks for smdistributed.modelparallel, and each rank would have the whole model: give "
+            "parallel=smddp.Sharded.from_job(job, wrap=(Block,)), or leave modelparallel out of the job's distribution"
+        )
 
 
 def check_sharded(

@@ -42,7 +42,7 @@ from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
 from smddp.metrics.tracking import Tracker
 from smddp.training.argument_checks import check_bounds, check_counts, check_kinds, check_options_agree
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.model_checks import check_clipping, why_not_inner
+from smddp.training.model_checks import check_clipping, check_model_parallel, why_not_inner
 from smddp.training.nonfinite import OnNonfinite
 from smddp.training.optimizer_step import ScheduleEach
 from smddp.training.precision import PrecisionName, unwrapped
@@ -164,7 +164,8 @@ class Trainer(TrainingLoop):
 
         Raises:
             ValueError: A number is out of range, the device can't compute in the precision, model and optimizer do not
-                fit each other, or a name is not allowed.
+                fit each other, a name is not allowed, or the job asks for ``smdistributed.modelparallel`` and
+                ``parallel`` does not divide the weights.
             TypeError: An argument has the wrong type.
         """
         if place is not None:
@@ -188,6 +189,7 @@ class Trainer(TrainingLoop):
         check_counts(check_replicas=1 if check_replicas is None else check_replicas)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
+        check_model_parallel(job, model, parallel)
         membership = current_membership() or join(job.cluster)
         job = dataclasses.replace(job, cluster=membership.cluster)  # an adopted group may know more
         job = job if name is None else job.part(name)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -545,3 +549,78 @@ def test_too_few_samples_for_an_even_evaluation_are_refused() -> None:
         ValueError, match="7 samples in batches of 1 can't be divided into equally many batches for each"
     ):
         EvaluationSampler(7, batch_size=1, rank=0, world_size=2, even=True)
+
+
+def job_with(directory: Path, parameters: dict[str, Any] | None, ranks: int = 4) -> smddp.Job:
+    given = {} if parameters is None else {"SM_HP_MP_PARAMETERS": json.dumps(parameters)}
+    job = smddp.Job.detect({"SMDDP_RUN_DIR": str(directory), **given})
+    return replace(job, cluster=replace(job.cluster, world_size=ranks, local_world_size=ranks))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "of_script", "of_job", "told"),
+    [
+        (None, "all", "all", "the job has no mp_parameters"),
+        (None, "host", "host", "the job has no mp_parameters"),
+        ({}, "all", "all", None),
+        ({"hybrid_shard_degree": 0, "tensor_parallel_degree": 1}, "host", "host", None),
+        ({"hybrid_shard_degree": 1}, "all", 1, None),
+        ({"hybrid_shard_degree": 2, "sm_activation_offloading": False}, "host", 2, None),
+        ({"hybrid_shard_degree": 8}, "host", "all", "=8, and has 4 ranks: the weights are divided among all"),
+        (
+            {"allow_empty_shards": True, "random_seed": 3},
+            "all",
+            "all",
+            "smddp ignores allow_empty_shards=True, random_seed=3 of mp_parameters: only AWS's torch.sagemaker has it",
+        ),
+    ],
+)
+def test_a_jobs_degree_decides_how_its_weights_are_divided(
+    parameters: dict[str, Any] | None,
+    of_script: Any,
+    of_job: Any,
+    told: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = job_with(tmp_path, parameters)
+    with caplog.at_level(logging.INFO, "smddp.distributed"):
+        options = Sharded.from_job(job, wrap=(nn.Linear,), shard=of_script, reshard_after_forward=False)
+    assert options == Sharded(wrap=(nn.Linear,), shard=of_job, reshard_after_forward=False)
+    assert len(caplog.messages) == (told is not None)
+    assert told is None or told in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"tensor_parallel_degree": 2}, "asks for tensor_parallel_degree=2, and smddp divides weights alone"),
+        ({"context_parallel_degree": 2}, "asks for context_parallel_degree=2"),
+        ({"expert_parallel_degree": 2}, "asks for expert_parallel_degree=2"),
+        ({"tensor_parallel_degree": 0}, "tensor_parallel_degree is 0. Give at least 1"),
+        ({"hybrid_shard_degree": -1}, "hybrid_shard_degree is -1. Give at least 0"),
+        ({"hybrid_shard_degree": True}, "hybrid_shard_degree is True. Give a whole number"),
+        ({"hybrid_shard_degree": "2"}, "hybrid_shard_degree is '2'. Give a whole number"),
+        ({"allow_empty_shards": 1}, "allow_empty_shards is 1. Give True or False"),
+        ({"hybrid_shard_degre": 2}, "no parameter 'hybrid_shard_degre'. Did you mean 'hybrid_shard_degree'"),
+        ({"partitions": 2}, "SMP v2 has no parameter 'partitions'. It has hybrid_shard_degree, "),
+    ],
+)
+def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(
+    parameters: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        Sharded.from_job(job_with(tmp_path, parameters), wrap=(nn.Linear,))
+
+
+@pytest.mark.parametrize("parameters", [{}, {"hybrid_shard_degree": 1}])
+@pytest.mark.parametrize("options", [{}, {"parallel": smddp.DDPOptions()}])
+def test_a_job_that_asks_for_modelparallel_is_not_trained_by_ddp(
+    parameters: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model, job = net(), job_with(tmp_path, parameters, ranks=1)
+    told = "the job asks for smdistributed.modelparallel, and each rank would have the whole model: give parallel="
+    with pytest.raises(ValueError, match=told):
+        smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), **options)
+    parallel = Sharded.from_job(job, wrap=(nn.Linear,))
+    smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), parallel=parallel)
