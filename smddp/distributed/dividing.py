@@ -142,11 +142,13 @@ def divide_copy(options: Sharded, outline: nn.Module, module: nn.Module, device:
 
 def _divide(options: Sharded, module: nn.Module, mesh: Any, fill: Callable[[nn.Module], object]) -> None:
     """Call ``fill`` for one layer after another, the whole module at last, and divide the layer's weights then."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    # The types of inputs and outputs are autocast's.
+    policy = MixedPrecisionPolicy(options.gathered_type, torch.float32, None, cast_forward_inputs=False)
     for layer in reversed(_layers_of(options, module)):  # a layer's parts come after it, and are divided before it
         fill(layer)
-        fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward, mp_policy=policy)
     fill(module)
     # PyTorch keeps what is outside of the layers gathered until the backward pass, in which it is needed first.
     outer: dict[str, Any] = {} if options.reshard_after_forward else {"reshard_after_forward": False}

@@ -28,6 +28,7 @@ from smddp.process.terminal_text import describe
 
 logger = logging.getLogger(__name__)
 
+_GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SHOWN = 5
 
 
@@ -60,6 +61,10 @@ class Sharded:
     """Whether each rank frees a layer's gathered weights after the forward pass, and gathers them again in the backward
     pass. False needs memory for all weights in a step, and sends a third less."""
 
+    gather_as: Literal["bf16", "fp16"] | None = None
+    """The type in which the layers of ``wrap`` are gathered, which must be the Trainer's precision: half the memory,
+    and half of what is sent. Each rank's pieces and the averages of gradients stay float32. None gathers float32."""
+
     def __post_init__(self) -> None:
         if isinstance(self.wrap, str) or not isinstance(self.wrap, Sequence):
             raise TypeError(f"wrap is {describe(self.wrap)}: give a tuple of classes, such as wrap=(Block,)")
@@ -73,6 +78,13 @@ class Sharded:
             raise ValueError(f'shard={self.shard!r}: give "all", "host", or a number of ranks, 1 or more')
         if type(self.reshard_after_forward) is not bool:
             raise ValueError(f"reshard_after_forward={self.reshard_after_forward!r}: give True or False")
+        if self.gather_as not in (None, *_GATHERED):
+            raise ValueError(f"gather_as={self.gather_as!r}: give 'bf16', 'fp16' or None")
+
+    @property
+    def gathered_type(self) -> torch.dtype | None:
+        """The type in which layers are gathered; None for their own."""
+        return None if self.gather_as is None else _GATHERED[self.gather_as]
 
     @classmethod
     def from_job(
@@ -82,6 +94,7 @@ class Sharded:
         wrap: Sequence[type[nn.Module]],
         shard: Literal["all", "host"] | int = "all",
         reshard_after_forward: bool = True,
+        gather_as: Literal["bf16", "fp16"] | None = None,
     ) -> Sharded:
         """Return the options that a job asks for by ``smdistributed.modelparallel``, with ``shard`` by its degree.
 
@@ -91,6 +104,7 @@ class Sharded:
             wrap: As in `Sharded`.
             shard: As in `Sharded`, for a job without a degree: without modelparallel, or with SMP's default of 0.
             reshard_after_forward: As in `Sharded`.
+            gather_as: As in `Sharded`.
 
         Examples:
             >>> given = {"SMDDP_RUN_DIR": "/tmp/run-7", "SM_HP_MP_PARAMETERS": '{"hybrid_shard_degree": 1}'}
@@ -116,7 +130,7 @@ class Sharded:
             _log_differences(job.mp_parameters, degree, ranks)
         if degree:
             shard = "all" if degree > ranks else int(degree)
-        return cls(wrap=wrap, shard=shard, reshard_after_forward=reshard_after_forward)
+        return cls(wrap=wrap, shard=shard, reshard_after_forward=reshard_after_forward, gather_as=gather_as)
 
 
 def _log_differences(parameters: Mapping[str, Any] | None, degree: int, ranks: int) -> None:

@@ -101,8 +101,7 @@ class TrainedModel:
             _log_precision(numbers.name, self.device.type)
         is_asked = isinstance(parallel, Sharded)
         if is_asked or is_divided:  # on one rank, too, so that a trial there finds what several refuse
-            both = is_asked and is_divided
-            check_sharded(model, optimizers, numbers, ema=None if is_asked else ema, move_model=move_model, twice=both)
+            check_sharded(model, optimizers, numbers, parallel, is_divided=is_divided, ema=ema, move_model=move_model)
         shards = is_asked and world_size > 1
         moves = move_model and not (shards or is_divided)  # sharding moves the model, a layer at a time
         target = self.device if moves else None

@@ -90,6 +90,19 @@ def trained(job, name, parallel, steps, broken=None, norm=nn.BatchNorm1d, **opti
 
 PARITY = """
 def main(job):
+    seen = []
+    forward = Block.forward
+    Block.forward = lambda self, inputs: seen.append((self.inner.weight.dtype, inputs.dtype)) or forward(self, inputs)
+    for precision in ("bf16", "fp16"):
+        options = {"precision": precision, "clip_norm": 0.3, "ema": 0.8}
+        one = trained(job, f"{precision}-whole", smddp.DDPOptions(), 7, **options)
+        seen.clear()
+        two = trained(job, f"{precision}-gathered", Sharded(wrap=(Block,), gather_as=precision), 7, **options)
+        expected = torch.bfloat16 if precision == "bf16" else torch.float16
+        assert {dtype for dtype, _ in seen} == {expected}, set(seen)
+        assert all(each.dtype == torch.float32 for each in two[0].values() if each.is_floating_point())
+        assert torch.allclose(torch.tensor(one[1]), torch.tensor(two[1]), rtol=0.02, atol=0.02), (one[1], two[1])
+    Block.forward = forward
     for precision in ("fp32", "bf16", "fp16"):
         skips = {"on_nonfinite": "skip", "broken": 8}
         for options in ({"clip_norm": 0.3}, {"clip_value": 0.01}, skips, {"timing": True, "ema": 0.8}):
@@ -478,12 +491,13 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"twice": True}, "sharded by fully_shard already"),
+        ({"is_divided": True}, "sharded by fully_shard already"),
         ({"model": torch.compile(net())}, "can't be compiled as a whole: compile its layers"),
         ({"model": compiled_in_place()}, "can't be compiled as a whole: compile its layers"),
         ({"precision": Precision("O2")}, "precision='O2' keeps half copies of whole weights"),
-        ({"ema": 0.9}, "ema=0.9 needs a copy of the model"),
+        ({"ema": 0.9, "is_divided": True, "parallel": smddp.DDPOptions()}, "ema=0.9 needs a copy of the model"),
         ({"move_model": False}, "move_model=False"),
+        ({"parallel": Sharded(wrap=(nn.Linear,), gather_as="bf16")}, "gather_as='bf16' gathers .* computes in fp32"),
         (
             {"optimizers": lambda model: [ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)]},
             "give the optimizer that the ZeroRedundancyOptimizer wraps",
@@ -500,11 +514,13 @@ def test_what_a_sharded_model_cannot_be_combined_with_is_refused_by_name(given: 
         "precision": Precision("fp32"),
         "ema": None,
         "move_model": True,
-        "twice": False,
+        "parallel": Sharded(wrap=(nn.Linear,)),
+        "is_divided": False,
         **given,
     }
+    first = [options.pop(name) for name in ("model", "optimizers", "precision", "parallel")]
     with pytest.raises(ValueError, match=told):
-        check_sharded(options.pop("model"), options.pop("optimizers"), options.pop("precision"), **options)
+        check_sharded(*first, **options)
 
 
 @pytest.mark.parametrize(
@@ -520,6 +536,7 @@ def test_what_a_sharded_model_cannot_be_combined_with_is_refused_by_name(given: 
         ({"shard": True}, ValueError, "shard=True"),
         ({"shard": 0}, ValueError, "shard=0"),
         ({"reshard_after_forward": 1}, ValueError, "reshard_after_forward=1"),
+        ({"gather_as": "fp32"}, ValueError, "gather_as='fp32': give 'bf16', 'fp16' or None"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], kind: type[Exception], told: str) -> None:
