@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from smddp.checkpoint.convert.saved_model import write_weights
 from smddp.checkpoint.run_state import Stateful
 from smddp.checkpoint.save.attempt import as_numbers
 from smddp.data.build_order import AnyDataset
@@ -35,7 +36,6 @@ from smddp.distributed import (
 )
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
-from smddp.job.saved_model import write_weights
 from smddp.metrics import Profile
 from smddp.metrics.metric_lines import check_names
 from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks

@@ -14,15 +14,16 @@ import torch
 import torch.distributed as dist
 
 from smddp.checkpoint.checkpointer import Checkpointer
+from smddp.checkpoint.convert.saved_model import flush, write_safetensors, write_torch, write_weights
 from smddp.checkpoint.convert.sources import StateSource, find_source
 from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES
 from smddp.checkpoint.format.manifest import Manifest, is_part_name
+from smddp.checkpoint.format.plain_names import plain_state
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import RANKS, RNG
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.opening import split
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import flush, plain_state, write_safetensors, write_torch, write_weights
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.convert.sources import find_source
+from smddp.checkpoint.format.plain_names import METADATA, plain_name
 from smddp.checkpoint.format.shards import divided_as
 from smddp.errors import CheckpointError, SmddpError
-from smddp.job.saved_model import METADATA, plain_name
 
 logger = logging.getLogger(__name__)
 

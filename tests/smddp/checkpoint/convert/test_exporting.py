@@ -12,10 +12,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from smddp.checkpoint.convert import export
+from smddp.checkpoint.convert import export, saved_model
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError
-from smddp.job import saved_model
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

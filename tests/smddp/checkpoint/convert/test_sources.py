@@ -13,9 +13,9 @@ from botocore.response import StreamingBody
 from moto import mock_aws
 from torch import nn
 
+from smddp.checkpoint.convert.saved_model import write_weights
 from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.stores import StoreError, open_store
-from smddp.job.saved_model import write_weights
 from smddp.storage.s3_bucket import PATIENCE
 from smddp.storage.s3_errors import Retries
 from tests.smddp.checkpoint.by_hand import write_checkpoint

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from smddp.checkpoint.convert import export
+from smddp.checkpoint.convert.saved_model import write_weights
 from smddp.checkpoint.convert.weights import WeightsError, load_weights
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError, SmddpError
-from smddp.job.saved_model import write_weights
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
 

@@ -9,14 +9,14 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from smddp.checkpoint.convert.saved_model import write_safetensors, write_torch, write_weights
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import write_safetensors, write_torch, write_weights
 
 # A process that may write files of 100 kB and no more fails in the middle of a file, as on a full disk.
 FULL = """
 import pathlib, resource, signal, sys
 from torch import nn
-from smddp.job.saved_model import write_weights
+from smddp.checkpoint.convert.saved_model import write_weights
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 write_weights(nn.Linear(200, 200).state_dict(), pathlib.Path(sys.argv[1]))

@@ -3,9 +3,6 @@
 It has two files of the same weights on the CPU: ``model.safetensors``, which cannot run code when loaded, and
 ``model.pt``, a state dict for ``torch.load(..., weights_only=True)``. Neither has optimizer state: to continue
 training, use a checkpoint.
-
-Saved weights have plain names, and loading matches plain names: ``torch.compile(part)`` wraps the part in a module
-``_orig_mod``, whose name becomes part of its weights' names.
 """
 
 from __future__ import annotations
@@ -16,8 +13,7 @@ import logging
 import os
 import pickle
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ import safetensors
 import safetensors.torch
 import torch
 
+from smddp.checkpoint.format.plain_names import plain_state
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -32,10 +29,6 @@ logger = logging.getLogger(__name__)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _UNSAFE = re.compile(r"GLOBAL (\S+)")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-METADATA = "_metadata"
-"""The attribute in which ``torch.nn.Module.state_dict()`` keeps the versions of its modules."""
-_COMPILED = "_orig_mod"
 
 
 def write_weights(weights: Mapping[str, Any], directory: Path) -> None:
@@ -171,38 +164,3 @@ def _on_cpu(value: Any, seen: dict[tuple[object, ...], torch.Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_on_cpu(each, seen) for each in value)
     return value
-
-
-def plain_name(name: str) -> str:
-    """Return the name of a weight or a module without torch.compile's part.
-
-    Examples:
-        >>> plain_name("encoder._orig_mod.0.weight"), plain_name("encoder._orig_mod")
-        ('encoder.0.weight', 'encoder')
-    """
-    return ".".join(each for each in name.split(".") if each != _COMPILED) if _COMPILED in name else name
-
-
-def plain_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a module's state dict with plain names; the same object if they are plain."""
-    return _renamed(state, plain_name) if _is_compiled(state) else state
-
-
-def in_names_of(own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a saved state with the names of a module's ``own`` state dict; the same object if nothing is compiled."""
-    if not _is_compiled(own):
-        return plain_state(state)
-    names = {plain_name(name): name for name in [*getattr(own, METADATA, {}), *own]}
-    return _renamed(state, lambda name: names.get(plain_name(name), name))
-
-
-def _is_compiled(names: Iterable[object]) -> bool:
-    return any(isinstance(name, str) and _COMPILED in name for name in names)
-
-
-def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> Mapping[str, Any]:
-    renamed = OrderedDict((rename(name), value) for name, value in state.items())
-    if (versions := getattr(state, METADATA, None)) is not None:
-        # The compiled module comes after its wrapper of the same plain name, so its version wins.
-        setattr(renamed, METADATA, OrderedDict((rename(name), version) for name, version in versions.items()))
-    return renamed
