@@ -20,7 +20,6 @@ from smddp.distributed.sharded import (
     has_shards,
     is_flat,
     shard,
-    whole_state,
     why_not_trainable,
 )
 
@@ -53,6 +52,5 @@ __all__ = [
     "sum_numbers_over_ranks",
     "sum_over_ranks",
     "tensors_of",
-    "whole_state",
     "why_not_trainable",
 ]

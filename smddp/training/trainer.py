@@ -32,7 +32,6 @@ from smddp.distributed import (
     join,
     sum_numbers_over_ranks,
     sum_over_ranks,
-    whole_state,
 )
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
@@ -419,7 +418,10 @@ class Trainer(TrainingLoop):
         return numbers
 
     def save_model(self, model: nn.Module | None = None) -> None:
-        """Write ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
+        """Write the weights to the job's model directory, by rank 0: ``model.safetensors`` and ``model.pt``.
+
+        All ranks call it. Weights of more than 5 GB are written as ``model-00001-of-00002.safetensors`` and so on, with
+        ``model.safetensors.index.json`` and without ``model.pt``. Of a sharded model, one tensor at a time is gathered.
 
         Args:
             model: The model to write instead of the trained one, such as ``trainer.ema``.
@@ -429,8 +431,8 @@ class Trainer(TrainingLoop):
         """
         self._trained.check_weights()
         module, ranks = self.module if model is None else without_precision(model), self._membership.ranks
-        whole = whole_state(module, ranks) if has_shards(module) else None
-        ranks.on_main(lambda: write_weights(module.state_dict() if whole is None else whole, self._job.model_dir))
+        weights = ranks.agree(lambda: module.state_dict() if ranks.is_main or has_shards(module) else {})
+        write_weights(weights, self._job.model_dir, ranks)
         self._report.saved_model()
 
 

@@ -65,7 +65,7 @@ def restore_newest(
         return _read(store, load, hyperparameters)
 
     if targets and ranks.world_size > 1:
-        loaded = _share(ranks, _read_on_all(ranks, read, load))
+        loaded = _share(ranks, read_on_all(ranks, read, load))
     else:
         loaded = _share(ranks, ranks.agree(lambda: read(load) if ranks.is_main else None))
     if loaded is None:
@@ -76,7 +76,7 @@ def restore_newest(
     return loaded.manifest
 
 
-def _read_on_all(
+def read_on_all(
     ranks: Ranks, read: Callable[[Callable[[Manifest], Loaded]], Loaded | None], load: Callable[[Manifest], Loaded]
 ) -> Loaded | None:
     """Read the newest checkpoint that is valid on all ranks, each its own pieces. Collective.

@@ -168,7 +168,7 @@ def test_a_model_directory_whose_second_file_fails_does_not_appear(
         raise CheckpointError("No space left on device")
 
     with monkeypatch.context() as failing:
-        failing.setattr(saved_model, "write_safetensors", fail)
+        failing.setattr(saved_model, "_save", fail)
         with pytest.raises(CheckpointError, match="No space left"):
             export(training.place, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
