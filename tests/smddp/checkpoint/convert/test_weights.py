@@ -319,7 +319,7 @@ def test_the_pieces_of_a_sharded_model_are_no_model(tmp_path: Path) -> None:
     fully_shard(module)
     torch.save(module.state_dict(), tmp_path / "w.pt")
     smddp.leave()
-    with pytest.raises(CheckpointError, match=r"w\.pt holds DTensors, so one rank's pieces .* full_state_dict=True"):
+    with pytest.raises(CheckpointError, match=r"w\.pt holds DTensors, so one rank's pieces .*full_state_dict=True"):
         load_weights(nn.Linear(3, 2), tmp_path / "w.pt")
 
 
