@@ -56,9 +56,9 @@ def export(
         source: A checkpoint store (the newest valid checkpoint is read) or one checkpoint, each a directory or
             ``s3://…``.
         destination: A local file or directory that does not exist yet.
-        format: ``model``: a directory with model.safetensors and model.pt, as `Trainer.save_model` writes it;
-            ``safetensors`` or ``torch``: one file; ``dcp``: a directory for ``dcp.load``. Default: by the
-            destination's suffix, and ``model`` without a suffix.
+        format: ``model``: a directory with model.safetensors and model.pt, or above 5 GB several safetensors files
+            with an index, as `Trainer.save_model` writes it; ``safetensors`` or ``torch``: one file; ``dcp``: a
+            directory for ``dcp.load``. Default: by the destination's suffix, and ``model`` without a suffix.
         parts: The parts to export. To ``safetensors`` and ``torch``, one part is written without its name; several
             parts, and any for ``dcp``, are written by name: ``{"model": …, "optimizer": …}``.
 

@@ -199,7 +199,7 @@ def _write_file(layout: Layout, tensors: Iterable[torch.Tensor], path: Path, fin
     """Write one safetensors file of the next tensors."""
     with _telling(final), path.open("wb") as file:
         file.write(layout.header)
-        for _, tensor in zip(layout.entries, tensors, strict=False):  # a model's tensors go on in the next file
+        for _, tensor in zip(layout.entries, tensors, strict=False):  # the next tensors are of the next file
             file.write(bytes_of(_on_the_cpu(tensor).contiguous()))
 
 
@@ -232,8 +232,9 @@ def _replacing(directory: Path, names: list[str], *, others: bool = False) -> It
             yield new
             for name in names:
                 flush(new / name)
-            if INDEX_NAME in names:  # an index never names files of two models
+            if INDEX_NAME in names:  # an index never names files of two models, after a crash of the machine, too
                 (directory / INDEX_NAME).unlink(missing_ok=True)
+                flush(directory)
             for name in names:
                 (new / name).replace(directory / name)
             for old in list(directory.iterdir()) if others else ():
