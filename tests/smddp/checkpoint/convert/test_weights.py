@@ -425,7 +425,6 @@ FIRST, SECOND = "model-00001-of-00003.safetensors", "model-00002-of-00003.safete
         (lambda _, path: (path / SECOND).write_bytes(b"\x00" * 9), "is not a safetensors file, or it is damaged"),
         (lambda files, _: files.clear(), "is not an index of safetensors files: it names none"),
     ],
-    ids=str,
 )
 def test_an_index_that_its_files_do_not_fit_is_refused(
     tmp_path: Path, change: Callable[[dict[str, str], Path], object], told: str
