@@ -19,7 +19,6 @@ from smddp.distributed.sharded import (
     ShardedModel,
     has_shards,
     is_flat,
-    whole_state,
     why_not_trainable,
 )
 
@@ -52,6 +51,5 @@ __all__ = [
     "sum_numbers_over_ranks",
     "sum_over_ranks",
     "tensors_of",
-    "whole_state",
     "why_not_trainable",
 ]

@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from smddp.distributed.membership import Membership
-from smddp.distributed.ranks import Ranks
 from smddp.distributed.replica import broadcast_alike, tensors_of
-from smddp.dtensor import is_dtensor, whole_values
+from smddp.dtensor import is_dtensor
 from smddp.job import Job
 from smddp.job.model_parallel import OTHER_DEGREES, SHARD_DEGREE, faults
 from smddp.process.terminal_text import describe
@@ -256,22 +255,6 @@ def _is_a(module: nn.Module, name: str) -> bool:
 def has_shards(module: nn.Module) -> bool:
     """Return whether `fully_shard` was applied to this module or a part of it."""
     return any(map(is_unit, module.modules()))
-
-
-def whole_state(module: nn.Module, ranks: Ranks) -> dict[str, Any]:
-    """Return a sharded module's state with all values of each tensor on rank 0, gathered one tensor at a time.
-
-    Collective. The other ranks' states have no DTensors.
-    """
-    state: dict[str, Any] = ranks.agree(module.state_dict)
-    for name, value in list(state.items()):
-        if is_dtensor(value):
-            whole = whole_values(value)
-            if ranks.is_main:
-                state[name] = whole.cpu()
-            else:
-                del state[name]
-    return state
 
 
 def why_not_trainable(module: nn.Module, world_size: int) -> str | None:

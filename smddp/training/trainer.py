@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from smddp.checkpoint.convert.saved_model import write_weights
 from smddp.checkpoint.run_state import Stateful
 from smddp.checkpoint.save.attempt import as_numbers
 from smddp.data.build_order import AnyDataset
@@ -31,11 +32,9 @@ from smddp.distributed import (
     join,
     sum_numbers_over_ranks,
     sum_over_ranks,
-    whole_state,
 )
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
-from smddp.job.saved_model import write_weights
 from smddp.metrics import Profile
 from smddp.metrics.metric_lines import check_names
 from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
@@ -424,7 +423,10 @@ class Trainer(TrainingLoop):
         return numbers
 
     def save_model(self, model: nn.Module | None = None) -> None:
-        """Write ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
+        """Write the weights to the job's model directory, by rank 0: ``model.safetensors`` and ``model.pt``.
+
+        All ranks call it. Weights of more than 5 GB are written as ``model-00001-of-00002.safetensors`` and so on, with
+        ``model.safetensors.index.json`` and without ``model.pt``. Of a sharded model, one tensor at a time is gathered.
 
         Args:
             model: The model to write instead of the trained one, such as ``trainer.ema``.
@@ -434,8 +436,8 @@ class Trainer(TrainingLoop):
         """
         self._trained.check_weights()
         module, ranks = self.module if model is None else unwrapped(model), self._membership.ranks
-        whole = whole_state(module, ranks) if has_shards(module) else None
-        ranks.on_main(lambda: write_weights(module.state_dict() if whole is None else whole, self._job.model_dir))
+        weights = ranks.agree(lambda: module.state_dict() if ranks.is_main or has_shards(module) else {})
+        write_weights(weights, self._job.model_dir, ranks)
         self._report.saved_model()
 
 
