@@ -201,3 +201,51 @@ def test_one_process_alone_gets_no_variables():
     environ: dict[str, str] = {}
     export_ranks(Cluster.detect({}), environ)
     assert environ == {}
+
+
+FINE_TUNING = """
+import os
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+import smddp
+
+def main(job):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokens = torch.arange(32).view(4, 8)
+    for tied in (True, False):
+        if job.cluster.is_main:
+            config = LlamaConfig(vocab_size=96, tie_word_embeddings=tied, **sizes)
+            LlamaForCausalLM(config).save_pretrained(f"tied-{tied}", max_shard_size="20KB")
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=96, tie_word_embeddings=tied, **sizes))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parallel = smddp.Sharded(wrap=(LlamaDecoderLayer,))
+        trainer = smddp.Trainer(job, model, optimizer, parallel=parallel, name=f"tied-{tied}", precision="fp32")
+        smddp.load_weights(trainer.module, f"tied-{tied}")
+        whole = AutoModelForCausalLM.from_pretrained(f"tied-{tied}")
+        with torch.no_grad():
+            assert trainer.model(input_ids=tokens).logits.equal(whole(input_ids=tokens).logits)
+        trainer.step(trainer.model(input_ids=tokens, labels=tokens).loss)
+        trainer.save_model()
+        whole(input_ids=tokens, labels=tokens).loss.backward()
+        torch.optim.SGD(whole.parameters(), lr=0.1).step()
+        directory = job.part(f"tied-{tied}").model_dir
+        if job.cluster.is_main:
+            model.config.save_pretrained(directory)
+            again = AutoModelForCausalLM.from_pretrained(directory)
+            assert torch.allclose(again(input_ids=tokens).logits, whole(input_ids=tokens).logits, atol=1e-5)
+            print("the same")
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_sharded_model_is_fine_tuned_from_a_directory_of_several_files(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FINE_TUNING)
+    command = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run", "train.py"]
+    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=110)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split("\n").count("the same") == 2
