@@ -33,9 +33,9 @@ test-docker: .venv/dev.stamp  ## whole jobs in containers: images, Local Mode, e
 	SMDDP_REQUIRE=docker,$(SMDDP_REQUIRE) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m docker $(PYTEST_ARGS)
 
 # How often is a variable for each option of `python -m tests.torture --help`: make torture KILLS=1000 SEED=7
-TORTURES := SEED KILLS KILLS_OF_TWO KILLED_SAVES DAMAGES CRASHES FAILED_SAVES S3_FAULTS RANK_FAILURES MEETINGS S3_MEETINGS \
-	INTERRUPTIONS PLATFORM_KILLS PLATFORM_RESTARTS JOBS_AT_ONCE STOP_RACES FUZZED_REQUESTS HANGS UNDISTURBED_STEPS \
-	FLIPPED_BITS COMPARED_STEPS GOODPUT_LIVES WARM_STARTS MEASUREMENTS
+TORTURES := SEED KILLS KILLS_OF_TWO KILLS_OF_SHARDED KILLED_SAVES DAMAGES CRASHES FAILED_SAVES S3_FAULTS RANK_FAILURES MEETINGS S3_MEETINGS \
+	INTERRUPTIONS RESHARDING_CHAINS PLATFORM_KILLS PLATFORM_RESTARTS JOBS_AT_ONCE STOP_RACES FUZZED_REQUESTS HANGS \
+	UNDISTURBED_STEPS FLIPPED_BITS COMPARED_STEPS GOODPUT_LIVES WARM_STARTS MEASUREMENTS
 torture: .venv/dev.stamp  ## the long forms of what docs/explanation/reliability.md promises; 40 minutes on a busy machine
 	$(BIN)/python -m tests.torture $(foreach name,$(TORTURES),$(if $($(name)),--$(shell echo $(name) | tr A-Z_ a-z-) $($(name))))
 
