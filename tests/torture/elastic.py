@@ -12,7 +12,6 @@ step.
 from __future__ import annotations
 
 import argparse
-import importlib
 import random
 import signal
 import sys
@@ -30,9 +29,9 @@ from smddp.checkpoint import list_checkpoints
 from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.stores import open_store
 from smddp.process.exit_codes import RESUMABLE
-from tests.ports import free_port
-from tests.torture.children import Child, be_a_parent, fork, kill, last_words, read_journal, torchrun_environ, wait
-from tests.torture.elastic_job import REPLICATED, RESHARDED, SAMPLES, STEPS_AN_EPOCH, Layout, live
+from tests.torture.children import Child, be_a_parent, kill, last_words, read_journal, wait
+from tests.torture.elastic_job import REPLICATED, RESHARDED, SAMPLES, STEPS_AN_EPOCH, live
+from tests.torture.layout import Layout
 from tests.torture.outcome import Outcome
 from tests.torture.stored_run import untrustworthy
 
@@ -41,8 +40,6 @@ GRACE_SECONDS = 30.0
 
 TOLERANCE = 1e-5
 """How far losses, weights and moments may be from those of one undisturbed process."""
-
-_LATE_IMPORTS = ("smddp.training", "smddp.distributed", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 
 @dataclass(slots=True)
@@ -107,12 +104,10 @@ class Expected:
 
     def __init__(self, directory: Path, epochs: int) -> None:
         be_a_parent()
-        for name in _LATE_IMPORTS:
-            importlib.import_module(name)
         self.epochs = epochs
         own = directory / "undisturbed"
         own.mkdir()
-        codes = wait([fork(lambda: live(own, 1, REPLICATED[0], epochs), own / "log-1-0")])
+        codes = wait(Layout().fork(lambda: live(own, 1, Layout(), epochs), own, "log-1"))
         assert codes == [0], last_words(own, "log-*")
         steps = [words for kind, *words in read_journal(own / "journal-1-0") if kind == "step"]
         self._losses = {int(step): float.fromhex(loss) for step, _, loss in steps}
@@ -185,15 +180,7 @@ class InterruptedJob:
         self._tally.changes += [layout] != self._lives[-1:] != []
         self._lives.append(layout)
         directory, life, epochs = self._directory, len(self._lives), self._expected.epochs
-        port = free_port()
-        return [
-            fork(
-                lambda: live(directory, life, layout, epochs),
-                directory / f"log-{life}-{rank}",
-                torchrun_environ(rank, layout.ranks, port),
-            )
-            for rank in range(layout.ranks)
-        ]
+        return layout.fork(lambda: live(directory, life, layout, epochs), directory, f"log-{life}")
 
     def _await_steps(self, steps: int, children: list[Child]) -> bool:
         """Return True once this life has taken so many steps, or False if a rank ended before."""

@@ -7,9 +7,8 @@ its size, but not what is far below its ``eps``. So rounding stays below 1e-9, a
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +17,11 @@ import smddp
 from smddp.job import Job
 from tests.torture.children import Journal
 from tests.torture.digest import digest
+from tests.torture.layout import Layout
 
 SAMPLES = 240
 GLOBAL_BATCH = 12
 STEPS_AN_EPOCH = SAMPLES // GLOBAL_BATCH
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """How many ranks there are, and among how many of them the weights are divided."""
-
-    ranks: int
-    shard: Literal["all"] | int | None = None
-    """As in `smddp.Sharded`; None: each rank has all weights."""
 
 
 REPLICATED = tuple(Layout(ranks=ranks) for ranks in (1, 2, 3, 4))

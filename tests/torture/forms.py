@@ -62,6 +62,12 @@ def kill_at_each_operation(count: int, _seed: int, directory: Path) -> tuple[Out
     return kill_at_each_operation(saves=count, directory=directory)
 
 
+def kill_sharded_at_each_operation(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.kill_points import SHARDED, kill_at_each_operation
+
+    return kill_at_each_operation(saves=count, directory=directory, layout=SHARDED)
+
+
 def damage(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
     from tests.torture.damage import damage_at_random
 
@@ -226,6 +232,13 @@ FORMS = (
         option="killed-saves",
         count=6,
         run=kill_at_each_operation,
+    ),
+    Form(
+        promises=("R2, R10", "R2, R10"),
+        title="the same, on each of two ranks that divide the state",
+        option="killed-sharded-saves",
+        count=3,
+        run=kill_sharded_at_each_operation,
     ),
     Form(promises=("R3",), title="damage to any byte", option="damages", count=5000, run=damage),
     Form(promises=("R4",), title="power lost after any operation", option="crashes", count=5000, run=lose_power),

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smddp.checkpoint import list_checkpoints
-from tests.ports import free_port
-from tests.torture.children import Child, be_a_parent, fork, kill, last_words, read_journal, torchrun_environ, wait
+from tests.torture.children import Child, be_a_parent, kill, last_words, read_journal, wait
+from tests.torture.layout import Layout
 from tests.torture.life import STEPS, live
 from tests.torture.outcome import Outcome
 
@@ -108,11 +108,7 @@ def _await_birth(run: Path, began: int, children: list[Child]) -> None:
 
 
 def _start(run: Path, ranks: int, sharded: bool) -> list[Child]:
-    port = free_port() if ranks > 1 else 0
-    return [
-        fork(lambda: live(run, sharded=sharded), run / f"log-{rank}", torchrun_environ(rank, ranks, port))
-        for rank in range(ranks)
-    ]
+    return Layout(ranks=ranks).fork(lambda: live(run, sharded=sharded), run, "log")
 
 
 def journal(run: Path, rank: int) -> list[list[str]]:
