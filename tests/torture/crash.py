@@ -163,7 +163,7 @@ def _live(root: Path, life: int, layout: Layout, actions: Sequence[_Action], rec
     for action in actions:
         step = run.step if action.again and run.step else run.step + 10
         record.fails_after = action.fails_after if rank == action.failing_rank else 0
-        with contextlib.suppress(CheckpointError):
+        with contextlib.suppress(*[CheckpointError] if action.fails_after else []):
             run.save(step)
 
 
