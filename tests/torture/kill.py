@@ -103,7 +103,7 @@ def _disturb(run: Path, kills: int, tally: Tally, chance: random.Random, ranks: 
 
 def _await_birth(run: Path, began: int, children: list[Child]) -> None:
     """Return once a life is in its steps, or has ended."""
-    while len(journal(run, 0)) == began and None in wait(children, 0.0):
+    while all(kind != "step" for kind, *_ in journal(run, 0)[began:]) and None in wait(children, 0.0):
         time.sleep(0.005)
 
 

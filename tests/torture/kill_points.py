@@ -51,7 +51,9 @@ def kill_at_each_operation(*, saves: int, directory: Path, layout: Layout = WHOL
     return first, second
 
 
-def kill_in_a_save(number: int, *, again: bool = False, directory: Path, layout: Layout = WHOLE) -> Outcome:
+def kill_in_a_save(
+    number: int, *, again: bool = False, directory: Path, layout: Layout = WHOLE, every: int = 1
+) -> Outcome:
     """Kill one save of a run at each of its operations, on each rank.
 
     Args:
@@ -59,6 +61,7 @@ def kill_in_a_save(number: int, *, again: bool = False, directory: Path, layout:
         again: save the last of these steps once more, instead of the next.
         directory: where to make others.
         layout: of the ranks that save.
+        every: from one operation that kills to the next.
     """
     before = [INTERVAL * (index + 1) for index in range(number)]
     step = INTERVAL * number if again else INTERVAL * (number + 1)
@@ -69,7 +72,7 @@ def kill_in_a_save(number: int, *, again: bool = False, directory: Path, layout:
         _save(prepared, before, layout, life=0)
     points, failures = _save(_copy(prepared, directory / f"{name}, whole"), [step], layout), []
     done = 0
-    for rank, point in ((rank, point) for rank, of_rank in enumerate(points) for point in range(of_rank)):
+    for rank, point in ((rank, point) for rank, of_rank in enumerate(points) for point in range(0, of_rank, every)):
         root = _copy(prepared, directory / f"{name}, {rank}, {point}")
         done += _kill_in_a_save(root, step, layout, rank, point)
         failures += [f"{name}, rank {rank} killed at {point}: {text}" for text in _aftermath(root, before, step)]
