@@ -97,6 +97,8 @@ def reshard(*, chains: int, seed: int, directory: Path, epochs: int = 1) -> tupl
 
 
 _LONGEST_CHAIN = 8  # interruptions an epoch
+_KILLED_EARLY = 0.1  # share of the lives
+_LONGEST_START = 2.0  # seconds to such a kill
 
 
 class Expected:
@@ -148,8 +150,9 @@ class InterruptedJob:
         goes_on, must_begin_at = True, 0
         while goes_on and not self._tally.failed:
             children = self._start()
-            interrupted = interruptions > 0 and self._await_steps(self._chance.randrange(9), children)
-            stops = interrupted and self._chance.random() < 0.5
+            early = self._chance.random() < _KILLED_EARLY
+            interrupted = interruptions > 0 and self._await_moment(children, early=early)
+            stops = interrupted and not early and self._chance.random() < 0.5
             if stops:
                 self._stop(children)
             elif interrupted:
@@ -182,8 +185,11 @@ class InterruptedJob:
         directory, life, epochs = self._directory, len(self._lives), self._expected.epochs
         return layout.fork(lambda: live(directory, life, layout, epochs), directory, f"log-{life}")
 
-    def _await_steps(self, steps: int, children: list[Child]) -> bool:
-        """Return True once this life has taken so many steps, or False if a rank ended before."""
+    def _await_moment(self, children: list[Child], *, early: bool) -> bool:
+        """Return True in one of this life's first steps, or before or in its load; False if a rank ended before."""
+        if early:
+            return None in wait(children[:1], self._chance.uniform(0.0, _LONGEST_START))
+        steps = self._chance.randrange(9)
         while [kind for kind, *_ in self._journal(rank=0)].count("step") < steps or not self._journal(rank=0):
             if None not in wait(children[:1], 0.005):
                 return False
