@@ -6,13 +6,16 @@ version (``estimators.sdk``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from estimators.errors import EstimatorError, Problem, error, nearest, warning
 from estimators.instances import instance_groups
 from smddp.container.command import PROCESSES_PER_HOST
+from smddp.job.model_parallel import SHARD_DEGREE, faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,34 @@ def uses_data_parallel_library(distribution: Mapping[str, Any] | None) -> bool:
     return _is_on(given.get("pytorchddp")) or _is_on(_mapping(given.get("smdistributed")).get("dataparallel"))
 
 
+def model_parallel_parameters(distribution: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the valid parameters of SMP v2 (``smdistributed.modelparallel`` under torchrun), or None."""
+    parameters = _parameters(_model_parallel(distribution))
+    if not _is_on(_mapping(distribution).get("torch_distributed")) or parameters is None or any(faults(parameters)):
+        return None
+    return parameters
+
+
+def _model_parallel(distribution: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the options of an enabled ``smdistributed.modelparallel``, or an empty mapping."""
+    options = _mapping(_mapping(_mapping(distribution).get("smdistributed")).get("modelparallel"))
+    return options if _is_on(options) else {}
+
+
+def _parameters(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the parameters in the options of modelparallel: a dict, or as the SDK takes it, the path of a JSON file.
+
+    Return None for anything else, and without options.
+    """
+    stated = options.get("parameters", {} if options else None)
+    if isinstance(stated, str):
+        try:
+            stated = json.loads(Path(stated).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+    return stated if isinstance(stated, Mapping) else None
+
+
 def trained_groups(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the job's instance groups whose hosts get ranks: all of them if the distribution names none."""
     given = _mapping(arguments.get("distribution"))
@@ -142,6 +173,7 @@ def check(distribution: Mapping[str, Any] | None) -> Iterator[Problem]:
             f"{one.key} beside {other.key}: only one of them can start the ranks, the other is dropped in silence",
             "Keep one of the two.",
         )
+    yield from _check_model_parallel(given, {kind.key for kind in enabled})
     if "parameter_server" in {kind.key for kind in enabled}:
         yield warning(
             "distribution",
@@ -178,6 +210,28 @@ def _check_key(key: str, options: Any) -> Iterator[Problem]:
         elif "processes_per_host" in options and options.get("enabled") is False:
             remedy = f"For torchrun, give it as the hyperparameter {PROCESSES_PER_HOST}."
             yield error(where, "processes_per_host of mpi does nothing, for mpi is off", remedy)
+
+
+def _check_model_parallel(given: Mapping[str, Any], enabled: Collection[str]) -> Iterator[Problem]:
+    where, options = "distribution", _model_parallel(given)
+    if not options:
+        return
+    parameters = _parameters(options)
+    if parameters is None:
+        found = f"parameters of modelparallel is {options.get('parameters')!r:.100}"
+        yield error(where, found, "Give a dict, or the path of a JSON file with one.")
+    elif "torch_distributed" in enabled:
+        for found, remedy in faults(parameters):
+            yield error(where, f"modelparallel: {found}", remedy)
+        if not parameters:
+            found = "modelparallel has no parameters: the SDK sends nothing of it, so smddp would train by DDP"
+            yield warning(where, found, f"Give one, such as {{{SHARD_DEGREE!r}: 0}}, which is SMP's default.")
+    elif "mpi" not in enabled:
+        found = "modelparallel without torch_distributed: each host would run the script once, by itself"
+        yield error(where, found, "Add 'torch_distributed': {'enabled': True}.")
+    elif SHARD_DEGREE in parameters:
+        found = f"{SHARD_DEGREE} beside mpi: mpirun starts SMP v1, which has no such parameter"
+        yield error(where, found, "Use torch_distributed instead of mpi.")
 
 
 def _clash(one: DistributionKind, other: DistributionKind, given: Mapping[str, Any]) -> bool:

@@ -58,6 +58,12 @@ EXAMPLES = {
         score="test_loss",
         title="Python's language reference, a GPT of 4 layers",
     ),
+    "language_model": Example(
+        script="language_model.py",
+        arguments=("--steps", "400"),
+        score="test_loss",
+        title="Python's language reference, a sharded decoder of 4 layers",
+    ),
     "transfer_learning": Example(
         script="transfer_learning.py",
         arguments=("--epochs", "5", "--batch-size", "64", "--workers", "0"),
@@ -127,9 +133,13 @@ def write_fashion(directory: Path, *, train: int = 4000, test: int = 1000) -> No
 
 
 if __name__ == "__main__":
-    for data in ("digits", "fashion"):
-        (RUNS / data).mkdir(parents=True, exist_ok=True)
-    write_digits(RUNS / "digits" / "digits.npz")
-    write_fashion(RUNS / "fashion")
-    for name in sys.argv[1:] or EXAMPLES:
+    names = sys.argv[1:] or [*EXAMPLES]
+    channels = {EXAMPLES[name].channel for name in names} - {None}
+    for channel in channels:
+        channel.mkdir(parents=True, exist_ok=True)
+    if RUNS / "digits" in channels:
+        write_digits(RUNS / "digits" / "digits.npz")
+    if RUNS / "fashion" in channels:
+        write_fashion(RUNS / "fashion")
+    for name in names:
         draw(EXAMPLES[name], train(name, EXAMPLES[name]), HERE / f"{name}.png")

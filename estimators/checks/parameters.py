@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any
 
 from estimators.checks import aws_limits
-from estimators.distribution import trained_groups, uses_data_parallel_library
+from estimators.distribution import model_parallel_parameters, trained_groups, uses_data_parallel_library
 from estimators.errors import Problem, error, warning
 from estimators.instances import instance_groups, instance_preferences, request_form
 from estimators.request_rules import LONGEST_RUNTIME
 from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST, check_processes, check_settings
 from smddp.container.contract import fault_of_hyperparameter
 from smddp.errors import JobError
+from smddp.job.model_parallel import degree_fault
 
 Arguments = Mapping[str, Any]
 
@@ -216,6 +217,13 @@ def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]
             f"SMDDP does not run on {instance_type}",
             f"It runs on {', '.join(supported)}. Use 'torchrun' (NCCL) on any other.",
         )
+
+
+def check_degrees(arguments: Arguments, ranks: int) -> Iterator[Problem]:
+    """Yield a degree of ``smdistributed.modelparallel`` by which a job's ranks can't be divided."""
+    if fault := degree_fault(model_parallel_parameters(arguments.get("distribution")) or {}, ranks):
+        found, remedy = fault
+        yield error("distribution", f"modelparallel: {found}", remedy)
 
 
 def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | None]) -> Iterator[Problem]:

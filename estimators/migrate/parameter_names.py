@@ -118,7 +118,7 @@ NO_PLACE: Mapping[str, str] = {
     "training_image_config": "Give the Estimator training_repository_access_mode, and the credentials provider's ARN.",
     "input_s3_key_prefix": "Give the Estimator code_location.",
     "local_container_root": "Remove it.",
-    "smp": "The model-parallel library is the distribution dict of V2: see docs/how-to/distributions.md.",
+    "smp": "Give the Estimator distribution with smdistributed.modelparallel: see docs/how-to/sharded-model.md.",
 }
 """Parameters of ModelTrainer that the Estimator has in no such form, and what to do."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
 from estimators.checks import aws_limits, channels, local_jobs, parameters
-from estimators.checks.script import imports
+from estimators.checks.script import imports, model_parallel
 from estimators.checks.script.facts import ScriptFacts
 from estimators.errors import Problem, error, nearest
 from estimators.local_mode.request import build_local
@@ -25,6 +25,7 @@ from estimators.request.backend import Backend
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, build, build_recipe
 from estimators.request.large_hyperparameters import check_bundled
+from smddp.job import CHECKPOINT_URI_VARIABLE
 from smddp.script_syntax import is_installed_here
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         *_problems(job, arguments, call, session),
         *check_bundled(job.bundled, job.source),
         *_script_problems(script, topology, arguments, call),
+        *_model_parallel_problems(job, script, topology, session),
         *_import_problems(job, script, session),
         *global_batch.check(batch, topology),
     ]
@@ -121,7 +123,30 @@ def _script_problems(
     if script is not None:
         names = channels.names(arguments, call.inputs)
         own_image = "image_uri" in arguments
-        yield from script.check(channels=names, has_gpus=topology.has_gpus, own_image=own_image)
+        variables = arguments.get("environment")
+        saves_to_s3 = isinstance(variables, Mapping) and CHECKPOINT_URI_VARIABLE in variables
+        shares = topology.hosts_with_ranks == 1 or saves_to_s3 or "checkpoint_s3_uri" in arguments
+        yield from script.check(
+            channels=names, has_gpus=topology.has_gpus, shares_checkpoints=shares, own_image=own_image
+        )
+
+
+def _model_parallel_problems(
+    job: CompletedJob, script: ScriptFacts | None, topology: Topology, session: Session | None
+) -> Iterator[Problem]:
+    from estimators.sdk import sessions, training_images
+
+    arguments = job.arguments
+    if distribution.model_parallel_parameters(arguments.get("distribution")) is None:
+        return
+    if script is not None:
+        version = arguments.get("framework_version") if job.chosen is not None else None
+        yield from model_parallel.check(script.modules, aws_version=version)
+    types = [name for _, name in (*topology.hosts, *topology.instead)]
+    gpus = {training_images.gpus_of(name, sessions.region(session) or "") for name in types if isinstance(name, str)}
+    on_each = topology.processes_per_host or (gpus.pop() if len(gpus) == 1 else None)
+    if on_each and topology.hosts_with_ranks:
+        yield from parameters.check_degrees(arguments, on_each * topology.hosts_with_ranks)
 
 
 def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Session | None) -> Iterator[Problem]:

@@ -14,14 +14,14 @@ try:
     with without_maintenance_notice(), program_kept():
         if installed() == "V2":
             import sagemaker.experiments  # noqa: F401 - PyTorch.fit would load it, and with it set up the root logger
-            from sagemaker import fw_utils, git_utils, image_uris
+            from sagemaker import fw_utils, git_utils, image_uris, instance_types_gpu_info
             from sagemaker.config import config_schema, load_sagemaker_config
             from sagemaker.local.utils import check_for_studio
             from sagemaker.session import Session
             from sagemaker.utils import format_tags, get_config_value
             from sagemaker.workflow import is_pipeline_variable
         else:
-            from sagemaker.core import fw_utils, git_utils, image_uris
+            from sagemaker.core import fw_utils, git_utils, image_uris, instance_types_gpu_info
             from sagemaker.core.common_utils import format_tags, get_config_value
             from sagemaker.core.config import config_schema, load_sagemaker_config
             from sagemaker.core.helper.session_helper import Session
@@ -44,6 +44,7 @@ __all__ = [
     "get_config_value",
     "git_utils",
     "image_uris",
+    "instance_types_gpu_info",
     "is_pipeline_variable",
     "load_sagemaker_config",
 ]

@@ -14,7 +14,7 @@ from typing import Any
 from packaging.version import Version
 
 from estimators.instances import deciding_type, for_pytorch, instance_groups
-from estimators.sdk.library import fw_utils, image_uris
+from estimators.sdk.library import fw_utils, image_uris, instance_types_gpu_info
 from estimators.sdk.quiet import without_log
 
 
@@ -189,3 +189,9 @@ def _as_validated(distribution: Mapping[str, Any]) -> dict[str, Any]:
 def data_parallel_instance_types() -> tuple[str, ...]:
     """Return the instance types on which SMDDP runs according to the SDK, which lists but never checks them."""
     return tuple(fw_utils.SM_DATAPARALLEL_SUPPORTED_INSTANCE_TYPES)
+
+
+def gpus_of(instance_type: str, region: str) -> int | None:
+    """Return the number of GPUs of an instance type, or None if the SDK does not know it."""
+    count: int | None = instance_types_gpu_info.retrieve(region).get(instance_type, {}).get("Count")
+    return count

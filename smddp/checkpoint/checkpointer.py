@@ -158,8 +158,8 @@ class Checkpointer:
         if (name := next((name for name, part in self._state.items() if is_in_pieces(part)), None)) is not None:
             raise CheckpointError(
                 f"each rank has pieces of {name!r}, and share={self._share!r} lets only {len(group.writers)} of "
-                f'{world_size} ranks write: give share="all", and a location in S3 or on a file system that all nodes '
-                "share"
+                f'{world_size} ranks write: give the job a checkpoint_s3_uri, or share="all" and a location in S3 or '
+                "on a file system that all nodes share"
             )
 
     def load(self, *, kept: Collection[str] = ()) -> Manifest | None:

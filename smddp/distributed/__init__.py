@@ -7,6 +7,7 @@ from smddp.distributed.collectives import (
 )
 from smddp.distributed.ddp_options import DDPOptions, PowerSGD
 from smddp.distributed.device import cast, move
+from smddp.distributed.dividing import divide_copy, place
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
 from smddp.distributed.ranks import Agreement, Decision, PeerFailedError, Ranks, StopQuestion
@@ -16,11 +17,8 @@ from smddp.distributed.script_ranks import detect_cluster
 from smddp.distributed.sharded import (
     Sharded,
     ShardedModel,
-    check_layers,
     has_shards,
     is_flat,
-    shard,
-    whole_state,
     why_not_trainable,
 )
 
@@ -39,9 +37,9 @@ __all__ = [
     "ShardedModel",
     "StopQuestion",
     "cast",
-    "check_layers",
     "current_membership",
     "detect_cluster",
+    "divide_copy",
     "gather_over_ranks",
     "has_shards",
     "is_communication_error",
@@ -49,10 +47,9 @@ __all__ = [
     "join",
     "leave",
     "move",
-    "shard",
+    "place",
     "sum_numbers_over_ranks",
     "sum_over_ranks",
     "tensors_of",
-    "whole_state",
     "why_not_trainable",
 ]

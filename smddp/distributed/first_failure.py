@@ -53,8 +53,8 @@ SAME_STEPS = (
 )
 """What to do if ranks take different numbers of steps."""
 SAME_COLLECTIVES = (
-    "All ranks must enter the same collectives in one order: look for a step, a save or a collective that only some "
-    "ranks take"
+    "All ranks must enter the same collectives in one order: look for a step, a save, a call of a sharded "
+    "model, or another collective that only some ranks take"
 )
 """What to do if ranks enter different collectives."""
 _NO_ANSWER = (

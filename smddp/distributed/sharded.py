@@ -10,27 +10,24 @@ FSDP's classes are recognized by name: importing them takes a second.
 
 from __future__ import annotations
 
-import importlib
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
+from torch import nn
 
 from smddp.distributed.membership import Membership
-from smddp.distributed.ranks import Ranks
 from smddp.distributed.replica import broadcast_alike, tensors_of
-from smddp.dtensor import is_dtensor, whole_values
-from smddp.process.terminal_text import counted, describe
+from smddp.dtensor import is_dtensor
+from smddp.job import Job
+from smddp.job.model_parallel import OTHER_DEGREES, SHARD_DEGREE, faults
+from smddp.process.terminal_text import describe
 
 logger = logging.getLogger(__name__)
 
+_GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SHOWN = 5
 
 
@@ -63,6 +60,10 @@ class Sharded:
     """Whether each rank frees a layer's gathered weights after the forward pass, and gathers them again in the backward
     pass. False needs memory for all weights in a step, and sends a third less."""
 
+    gather_as: Literal["bf16", "fp16"] | None = None
+    """The type in which the layers of ``wrap`` are gathered, which must be the Trainer's precision: half the memory,
+    and half of what is sent. Each rank's pieces and the averages of gradients stay float32. None gathers float32."""
+
     def __post_init__(self) -> None:
         if isinstance(self.wrap, str) or not isinstance(self.wrap, Sequence):
             raise TypeError(f"wrap is {describe(self.wrap)}: give a tuple of classes, such as wrap=(Block,)")
@@ -76,6 +77,73 @@ class Sharded:
             raise ValueError(f'shard={self.shard!r}: give "all", "host", or a number of ranks, 1 or more')
         if type(self.reshard_after_forward) is not bool:
             raise ValueError(f"reshard_after_forward={self.reshard_after_forward!r}: give True or False")
+        if self.gather_as not in (None, *_GATHERED):
+            raise ValueError(f"gather_as={self.gather_as!r}: give 'bf16', 'fp16' or None")
+
+    @property
+    def gathered_type(self) -> torch.dtype | None:
+        """The type in which layers are gathered; None for their own."""
+        return None if self.gather_as is None else _GATHERED[self.gather_as]
+
+    @classmethod
+    def from_job(
+        cls,
+        job: Job,
+        *,
+        wrap: Sequence[type[nn.Module]],
+        shard: Literal["all", "host"] | int = "all",
+        reshard_after_forward: bool = True,
+        gather_as: Literal["bf16", "fp16"] | None = None,
+    ) -> Sharded:
+        """Return the options that a job asks for by ``smdistributed.modelparallel``, with ``shard`` by its degree.
+
+        Args:
+            job: The job, whose ``hybrid_shard_degree`` is the number of ranks that the weights are divided among: all
+                of them, with a warning, if the degree is larger than the number of ranks.
+            wrap: As in `Sharded`.
+            shard: As in `Sharded`, for a job without a degree: without modelparallel, or with SMP's default of 0.
+            reshard_after_forward: As in `Sharded`.
+            gather_as: As in `Sharded`.
+
+        Examples:
+            >>> given = {"SMDDP_RUN_DIR": "/tmp/run-7", "SM_HP_MP_PARAMETERS": '{"hybrid_shard_degree": 1}'}
+            >>> Sharded.from_job(Job.detect(given), wrap=(nn.TransformerEncoderLayer,)).shard
+            1
+
+        Raises:
+            ValueError: The job asks for tensor, context or expert parallelism, or a parameter is unknown or out of
+                range.
+            TypeError: ``wrap`` has something other than classes of modules.
+        """
+        parameters = job.mp_parameters or {}
+        for found, remedy in faults(parameters):
+            raise ValueError(f"mp_parameters of the job: {found}. {remedy}")
+        for name in OTHER_DEGREES:
+            if (degree := parameters.get(name, 1)) > 1:
+                raise ValueError(
+                    f"the job asks for {name}={degree}, and smddp divides weights alone: give 1, and a larger "
+                    f"{SHARD_DEGREE}, or train with AWS's torch.sagemaker instead of smddp.Trainer"
+                )
+        degree, ranks = parameters.get(SHARD_DEGREE, 0), job.cluster.world_size
+        if job.cluster.is_main:
+            _log_differences(job.mp_parameters, degree, ranks)
+        if degree:
+            shard = "all" if degree > ranks else int(degree)
+        return cls(wrap=wrap, shard=shard, reshard_after_forward=reshard_after_forward, gather_as=gather_as)
+
+
+def _log_differences(parameters: Mapping[str, Any] | None, degree: int, ranks: int) -> None:
+    if parameters is None:
+        logger.info("the job has no mp_parameters: the script alone decides how its weights are divided")
+        return
+    if 1 < ranks < degree:
+        logger.warning(
+            "the job asks for %s=%d, and has %d ranks: the weights are divided among all", SHARD_DEGREE, degree, ranks
+        )
+    known = (SHARD_DEGREE, *OTHER_DEGREES)
+    ignored = [f"{name}={value}" for name, value in parameters.items() if name not in known and value is not False]
+    if ignored:
+        logger.warning("smddp ignores %s of mp_parameters: only AWS's torch.sagemaker has it", ", ".join(ignored))
 
 
 class ShardedModel(nn.Module):
@@ -96,7 +164,7 @@ class ShardedModel(nn.Module):
         super().__init__()
         self.module = module
         self._units: list[Any] = [each for each in sharded.modules() if is_unit(each)]
-        self._sharded = sharded
+        self._sharded = (sharded,)  # in a tuple: its weights are registered once, by `module`
         self._membership = membership
         self._accumulates = accumulates
         self._syncs = True
@@ -147,9 +215,9 @@ class ShardedModel(nn.Module):
 
     def _check_added(self) -> None:
         """Raise ValueError for a trainable weight that is not divided: its gradient would differ by rank."""
-        layout = [(id(weight), weight.requires_grad) for weight in tensors_of(self._sharded)[0]]
+        layout = [(id(weight), weight.requires_grad) for weight in tensors_of(*self._sharded)[0]]
         if layout != self._layout:
-            if (why := why_not_trainable(self._sharded, self._membership.cluster.world_size)) is not None:
+            if (why := why_not_trainable(*self._sharded, self._membership.cluster.world_size)) is not None:
                 raise ValueError(
                     f"{why}: make, replace and unfreeze the layers of a sharded model before the Trainer is made"
                 )
@@ -157,7 +225,7 @@ class ShardedModel(nn.Module):
 
     def share_buffers(self) -> None:
         """Give all ranks the current buffers of rank 0; all must call it."""
-        _, buffers = tensors_of(self._sharded)
+        _, buffers = tensors_of(*self._sharded)
         for _ in broadcast_alike(each for each in buffers if not is_dtensor(each)):
             pass
 
@@ -168,51 +236,6 @@ class ShardedModel(nn.Module):
             "backward pass of the step's last micro-batch: give the dataset to trainer.loader(), whose steps are "
             "whole, or let the loader give a multiple of accumulate= batches"
         )
-
-
-def shard(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer], membership: Membership) -> None:
-    """Divide a module's weights among the ranks, which all begin with those of rank 0, and tell the optimizers.
-
-    It moves the module to the rank's device, a layer at a time. Raise ValueError if it can't be divided so.
-    """
-    ranks = membership.ranks
-
-    def check() -> tuple[tuple[int, ...], list[nn.Module]]:
-        if not hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard"):
-            raise ValueError(f"parallel=Sharded(...) needs PyTorch 2.6 or later; this is {torch.__version__}")
-        return _mesh_shape(options, membership), check_layers(options, module, optimizers)
-
-    mesh_shape, units = ranks.agree(check)
-    layouts = ranks.gather(lambda: _layout(module))
-    if other := [rank for rank, each in enumerate(layouts) if each != layouts[0]]:
-        raise ValueError(
-            f"the model of rank {other[0]} has other weights than that of rank 0, by names, shapes, types, or by which "
-            "are frozen: make the same model on all ranks"
-        )
-    for tensor in (*tensors_of(module)[0], *tensors_of(module)[1]):
-        _take_from_main(tensor, membership)
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    names = ("replicate", "shard")[-len(mesh_shape) :]
-    mesh = init_device_mesh(membership.device.type, mesh_shape, mesh_dim_names=names)
-    before = dict(module.named_parameters())
-    for unit in reversed(units):  # a module's parts come after it, and are sharded before it
-        fully_shard(unit, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
-    # PyTorch keeps what is outside of the layers gathered until the backward pass, in which it is needed first.
-    outer: dict[str, Any] = {} if options.reshard_after_forward else {"reshard_after_forward": False}
-    fully_shard(module, mesh=mesh, **outer)
-    after = dict(module.named_parameters())
-    new = {id(weight): after[name] for name, weight in before.items()}
-    for name, weight in before.items():
-        for key, value in vars(weight).items():  # marks of the script, such as whether a weight decays
-            after[name].__dict__.setdefault(key, value)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [new.get(id(each), each) for each in group["params"]]
-    if membership.cluster.is_main:
-        copies = f", in {mesh_shape[0]} copies" if len(mesh_shape) > 1 else ""
-        logger.info("the weights are divided among %d ranks%s, by %d layers", mesh_shape[-1], copies, len(units))
 
 
 def is_unit(module: nn.Module) -> bool:
@@ -234,22 +257,6 @@ def has_shards(module: nn.Module) -> bool:
     return any(map(is_unit, module.modules()))
 
 
-def whole_state(module: nn.Module, ranks: Ranks) -> dict[str, Any]:
-    """Return a sharded module's state with all values of each tensor on rank 0, gathered one tensor at a time.
-
-    Collective. The other ranks' states have no DTensors.
-    """
-    state: dict[str, Any] = ranks.agree(module.state_dict)
-    for name, value in list(state.items()):
-        if is_dtensor(value):
-            whole = whole_values(value)
-            if ranks.is_main:
-                state[name] = whole.cpu()
-            else:
-                del state[name]
-    return state
-
-
 def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
     """Describe, for people, why the ranks would not average all gradients of a module that is divided; else None."""
     for name, part in module.named_modules():
@@ -267,93 +274,3 @@ def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
         elif sum(not each.is_replicate() for each in weight.placements) > 1:  # type: ignore[attr-defined]
             return f"{name} is divided along two dimensions of the mesh, as by tensor parallelism"
     return None
-
-
-def _mesh_shape(options: Sharded, membership: Membership) -> tuple[int, ...]:
-    cluster = membership.cluster
-    named = {"all": cluster.world_size, "host": cluster.local_world_size}
-    count = options.shard if isinstance(options.shard, int) else named[options.shard]
-    if cluster.world_size % count:
-        raise ValueError(
-            f"shard={options.shard!r} divides the weights among {count} ranks, and {cluster.world_size} ranks are no "
-            "multiple of that"
-        )
-    return (count,) if count == cluster.world_size else (cluster.world_size // count, count)
-
-
-def check_layers(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer]) -> list[nn.Module]:
-    """Return the layers of a module that are gathered one at a time.
-
-    Raise ValueError if there are none, or if the weights can't be divided, on one rank, too.
-    """
-    units = [each for each in module.modules() if isinstance(each, tuple(options.wrap)) and each is not module]
-    if lists := [each for each in units if type(each).forward is nn.Module.forward]:
-        name = type(lists[0]).__name__
-        raise ValueError(f"wrap has {name}, which has no forward(): give the class of the layers that it holds")
-    if units:
-        _check(module, units, optimizers)
-    else:
-        asked = ", ".join(each.__name__ for each in options.wrap)
-        candidates = Counter(type(each).__name__ for each in _layers(module)).most_common(_SHOWN)
-        known = (
-            ", ".join(f"{name} ({counted(count, 'time')})" for name, count in candidates) or "no layers with weights"
-        )
-        raise ValueError(f"wrap={asked}: the model holds no module of that class. It holds {known}")
-    return units
-
-
-def _check(module: nn.Module, units: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-    """Raise ValueError for weights that can't be divided, or whose meaning would be lost."""
-    of_units = {id(each) for each in units}
-    names = [name for name, each in module.named_modules() if id(each) in of_units]
-    first: dict[int, tuple[str, str]] = {}
-    for name, weight in module.named_parameters(remove_duplicate=False):
-        if weight.is_meta or is_lazy(weight):
-            raise ValueError(
-                f"{name} has no values yet ({'on the meta device' if weight.is_meta else 'a lazy layer'}): "
-                "parallel=Sharded(...) divides the values that the script has made"
-            )
-        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):  # noqa: SLF001
-            raise ValueError(
-                f"{name} has hooks on its gradient, and a sharded model has other parameters, without them: leave the "
-                "hooks out, or shard the model by torch's fully_shard before you register them"
-            )
-        owner = max((each for each in names if name.startswith(f"{each}.")), key=len, default="")
-        tied, other = first.setdefault(id(weight), (name, owner))
-        if owner != other:
-            raise ValueError(
-                f"{name} is the same weight as {tied}, and wrap= puts them into different layers, each of which would "
-                "be gathered alone: leave the class of such a layer out of wrap="
-            )
-    for optimizer in optimizers:
-        if optimizer.state:
-            raise ValueError(
-                f"the optimizer ({type(optimizer).__name__}) has a state already, which is not divided: give one that "
-                "has taken no step, and that makes its state in its first step, such as AdamW or SGD"
-            )
-
-
-def _layout(module: nn.Module) -> list[tuple[str, tuple[int, ...], str, bool]]:
-    """Return what must be the same on all ranks before they exchange weights."""
-    weights = [
-        (name, tuple(each.shape), str(each.dtype), each.requires_grad) for name, each in module.named_parameters()
-    ]
-    return weights + [(name, tuple(each.shape), str(each.dtype), False) for name, each in module.named_buffers()]
-
-
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that a list or a sequence of the model holds, which have weights; without any, all modules."""
-    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
-    layers = [layer for each in lists for layer in each] or [each for each in module.modules() if each is not module]
-    return (each for each in layers if next(each.parameters(), None) is not None)
-
-
-def _take_from_main(tensor: Tensor, membership: Membership) -> None:
-    """Give a tensor the values of rank 0; collective. A model on the CPU may be larger than the rank's device."""
-    values = tensor.detach().contiguous()
-    if values.is_cpu:
-        membership.ranks.broadcast([values])
-    else:
-        dist.broadcast(values, src=0)
-    if values.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(values)

@@ -21,6 +21,7 @@ from smddp.cluster import OF_RUN_DIRECTORY, Cluster, without_run_variables
 from smddp.errors import JobError
 from smddp.job.channels import Channels, Inputs, read_inputs
 from smddp.job.hyperparameters import decode_untyped, with_bundled
+from smddp.job.model_parallel import MP_PARAMETERS
 from smddp.path_text import shown_path
 from smddp.secret_text import masked_repr
 
@@ -32,6 +33,8 @@ CHECKPOINT_URI_VARIABLE = "SMDDP_CHECKPOINT_S3_URI"
 MAX_STEPS_VARIABLE = "SMDDP_MAX_STEPS"
 """The variable with the number of optimizer steps after which a Trainer's loops end, whatever the script says: for
 tests of a job."""
+
+_MP_VARIABLE = f"SM_HP_{MP_PARAMETERS.upper()}"
 
 _stop_question: Callable[[], bool] | None = None
 
@@ -59,6 +62,8 @@ class Job:
     hyperparameters: Mapping[str, Any]
     """The user's hyperparameters without types: parsed if they are JSON. Outside of a job, only SM_HPS has any;
     `smddp.run` adds all fields of the script's dataclass."""
+    mp_parameters: Mapping[str, Any] | None
+    """The parameters of ``smdistributed.modelparallel``, if the job asks for it; otherwise None."""
     inputs: Inputs
     """Each channel's mode and location, pipes included."""
     channels: Channels
@@ -121,11 +126,13 @@ class Job:
         checkpoints = read_object(config / "checkpointconfig.json") or {}
         direct_uri = direct_checkpoint_uri(environ)
         inputs = read_inputs(_input_configuration(config, environ), input_dir, environ)
+        given = with_bundled(_given(config / "hyperparameters.json", environ), base)
         return cls(
             name=environ.get("TRAINING_JOB_NAME") or environ.get("SAGEMAKER_JOB_NAME") or base.name,
             on_sagemaker=on_sagemaker,
             cluster=Cluster.detect(environ) if cluster is None else cluster,
-            hyperparameters=decode_untyped(with_bundled(_given(config / "hyperparameters.json", environ), base)),
+            hyperparameters=decode_untyped(given),
+            mp_parameters=_mp_parameters(given, environ),
             inputs=inputs,
             channels=Channels.of(inputs),
             input_dir=input_dir,
@@ -256,6 +263,8 @@ def with_run_variables(
     output_dir = Path(environ.get("SM_OUTPUT_DIR") or directory / "output")
     config = input_dir / "config"
     inputs = read_inputs(_input_configuration(config, environ), input_dir, environ)
+    given = _given(config / "hyperparameters.json", environ)
+    parameters = _mp_parameters(given, environ)
     values = {
         "SM_MODEL_DIR": str(directory / "model"),
         "SM_OUTPUT_DIR": str(output_dir),
@@ -264,12 +273,15 @@ def with_run_variables(
         "SM_INPUT_CONFIG_DIR": str(config),
         "SM_CHANNELS": json.dumps(sorted(inputs)),
         **{f"SM_CHANNEL_{name.upper()}": str(one.path) for name, one in inputs.items()},
-        "SM_HPS": json.dumps(decode_untyped(_given(config / "hyperparameters.json", environ))),
+        "SM_HPS": json.dumps(decode_untyped(given)),
         "SM_HOSTS": json.dumps(list(hosts)),
         "SM_CURRENT_HOST": host,
         "SM_NUM_GPUS": str(gpus),
         "SM_NUM_CPUS": str(os.cpu_count()),
     }
+    if parameters is not None:
+        values["SM_HPS"] = json.dumps({**decode_untyped(given), MP_PARAMETERS: parameters})
+        values[_MP_VARIABLE] = json.dumps(parameters)
     added = {name: value for name, value in values.items() if name not in environ}
     return {**environ, **added, OF_RUN_DIRECTORY: ",".join(added)}
 
@@ -308,6 +320,14 @@ def _given(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:
         # SM_HPS has parsed values. Encode them as JSON text again, as in the file, so that they are parsed once.
         return {key: json.dumps(value) for key, value in _parse_object(environ["SM_HPS"], "SM_HPS").items()}
     return given or {}
+
+
+def _mp_parameters(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any] | None:
+    text = given.get(MP_PARAMETERS, environ.get(_MP_VARIABLE) or None)
+    if text is None:
+        return None
+    value = decode_untyped({"": text})[""]
+    return value if isinstance(value, dict) else _parse_object(str(value), MP_PARAMETERS)
 
 
 def _input_configuration(config: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:

@@ -6,12 +6,15 @@ rest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from smddp.checkpoint import Retention
 from smddp.checkpoint.parts.script_options import OnChange
 from smddp.job import Job
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +86,17 @@ class CheckpointPolicy:
         if self.share is not None:
             return self.share
         return "node" if job.checkpoint_location == str(job.checkpoint_dir) else "all"
+
+    def reached_by_all(self, job: Job) -> Job:
+        """Return the job for a model of which each host has pieces: the ranks save to the job's place in S3 themselves.
+
+        SageMaker would copy each host's directory there, and no host has a whole checkpoint.
+        """
+        if self.share is not None or job.cluster.node_count == 1 or not job.checkpoints_are_copied:
+            return job
+        if job.cluster.is_main:
+            logger.info("each host has pieces of the model: the ranks save them to %s", job.checkpoint_s3_uri)
+        return replace(job, checkpoints_are_copied=False)
 
     def seconds_between_failures(self, nodes: int) -> float:
         """Return the expected seconds between failures of a job on this many nodes."""

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from smddp.distributed import tensors_of
+from smddp.distributed import has_shards, tensors_of
+from smddp.dtensor import local_values
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ class ExponentialMovingAverage(AveragedModel):
     ``num_batches_tracked``, are copied. A layer that is added or replaced later begins as a copy. Making it raises
     ValueError for a decay outside of 0 to 1, and for float16 or bfloat16 weights, which are too coarse.
 
+    A module whose weights are divided among the ranks can't be copied: ``outline`` is a copy of it without values, to
+    be divided in the same way. It follows changes of buffers, and refuses other layers.
+
     Examples:
         >>> model = nn.Linear(2, 1)
         >>> average = ExponentialMovingAverage(model, 0.9)
@@ -36,12 +40,12 @@ class ExponentialMovingAverage(AveragedModel):
         True
     """
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
+    def __init__(self, module: nn.Module, decay: float, outline: nn.Module | None = None) -> None:
         if not isinstance(decay, int | float) or not 0 < decay < 1:
             raise ValueError(f"ema={decay!r}: give the decay, a number between 0 and 1, such as 0.999")
         _check_weights(module, decay)
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        super().__init__(module, multi_avg_fn=self._average)
+        super().__init__(module if outline is None else outline, multi_avg_fn=self._average)
         self._decay = decay
         self.n_averaged: Tensor = self.n_averaged.cpu()  # read at each update
         self.requires_grad_(False).eval()
@@ -56,12 +60,13 @@ class ExponentialMovingAverage(AveragedModel):
             self._follow(model)
         kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         for average, value in zip(chain(*tensors_of(self.module)), chain(*tensors_of(model)), strict=True):
-            if is_first or not average.dtype.is_floating_point:
-                average.copy_(value)
+            own, new = local_values(average.detach()), local_values(value.detach())
+            if is_first or not own.dtype.is_floating_point:
+                own.copy_(new)
             else:
-                averages, values = kinds.setdefault((average.device, average.dtype), ([], []))
-                averages.append(average)
-                values.append(value.detach())
+                averages, values = kinds.setdefault((own.device, own.dtype), ([], []))
+                averages.append(own)
+                values.append(new)
         for averages, values in kinds.values():
             self._average(averages, values, 0)
 
@@ -83,6 +88,9 @@ class ExponentialMovingAverage(AveragedModel):
     def _follow(self, model: nn.Module) -> None:
         """Become a copy of the changed model, and keep the averages of its unchanged weights."""
         _check_weights(model, self._decay)
+        if has_shards(model):
+            self._follow_buffers(model)
+            return
         averages = dict(chain(self.module.named_parameters(), self.module.named_buffers()))
         known = {id(weight) for weight in self._known}
         kept = {name for name, weight in model.named_parameters() if id(weight) in known}
@@ -97,6 +105,18 @@ class ExponentialMovingAverage(AveragedModel):
         self.module.__dict__.update(fresh.__dict__)  # in place: `Trainer.ema` is this very module
         self._know(model)
         logger.info("the average of the weights follows the model, whose layers or buffers are others now")
+
+    def _follow_buffers(self, model: nn.Module) -> None:
+        if self._layout_of(model)[:2] != self._layout[:2]:
+            raise ValueError(
+                "ema= can't follow a sharded model to other layers: change them before the Trainer is made"
+            )
+        for part, of_model in zip(self.module.modules(), model.modules(), strict=True):
+            for name, buffer in of_model.named_buffers(recurse=False):
+                if (average := getattr(part, name, None)) is None or average.shape != buffer.shape:
+                    is_saved = name not in of_model._non_persistent_buffers_set  # noqa: SLF001, torch shows it nowhere
+                    part.register_buffer(name, buffer.detach().clone(), persistent=is_saved)
+        self._know(model)
 
 
 def _check_weights(model: nn.Module, decay: float) -> None:

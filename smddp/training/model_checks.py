@@ -13,8 +13,9 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
-from smddp.distributed import why_not_trainable
+from smddp.distributed import DDPOptions, Sharded, has_shards, why_not_trainable
 from smddp.distributed.ddp_options import CommHookName
+from smddp.job import Job
 from smddp.process.terminal_text import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.nonfinite import OnNonfinite
@@ -47,27 +48,49 @@ def underlying_module(model: nn.Module, world_size: int) -> nn.Module:
     return module
 
 
+def check_model_parallel(job: Job, model: nn.Module, parallel: DDPOptions | Sharded) -> None:
+    """Raise ValueError if a job asks for model parallelism, and each rank would have the whole model."""
+    if job.mp_parameters is not None and not isinstance(parallel, Sharded) and not has_shards(model):
+        raise ValueError(
+            "the job asks for smdistributed.modelparallel, and each rank would have the whole model: give "
+            "parallel=smddp.Sharded.from_job(job, wrap=(Block,)), or leave modelparallel out of the job's distribution"
+        )
+
+
 def check_sharded(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     precision: Precision,
+    parallel: DDPOptions | Sharded,
     *,
+    is_divided: bool,
     ema: float | None,
     move_model: bool,
-    twice: bool,
 ) -> None:
-    """Raise ValueError for what a model whose weights are divided among the ranks can't be combined with."""
-    if twice:
+    """Raise ValueError for what a model whose weights are divided among the ranks can't be combined with.
+
+    The model will be divided as ``parallel`` says, or ``is_divided`` already.
+    """
+    if is_divided and isinstance(parallel, Sharded):
         raise ValueError("the model is sharded by fully_shard already: leave parallel=smddp.Sharded(...) out")
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:  # noqa: SLF001, by model.compile()
         raise ValueError("a sharded model can't be compiled as a whole: compile its layers, by layer.compile()")
+    gathered = parallel.gather_as if isinstance(parallel, Sharded) else None
+    if gathered not in (None, precision.name):
+        raise ValueError(
+            f"gather_as={gathered!r} gathers weights for that precision, and the Trainer computes in {precision.name}: "
+            f"give it precision={gathered!r}, or leave gather_as out"
+        )
     if precision.name in ("O2", "O3"):
         raise ValueError(
             f"precision={precision.requested!r} keeps half copies of whole weights, and those of a sharded model are "
             "divided among the ranks: use 'bf16', 'fp16' or 'fp32'"
         )
-    if ema is not None:
-        raise ValueError(f"ema={ema} averages whole weights, and those of a sharded model are divided: leave it out")
+    if is_divided and ema is not None:
+        raise ValueError(
+            f"ema={ema} needs a copy of the model, and fully_shard has made this one uncopyable: let "
+            "parallel=smddp.Sharded(...) divide it"
+        )
     if not move_model:
         raise ValueError("move_model=False leaves weights where they are, and a sharded model's are on all ranks")
     if any(map(is_sharded, optimizers)):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
+from smddp.distributed import Replica, ShardedModel
 from smddp.training.precision_models import AutocastModel, HalfWeightsModel, PrecisionModel, PureHalfModel
 
 logger = logging.getLogger(__name__)
@@ -136,9 +137,11 @@ class Precision:
         return AutocastModel(model, self.autocast) if self.name in ("bf16", "fp16") else model
 
 
-def without_precision(model: nn.Module) -> nn.Module:
-    """Return the model inside `Precision.wrap`."""
-    return model.module if isinstance(model, PrecisionModel) else model
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside of what the Trainer has wrapped it in."""
+    while isinstance(model, PrecisionModel | Replica | ShardedModel):
+        model = model.module
+    return model
 
 
 def _best(device: torch.device) -> str:

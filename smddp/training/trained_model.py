@@ -17,7 +17,6 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from smddp.accelerator import move_module
 from smddp.checkpoint.run_state import Stateful
 from smddp.distributed import (
     DDPOptions,
@@ -27,9 +26,9 @@ from smddp.distributed import (
     ReplicaCheck,
     Sharded,
     ShardedModel,
-    check_layers,
+    divide_copy,
     has_shards,
-    shard,
+    place,
     tensors_of,
 )
 from smddp.dtensor import local_values
@@ -102,13 +101,11 @@ class TrainedModel:
             _log_precision(numbers.name, self.device.type)
         is_asked = isinstance(parallel, Sharded)
         if is_asked or is_divided:  # on one rank, too, so that a trial there finds what several refuse
-            check_sharded(model, optimizers, numbers, ema=ema, move_model=move_model, twice=is_asked and is_divided)
+            check_sharded(model, optimizers, numbers, parallel, is_divided=is_divided, ema=ema, move_model=move_model)
         shards = is_asked and world_size > 1
         moves = move_model and not (shards or is_divided)  # sharding moves the model, a layer at a time
         target = self.device if moves else None
         check_sharded_optimizers(optimizers, self.module, device=target, world_size=world_size)
-        if moves:
-            move_module(self.module, self.device)
         check_optimizers(optimizers, self.module, world_size=world_size)
         check_schedulers(schedulers, schedule_each, optimizers)
         if model is not self.module and self._logs:
@@ -128,10 +125,7 @@ class TrainedModel:
             check_replicas=check_replicas,
             parallel=parallel,
         )
-        if isinstance(parallel, Sharded) and world_size > 1:
-            shard(parallel, self.module, optimizers, membership)
-        elif isinstance(parallel, Sharded):
-            check_layers(parallel, self.module, optimizers)
+        outline = place(parallel, self.module, optimizers, membership, device=target, with_outline=ema is not None)
         comm_hook = parallel.comm_hook if isinstance(parallel, DDPOptions) else None
         check_comm_hook(comm_hook, numbers, on_nonfinite)
         self.scaler = numbers.scaler()
@@ -182,8 +176,15 @@ class TrainedModel:
             of_replica = self._replica.powersgd if isinstance(self._replica, Replica) else None
             self._powersgd = of_replica or PowerSGD(parallel, membership)
         # Order: after the replica, which gives all ranks rank 0's weights. The average is a copy of those.
-        self._average = None if ema is None else ExponentialMovingAverage(self.module, ema)
-        self.ema = None if self._average is None else numbers.wrap(self._average.module).eval()
+        self._average: ExponentialMovingAverage | None = None
+        self.ema: nn.Module | None = None
+        if ema is not None:
+            self._average = ExponentialMovingAverage(self.module, ema, outline)
+            self.ema = numbers.wrap(self._average.module)
+            if outline is not None and isinstance(parallel, Sharded):
+                divide_copy(parallel, self._average.module, self.module, self.device)
+                self.ema = ShardedModel(self.ema, self._average.module, membership)
+            self.ema.eval()
         self._check_every = check_replicas
         self._replica_check: ReplicaCheck | None = None
         if check_replicas is not None and isinstance(self._replica, Replica):
@@ -279,6 +280,7 @@ class TrainedModel:
             # Order: compare first. NaN on one rank alone would leave the others waiting; and sharing hides differences.
             self._compare_replicas(self.progress.steps)
             self._replica.share_buffers()  # each rank writes a part of the checkpoint
+        self._divide()
         self.check_weights()
         self._tell_of_other_shapes()
 
@@ -315,13 +317,18 @@ class TrainedModel:
 
     def _norms(self) -> list[Tensor]:
         """Return the norm of each weight, or of this rank's piece. An average of the weights has different norms."""
-        if isinstance(self._replica, ShardedModel):
-            self._replica.divide()
+        self._divide()
         values = [local_values(each.detach()) for each in tensors_of(self.module)[0]]
         weights = [each for each in values if each.is_floating_point() or each.is_complex()]
         coarse = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights if each.dtype in _COARSE]
         fine = [each for each in weights if each.dtype not in _COARSE]
         return [*coarse, *(torch._foreach_norm(fine) if fine else ())]  # noqa: SLF001
+
+    def _divide(self) -> None:
+        """Divide what a forward pass without a backward pass has left gathered."""
+        for each in (self._replica, self.ema):
+            if isinstance(each, ShardedModel):
+                each.divide()
 
     def _compare_replicas(self, step: int) -> None:
         if self._replica_check is not None:
@@ -345,6 +352,7 @@ class TrainedModel:
                 self._compare_replicas(step)  # before sharing, which hides differences
             self._replica.share_buffers()
         if self._average is not None and self.optimizer_step.applied:
+            self._divide()
             self._average.update_parameters(self.module)
         self.progress.steps += 1
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from smddp.checkpoint.convert.saved_model import write_weights
 from smddp.checkpoint.run_state import Stateful
 from smddp.checkpoint.save.attempt import as_numbers
 from smddp.data.build_order import AnyDataset
@@ -31,21 +32,19 @@ from smddp.distributed import (
     join,
     sum_numbers_over_ranks,
     sum_over_ranks,
-    whole_state,
 )
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
-from smddp.job.saved_model import write_weights
 from smddp.metrics import Profile
 from smddp.metrics.metric_lines import check_names
 from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
 from smddp.metrics.tracking import Tracker
 from smddp.training.argument_checks import check_bounds, check_counts, check_kinds, check_options_agree
 from smddp.training.checkpoint_policy import CheckpointPolicy
-from smddp.training.model_checks import check_clipping, why_not_inner
+from smddp.training.model_checks import check_clipping, check_model_parallel, why_not_inner
 from smddp.training.nonfinite import OnNonfinite
 from smddp.training.optimizer_step import ScheduleEach
-from smddp.training.precision import PrecisionName, without_precision
+from smddp.training.precision import PrecisionName, unwrapped
 from smddp.training.run_report import RunReport
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_checkpoints import TrainingCheckpoints
@@ -116,7 +115,8 @@ class Trainer(TrainingLoop):
 
         Args:
             job: The job, with its directories and ranks.
-            model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device.
+            model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device. On the meta device it
+                gets values there: each layer's ``reset_parameters`` draws them.
             optimizer: The optimizer of the model's parameters, or several that step together.
             scheduler: A schedule, or several, stepped after each optimizer step that was applied.
             schedule_each: ``"epoch"`` steps the schedules at the end of each epoch of ``epochs`` or ``steps_to``
@@ -163,7 +163,8 @@ class Trainer(TrainingLoop):
 
         Raises:
             ValueError: A number is out of range, the device can't compute in the precision, model and optimizer do not
-                fit each other, or a name is not allowed.
+                fit each other, a name is not allowed, or the job asks for ``smdistributed.modelparallel`` and
+                ``parallel`` does not divide the weights.
             TypeError: An argument has the wrong type.
         """
         if place is not None:
@@ -187,6 +188,7 @@ class Trainer(TrainingLoop):
         check_counts(check_replicas=1 if check_replicas is None else check_replicas)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
+        check_model_parallel(job, model, parallel)
         membership = current_membership() or join(job.cluster)
         job = dataclasses.replace(job, cluster=membership.cluster)  # an adopted group may know more
         job = job if name is None else job.part(name)
@@ -221,6 +223,8 @@ class Trainer(TrainingLoop):
             timing=timing,
         )
         self.model, self.module, self.ema, self.device = trained.model, trained.module, trained.ema, trained.device
+        if isinstance(trained.model, ShardedModel):
+            job = checkpoints.reached_by_all(job)
         clock = PartClock()
         data = TrainingData(
             membership,
@@ -419,7 +423,10 @@ class Trainer(TrainingLoop):
         return numbers
 
     def save_model(self, model: nn.Module | None = None) -> None:
-        """Write ``model.safetensors`` and ``model.pt`` to the job's model directory, by rank 0; the others wait.
+        """Write the weights to the job's model directory, by rank 0: ``model.safetensors`` and ``model.pt``.
+
+        All ranks call it. Weights of more than 5 GB are written as ``model-00001-of-00002.safetensors`` and so on, with
+        ``model.safetensors.index.json`` and without ``model.pt``. Of a sharded model, one tensor at a time is gathered.
 
         Args:
             model: The model to write instead of the trained one, such as ``trainer.ema``.
@@ -428,9 +435,9 @@ class Trainer(TrainingLoop):
             TrainingDivergedError: The weights are not finite.
         """
         self._trained.check_weights()
-        module, ranks = self.module if model is None else without_precision(model), self._membership.ranks
-        whole = whole_state(module, ranks) if has_shards(module) else None
-        ranks.on_main(lambda: write_weights(module.state_dict() if whole is None else whole, self._job.model_dir))
+        module, ranks = self.module if model is None else unwrapped(model), self._membership.ranks
+        weights = ranks.agree(lambda: module.state_dict() if ranks.is_main or has_shards(module) else {})
+        write_weights(weights, self._job.model_dir, ranks)
         self._report.saved_model()
 
 

@@ -27,6 +27,11 @@ JOBS: dict[str, tuple[str | None, dict[str, Any], str]] = {
     "cifar10.py": ("cifar10", {"epochs": 1, "batch_size": 10}, "step=10 epoch=1/1 accuracy="),
     "ddp_tutorial.py": (None, {"demo": "checkpoint"}, "demo=checkpoint ranks=2 first_loss="),
     "image_classification.py": ("fashion", {"epochs": 1, "batch_size": 8}, "step=2 epoch=1/1 accuracy="),
+    "language_model.py": (
+        "text",
+        {"steps": 4, "layers": 1, "width": 16, "context": 16, "batch_size": 4, "sample_bytes": 9},
+        "step=4 epoch=1 test_loss=",
+    ),
     "transfer_learning.py": ("fashion", {"epochs": 1, "batch_size": 8, "workers": 0}, "step=2 epoch=1/1 accuracy="),
 }
 
@@ -48,24 +53,36 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", JOBS)
-def test_it_runs_as_a_job_of_two_hosts(script: str, sagemaker: LocalSageMaker, sources: Path) -> None:
-    channel, hyperparameters, line = JOBS[script]
+def run(script: str, sagemaker: LocalSageMaker, sources: Path, hosts: int = 2, **changed: Any) -> str:
+    """What a job of a script prints, with some hyperparameters changed."""
+    channel, hyperparameters, _ = JOBS[script]
     inputs = channel and {"training": sagemaker.session.upload_data(str(sources / channel), key_prefix=channel)}
     job = Estimator(
         entry_point=script,
         source_dir=str(sources / "code"),
         role=sagemaker.role,
         instance_type="ml.g5.xlarge",
-        instance_count=2,
+        instance_count=hosts,
         distribution="torchrun",
-        hyperparameters=hyperparameters,
+        hyperparameters={**hyperparameters, **changed},
+        checkpoint_s3_uri=f"s3://{sagemaker.session.default_bucket()}/checkpoints-of-{Path(script).stem}",
         sagemaker_session=sagemaker.session,
     ).fit(inputs, logs=False)
-    printed = "\n".join(message for _, message in job.logs())
+    return "\n".join(message for _, message in job.logs())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", JOBS)
+def test_it_runs_as_a_job_of_two_hosts(script: str, sagemaker: LocalSageMaker, sources: Path) -> None:
+    printed = run(script, sagemaker, sources)
     assert "training on 2 CPU processes" in printed
-    assert line in printed
+    assert JOBS[script][2] in printed
+    if script == "language_model.py":  # each host had pieces of the model
+        place = f"s3://{sagemaker.session.default_bucket()}/checkpoints-of-language_model"
+        assert f"the ranks save them to {place}" in printed
+        printed = run(script, sagemaker, sources, hosts=1, steps=6)
+        assert "step-000000000004" in printed
+        assert "step=6 epoch=1 test_loss=" in printed
 
 
 def test_each_has_its_job() -> None:

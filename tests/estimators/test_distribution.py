@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sagemaker.instance_group import InstanceGroup
 
-from estimators import distribution
+from estimators import Estimator, distribution
 from estimators.distribution import KINDS, NAMES
 from estimators.errors import EstimatorError
+from smddp.job.model_parallel import NAMES as SMP_NAMES
+from tests.estimators.conftest import ROLE
+
+SWITCHES = ("sm_activation_offloading", "fsdp_cache_flush_warnings", "allow_empty_shards")
+
+
+def model_parallel(parameters: Any) -> dict[str, Any]:
+    return {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,9 +86,12 @@ def test_what_the_sdk_would_drop_or_not_understand_is_an_error(given: dict[str, 
         None,
         {},
         {"torch_distributed": {"enabled": False}},
-        {"torch_distributed": {"enabled": True}, "smdistributed": {"modelparallel": {"enabled": True}}},
+        {"torch_distributed": {"enabled": True}, **model_parallel(dict.fromkeys(SWITCHES, False))},
+        {"torch_distributed": {"enabled": True}, **model_parallel({"hybrid_shard_degree": 0, "random_seed": -1})},
         {"torch_distributed": {"enabled": True}, "smdistributed": {"dataparallel": {"enabled": True}}},
         {"mpi": {"enabled": True}, "smdistributed": {"modelparallel": {"enabled": True, "parameters": {}}}},
+        {"mpi": {"enabled": True}, **model_parallel({"partitions": 2, "tensor_parallel_degree": 2})},
+        {"smdistributed": {"modelparallel": {"enabled": False, "parameters": {"no": 1}}}},
         {"mpi": {"enabled": True}, "torch_distributed": {"enabled": False}},
         {"mpi": {"enabled": True}, "instance_groups": [InstanceGroup("gpus", "ml.g5.xlarge", 2)]},
     ],
@@ -112,3 +124,111 @@ def test_the_kinds_are_those_that_the_installed_sdk_acts_upon(key: str, sagemake
         )
         emitted.append(estimator.hyperparameters())
     assert (emitted[0] != emitted[1]) == (key in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"hybrid_shard_degre": 2}, "SMP v2 has no parameter 'hybrid_shard_degre'"),
+        ({"partitions": 2}, "SMP v2 has no parameter 'partitions'"),
+        ({"hybrid_shard_degree": "8"}, "hybrid_shard_degree is '8'"),
+        ({"hybrid_shard_degree": True}, "hybrid_shard_degree is True"),
+        ({"tensor_parallel_degree": 0}, "tensor_parallel_degree is 0"),
+        ({"activation_loading_horizon": 1.5}, "activation_loading_horizon is 1.5"),
+        ({"sm_activation_offloading": 1}, "sm_activation_offloading is 1"),
+        ("no/such.json", "parameters of modelparallel is 'no/such.json'"),
+        ([2], "parameters of modelparallel is [2]"),
+        (None, "parameters of modelparallel is None"),
+    ],
+)
+def test_a_parameter_that_modelparallel_does_not_take_is_an_error(parameters: Any, said: str) -> None:
+    given = {"torch_distributed": {"enabled": True}, **model_parallel(parameters)}
+    (problem,) = distribution.check(given)
+    assert (problem.severity, said in problem.found) == ("error", True), problem
+    assert distribution.model_parallel_parameters(given) is None
+
+
+def test_the_parameters_of_modelparallel_may_be_a_file_as_in_the_sdk(tmp_path: Path) -> None:
+    (tmp_path / "smp.json").write_text('{"hybrid_shard_degree": 4}')
+    given = {"torch_distributed": {"enabled": True}, **model_parallel(str(tmp_path / "smp.json"))}
+    assert not list(distribution.check(given))
+    assert distribution.model_parallel_parameters(given) == {"hybrid_shard_degree": 4}
+    (tmp_path / "smp.json").write_text("[4]")
+    assert [problem.severity for problem in distribution.check(given)] == ["error"]
+
+
+def test_modelparallel_needs_a_launcher_of_its_version() -> None:
+    parameters = {"hybrid_shard_degree": 8}
+    (problem,) = distribution.check(model_parallel(parameters))
+    assert problem.found.startswith("modelparallel without torch_distributed: each host would run the script once")
+    (problem,) = distribution.check({"mpi": {"enabled": True}, **model_parallel(parameters)})
+    assert problem.found == "hybrid_shard_degree beside mpi: mpirun starts SMP v1, which has no such parameter"
+    assert distribution.model_parallel_parameters({"mpi": {"enabled": True}, **model_parallel(parameters)}) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"parameters": {}}])
+def test_modelparallel_without_parameters_is_warned_of_for_none_are_sent(options: dict[str, Any]) -> None:
+    from sagemaker.fw_utils import get_mp_parameters
+
+    library = {"smdistributed": {"modelparallel": {"enabled": True, **options}}}
+    assert not get_mp_parameters(library)  # which the SDK then leaves out
+    (problem,) = distribution.check({"torch_distributed": {"enabled": True}, **library})
+    assert (problem.severity, problem.found.partition(":")[0]) == ("warning", "modelparallel has no parameters")
+
+
+def test_the_parameters_of_modelparallel_are_those_of_the_installed_sdk() -> None:
+    from sagemaker.modules.distributed import SMP
+
+    assert set(SMP_NAMES) == set(SMP.model_fields)
+
+
+DEGREES = [
+    ({"hybrid_shard_degree": 8}, None),
+    ({"hybrid_shard_degree": 0, "tensor_parallel_degree": 4}, None),
+    ({"hybrid_shard_degree": 4, "tensor_parallel_degree": 4, "context_parallel_degree": 4}, None),
+    ({"hybrid_shard_degree": 3}, "hybrid_shard_degree is 3, and 16 ranks are no multiple of that"),
+    ({"hybrid_shard_degree": 32}, "hybrid_shard_degree is 32, and 16 ranks are no multiple of that"),
+    ({"expert_parallel_degree": 6}, "expert_parallel_degree is 6, and 16 ranks are no multiple of that"),
+    (
+        {"hybrid_shard_degree": 8, "tensor_parallel_degree": 4},
+        "hybrid_shard_degree × tensor_parallel_degree is 32, and 16 ranks are no multiple of that",
+    ),
+    (
+        {"hybrid_shard_degree": 2, "context_parallel_degree": 4},
+        "context_parallel_degree is 4, more than hybrid_shard_degree (2)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "found"), DEGREES)
+def test_degrees_divide_the_gpus_of_the_job(
+    parameters: dict[str, Any], found: str | None, sagemaker_session: Any, script: str
+) -> None:
+    given = {"torch_distributed": {"enabled": True}, **model_parallel(parameters)}
+    for hosts in (
+        {"instance_type": "ml.p4d.24xlarge", "instance_count": 2},
+        {"instance_preferences": ["ml.p4d.24xlarge", "ml.p4de.24xlarge"], "instance_count": 2},
+        {
+            "instance_type": "ml.m5.xlarge",
+            "instance_count": 4,
+            "image_uri": "mine",
+            "hyperparameters": {"sagemaker_mpi_num_of_processes_per_host": 4},
+        },
+    ):
+        job = {"role": ROLE, "distribution": given, **hosts}
+        errors = Estimator(script, sagemaker_session=sagemaker_session, **job).plan().errors
+        assert [problem.found for problem in errors] == ([] if found is None else [f"modelparallel: {found}"]), hosts
+
+
+def test_instance_groups_beside_modelparallel_are_refused_by_the_sdk(sagemaker_session: Any, script: str) -> None:
+    gpus = InstanceGroup("gpus", "ml.p4d.24xlarge", 2)
+    given = {"torch_distributed": {"enabled": True}, **model_parallel({"hybrid_shard_degree": 8})}
+    job = {"role": ROLE, "distribution": given, "instance_groups": [gpus]}
+    (problem,) = Estimator(script, sagemaker_session=sagemaker_session, **job).plan().errors
+    assert problem.found.startswith("the SDK refuses the job: Don't set training instance groups")
+
+
+def test_degrees_of_a_type_that_the_sdk_does_not_know_are_not_judged(sagemaker_session: Any, script: str) -> None:
+    given = {"torch_distributed": {"enabled": True}, **model_parallel({"hybrid_shard_degree": 3})}
+    job = {"role": ROLE, "distribution": given, "image_uri": "mine", "instance_type": "ml.m5.xlarge"}
+    assert not Estimator(script, sagemaker_session=sagemaker_session, **job).plan().errors

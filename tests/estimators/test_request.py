@@ -83,6 +83,20 @@ CASES: dict[str, Callable[[], Arguments]] = {
         "instance_count": 4,
         "distribution": {"mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": "-x A"}},
     },
+    "modelparallel": lambda: {
+        **GPUS,
+        "distribution": {
+            "torch_distributed": {"enabled": True},
+            "smdistributed": {
+                "modelparallel": {
+                    "enabled": True,
+                    "parameters": {"hybrid_shard_degree": 8, "sm_activation_offloading": True, "random_seed": 3},
+                }
+            },
+        },
+        "framework_version": "2.5.1",
+        "py_version": "py311",
+    },
     "parameter server": lambda: {"distribution": {"parameter_server": {"enabled": True}}},
     "spot with checkpoints": lambda: {
         "use_spot_instances": True,

@@ -29,15 +29,17 @@ class ScriptFacts:
         """Read the facts; `texts` has the job's hyperparameters as the request does."""
         return cls(modules=modules, nodes=executed(modules), texts=texts, config=_config(modules, texts))
 
-    def check(self, *, channels: Collection[str], has_gpus: bool, own_image: bool) -> Iterator[Problem]:
+    def check(
+        self, *, channels: Collection[str], has_gpus: bool, shares_checkpoints: bool, own_image: bool
+    ) -> Iterator[Problem]:
         """Yield what the script would refuse, and what works on this machine only.
 
-        `channels` and `has_gpus` tell of the job's data and hosts. `own_image` means an image of the user's, not of
-        AWS.
+        `channels`, `has_gpus` and `shares_checkpoints` tell of the job's data, of its hosts, and whether they save to
+        one place. `own_image` means an image of the user's, not of AWS.
         """
         yield from hyperparameters.check(self.config, self.nodes, self.texts, own_image=own_image)
         yield from channel_names.check(self.nodes, channels)
-        yield from portability.check(self.modules, self.nodes, has_gpus=has_gpus)
+        yield from portability.check(self.modules, self.nodes, has_gpus=has_gpus, shares_checkpoints=shares_checkpoints)
 
 
 def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:

@@ -22,15 +22,20 @@ _ON_EVERY_HOST = tuple(
 """Directories that containers have, too."""
 _CUDA = re.compile(r"cuda(:[0-9]+)?")
 _SETS_DEVICE = "torch.cuda.set_device"
+_DIVIDES = frozenset({f"{PACKAGE}.Sharded", f"{PACKAGE}.Sharded.from_job", "torch.distributed.fsdp.fully_shard"})
 _TAKES_DEVICE = frozenset({"device", "map_location"})
 _WORKERS = frozenset({"multiprocessing.Process", "multiprocessing.Pool", "torch.multiprocessing.Process"})
 
 
-def check(modules: Modules, nodes: Sequence[Executed], *, has_gpus: bool) -> Iterator[Problem]:
+def check(
+    modules: Modules, nodes: Sequence[Executed], *, has_gpus: bool, shares_checkpoints: bool
+) -> Iterator[Problem]:
     """Yield the warnings; `nodes` are those that every run of the script executes."""
     yield from _check_paths(modules)
     if not has_gpus:
         yield from _check_cuda(nodes)
+    if not shares_checkpoints:
+        yield from _check_shards(modules)
     yield from _check_guard(modules)
 
 
@@ -84,6 +89,20 @@ def _cuda(module: PythonModule, node: ast.AST) -> str | None:
 
 def _is_cuda(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and _CUDA.fullmatch(node.value) is not None
+
+
+def _check_shards(modules: Modules) -> Iterator[Problem]:
+    """Yield the first call that divides a model among hosts, none of which can write a whole checkpoint."""
+    for module in modules.reached:
+        for call in module.calls:
+            if module.full_name(call.func) in _DIVIDES:
+                yield warning(
+                    "checkpoint_s3_uri",
+                    f"{_place(module, call)} divides a model among the job's hosts, and no place for checkpoints is "
+                    "one that all hosts reach",
+                    "Give checkpoint_s3_uri: each host then saves its pieces there.",
+                )
+                return
 
 
 def _check_guard(modules: Modules) -> Iterator[Problem]:

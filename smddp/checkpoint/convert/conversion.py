@@ -14,15 +14,16 @@ import torch
 import torch.distributed as dist
 
 from smddp.checkpoint.checkpointer import Checkpointer
+from smddp.checkpoint.convert.saved_model import flush, write_safetensors, write_torch, write_weights
 from smddp.checkpoint.convert.sources import StateSource, find_source
 from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES
 from smddp.checkpoint.format.manifest import Manifest, is_part_name
+from smddp.checkpoint.format.plain_names import plain_state
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import RANKS, RNG
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.opening import split
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import flush, plain_state, write_safetensors, write_torch, write_weights
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ def export(
         source: A checkpoint store (the newest valid checkpoint is read) or one checkpoint, each a directory or
             ``s3://…``.
         destination: A local file or directory that does not exist yet.
-        format: ``model``: a directory with model.safetensors and model.pt, as `Trainer.save_model` writes it;
-            ``safetensors`` or ``torch``: one file; ``dcp``: a directory for ``dcp.load``. Default: by the
-            destination's suffix, and ``model`` without a suffix.
+        format: ``model``: a directory with model.safetensors and model.pt, or above 5 GB several safetensors files
+            with an index, as `Trainer.save_model` writes it; ``safetensors`` or ``torch``: one file; ``dcp``: a
+            directory for ``dcp.load``. Default: by the destination's suffix, and ``model`` without a suffix.
         parts: The parts to export. To ``safetensors`` and ``torch``, one part is written without its name; several
             parts, and any for ``dcp``, are written by name: ``{"model": …, "optimizer": …}``.
 

@@ -135,6 +135,12 @@ def _check(file: BinaryIO, origin: str) -> None:
         raise CheckpointError(f"{origin} is not a file that torch.save wrote: it has no {_PICKLE}")
     unpickler = _SizesUnpickler(b"".join(_content(file, pickled)))
     unpickler.load()
+    if unpickler.has_dtensors:
+        raise CheckpointError(
+            f"{origin} holds DTensors, so one rank's pieces of a sharded model: save whole tensors, by "
+            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) of "
+            "torch.distributed.checkpoint.state_dict, or save all ranks' pieces by dcp.save"
+        )
     for key, size in unpickler.sizes.items():
         found = records.get(f"{root}/data/{key}")
         if found is None or found.file_size != size:
@@ -172,9 +178,11 @@ class _SizesUnpickler(BoundedUnpickler):
         super().__init__(content)
         self.sizes: dict[str, int] = {}
         """Bytes by record key."""
+        self.has_dtensors = False
 
     def find_class(self, _module: str, name: str, /) -> Any:
         """Return a stand-in for a name."""
+        self.has_dtensors |= name == "DTensor"
         kind = name.removesuffix("Storage")
         sizes = [size for size, kinds in _ITEM_SIZES.items() if kind in kinds and kind != name]
         return type(name, (_Storage,), {"item_size": sizes[0]}) if sizes else Inert

@@ -6,25 +6,30 @@ import mmap
 import os
 import posixpath
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from smddp.checkpoint.convert.dcp import METADATA_NAME, read_dcp
+from smddp.checkpoint.convert.safetensors_files import INDEX_SUFFIX, read_index
 from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES, read_weights_file
-from smddp.checkpoint.restore.reader import Loaded, read_checkpoint, read_newest
+from smddp.checkpoint.format.manifest import Manifest
+from smddp.checkpoint.restore.reader import NO_TARGETS, FindTargets, Loaded, load_parts, read_checkpoint, read_newest
+from smddp.checkpoint.restore.restoring import read_on_all
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.opening import location_and_step, no_checkpoint_in
+from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 
 if TYPE_CHECKING:
     from smddp.storage.s3_bucket import S3Bucket
 
 
-_FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz")
+_FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz", INDEX_SUFFIX)
 """A URI with one of these suffixes is an object, since S3 has no directories to tell apart."""
 
 
@@ -41,13 +46,14 @@ class StateSource:
     def __str__(self) -> str:
         return self.location if self.step is None else open_store(self.location).path(self.step)
 
-    def read_part(self, part: str) -> tuple[Mapping[str, Any], str]:
+    def read_part(self, part: str, find_targets: FindTargets | None = None) -> tuple[Mapping[str, Any], str]:
         """Read one part, and the location it came from, for messages; other parts of a checkpoint or DCP are not read.
 
-        Raise CheckpointError if the part is absent, or the source is damaged.
+        With ``find_targets`` all ranks read a checkpoint together, each its own pieces of the targets. Raise
+        CheckpointError if the part is absent, or the source is damaged.
         """
         if self.kind == "checkpoint":
-            loaded = self.read_checkpoint([part])
+            loaded = self.read_checkpoint([part], {} if find_targets is None else {part: find_targets})
             return loaded.unflatten(part), open_store(self.location).path(loaded.manifest.step)
         parts, _ = _parts_of(self._read_foreign(part), str(self))
         if part not in parts:
@@ -59,11 +65,19 @@ class StateSource:
         assert self.kind != "checkpoint"
         return _parts_of(self._read_foreign(None), str(self))
 
-    def read_checkpoint(self, parts: list[str]) -> Loaded:
-        """Read and verify some parts of a checkpoint; raise CheckpointError if one is absent or damaged."""
+    def read_checkpoint(self, parts: list[str], targets: Mapping[str, FindTargets] = NO_TARGETS) -> Loaded:
+        """Read and verify some parts of a checkpoint; raise CheckpointError if one is absent or damaged.
+
+        With ``targets`` it is collective: all ranks read the same checkpoint.
+        """
         assert self.kind == "checkpoint"
         store = open_store(self.location)
-        loaded = read_newest(store, parts) if self.step is None else read_checkpoint(store, self.step, parts)
+
+        def read(load: Callable[[Manifest], Loaded]) -> Loaded | None:
+            return read_newest(store, load=load) if self.step is None else read_checkpoint(store, self.step, load=load)
+
+        load, ranks = partial(load_parts, store, parts=parts, targets=targets), Ranks.current()
+        loaded = read_on_all(ranks, read, load) if targets and ranks.world_size > 1 else read(load)
         if loaded is None:
             raise no_checkpoint_in(store)
         if missing := sorted(set(parts) - set(loaded.skeletons)):
@@ -81,6 +95,9 @@ class StateSource:
         with tempfile.TemporaryDirectory(prefix="smddp-") as directory:
             path = Path(directory) / posixpath.basename(self.location)
             _download(self.location, path)
+            if self.location.endswith(INDEX_SUFFIX):
+                for name in sorted(set(read_index(path, self.location).values())):
+                    _download(posixpath.join(posixpath.dirname(self.location), name), path.with_name(name))
             return read_weights_file(path, self.location)
 
 

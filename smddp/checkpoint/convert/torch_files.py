@@ -19,11 +19,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import safetensors
 import torch
 from packaging.version import Version
 
 from smddp.checkpoint.convert.pickles import UNREADABLE, check_torch_zip
+from smddp.checkpoint.convert.safetensors_files import (
+    INDEX_NAME,
+    INDEX_SUFFIX,
+    read_indexed_files,
+    read_safetensors_file,
+)
 from smddp.errors import CheckpointError
 from smddp.storage.untrusted_tar import SPARSE, BadArchiveError, Member, TarMembers, reading_tar_gz
 
@@ -73,21 +78,6 @@ def _load(file: Path | io.BytesIO, origin: str, *, mmap: bool) -> Any:
         raise CheckpointError(f"{origin} is not a file that torch.save wrote, or it is damaged: {reason}") from error
 
 
-def read_safetensors_file(path: Path, origin: str) -> dict[str, torch.Tensor]:
-    """Read a safetensors file onto the CPU, with the aliases of tied weights from its metadata.
-
-    Raise CheckpointError if it is malformed.
-    """
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
-            metadata = file.metadata() or {}
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{origin} is not a safetensors file, or it is damaged: {error}") from error
-    # As safetensors.torch.save_model writes it: {omitted name: saved name of the same tensor}.
-    return {**{alias: tensors[name] for alias, name in metadata.items() if name in tensors}, **tensors}
-
-
 def read_weights_file(path: Path, origin: str) -> Any:
     """Read a torch or safetensors file, or the weights in a SageMaker ``model.tar.gz``, recognised by its first bytes.
 
@@ -101,7 +91,9 @@ def read_weights_file(path: Path, origin: str) -> Any:
 
 
 def _read_unpacked(path: Path, origin: str) -> Any:
-    """Read a torch or safetensors file; never an archive, so archives do not nest."""
+    """Read a torch or safetensors file, or several by their index; never an archive, so archives do not nest."""
+    if path.name.endswith(INDEX_SUFFIX):
+        return read_indexed_files(path, origin)
     if path.suffix == ".safetensors" or _beginning(path, 9)[8:] == b"{":
         return read_safetensors_file(path, origin)
     return read_torch_file(path, origin)
@@ -130,12 +122,14 @@ def _opened(file: Path | io.BytesIO) -> Iterator[BinaryIO]:
     file.seek(0)
 
 
-WEIGHTS_NAMES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth")
+WEIGHTS_NAMES = ("model.safetensors", INDEX_NAME, "model.pt", "pytorch_model.bin", "model.pth")
 """The possible names of the weights in a model's directory or archive; the first that exists is used."""
 
 
 def _extract_weights(archive: Path, origin: str, directory: Path) -> Path:
-    """Extract the weights of a model.tar.gz into `directory`, after verifying the whole archive, and return the file.
+    """Extract the weights of a model.tar.gz into `directory`, after verifying the whole archive.
+
+    Return the file, or the index if there are several files.
 
     Raise CheckpointError, which names `origin`, if the archive is malformed or has no weights, or the disk is too full.
     """
@@ -150,20 +144,26 @@ def _extract_weights(archive: Path, origin: str, directory: Path) -> Path:
         raise CheckpointError(
             f"{origin} has none of {', '.join(WEIGHTS_NAMES)}, only {', '.join(sorted(files)[:10]) or 'nothing'}"
         )
-    found, free = files[name], shutil.disk_usage(directory).free
-    if found.header.kind == SPARSE:
-        raise CheckpointError(f"{name} in {origin} has holes, which no model has: pack it without --sparse")
-    if found.header.size > free:
+    wanted = {name: files[name]}
+    if name == INDEX_NAME:
+        wanted |= {each: found for each, found in files.items() if "/" not in each and each.endswith(".safetensors")}
+    size, free = sum(found.header.size for found in wanted.values()), shutil.disk_usage(directory).free
+    if holes := [each for each, found in wanted.items() if found.header.kind == SPARSE]:
+        raise CheckpointError(f"{holes[0]} in {origin} has holes, which no model has: pack it without --sparse")
+    if size > free:
         raise CheckpointError(
-            f"{name} in {origin} has {found.header.size} bytes, and {directory} has {free} free: set TMPDIR to a "
-            "larger disk, or unpack it yourself"
+            f"{name} in {origin} has {size} bytes, and {directory} has {free} free: set TMPDIR to a larger disk, or "
+            "unpack it yourself"
         )
-    extracted = directory / name
-    with _members(archive, origin) as members, extracted.open("wb") as file:
-        while (member := members.next()) is not None and member.offset != found.offset:
-            members.skip(member)
-        file.writelines(members.pieces(found))
-    return extracted
+    names = {found.offset: each for each, found in wanted.items()}
+    with _members(archive, origin) as members:
+        while names and (member := members.next()) is not None:
+            if (each := names.pop(member.offset, None)) is None:
+                members.skip(member)
+                continue
+            with (directory / each).open("wb") as file:
+                file.writelines(members.pieces(member))
+    return directory / name
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -18,9 +19,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.convert.sources import find_source
-from smddp.checkpoint.format.shards import divided_as
+from smddp.checkpoint.format.plain_names import METADATA, plain_name
+from smddp.checkpoint.format.shards import take_piece, why_unsupported
+from smddp.checkpoint.restore.reader import FindTargets, Unread
+from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError, SmddpError
-from smddp.job.saved_model import METADATA, plain_name
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +86,15 @@ def load_weights(
     """Load another training's weights into a module, by name. Other parts of a checkpoint are not read.
 
     Call it on every rank, before the optimizer and the Trainer are created; each rank reads the source. Prefixes of
-    DistributedDataParallel and torch.compile are recognised on both sides.
+    DistributedDataParallel and torch.compile are recognised on both sides. Of a sharded module (DTensors with Shard and
+    Replicate), each rank reads its own pieces, from checkpoints, safetensors files and files of torch.save.
 
     Args:
         module: The module to load into. Values are cast to its dtypes.
         source: A checkpoint store (the newest valid checkpoint is read) or one checkpoint, each a directory or
             ``s3://…``; a file of torch.save or safetensors, a SageMaker ``model.tar.gz``, or one of these in S3; a
-            directory with a model; a directory of torch.distributed.checkpoint. No code in it is run.
+            directory with a model, which may be in several safetensors files, as Hugging Face writes them; a directory
+            of torch.distributed.checkpoint. No code in it is run.
         part: The part of the state with the weights.
         prefix: Load only weights with this prefix, and strip it: ``backbone.`` for a part of a model.
         strict: Require that all weights fit. Otherwise weights that do not fit are unchanged, with a warning.
@@ -104,7 +109,7 @@ def load_weights(
         CheckpointError: The source is absent, damaged, or not safe to read.
         OSError: The source cannot be read.
     """
-    weights, origin = find_source(source).read_part(part)
+    weights, origin = find_source(source).read_part(part, _targets(module, prefix))
     match = _match_weights(module, weights, prefix=prefix)
     parameters = dict(module.named_parameters(remove_duplicate=False)) if freeze else {}
     report = WeightsReport(
@@ -135,8 +140,10 @@ def load_weights(
 
 def _apply(module: nn.Module, match: _Match, source: str) -> None:
     present = module.state_dict()
-    for name, value in match.state.items():  # in place: the state has the versions of the modules, too
-        match.state[name] = divided_as(present.get(name), value)
+    for name, value in match.state.items():
+        if is_dtensor(present.get(name)):
+            take_piece(present[name], value)
+            match.state[name] = present[name]  # the module copies it onto itself, which takes no memory
     try:
         module.load_state_dict(match.state, strict=False)
     except RuntimeError as error:  # names and shapes fit: the module's own load_state_dict refused
@@ -182,19 +189,7 @@ class _Match:
 def _match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str) -> _Match:
     """Compare a source's weights, which may include extra state, with a module's; `prefix` as in `load_weights`."""
     own = module.state_dict(keep_vars=True)
-    plain = _without_compiled(weights)
-    if (
-        _AVERAGED in plain
-        and _AVERAGED not in own
-        and all(name.startswith(_REPLICATED) for name in {*plain} - {_AVERAGED})
-    ):
-        del plain[_AVERAGED]
-    if prefix and not any(name.startswith(prefix) for name in plain):
-        plain = _stripped(plain) or plain
-    if prefix:
-        plain = {name.removeprefix(prefix): origin for name, origin in plain.items() if name.startswith(prefix)}
-    names, origins = _aligned(_without_compiled(own), plain)
-
+    names, origins = _pair_names(own, weights, prefix)
     match = _Match(unexpected=[origin for name, origin in origins.items() if name not in names])
     ties: dict[int, list[str]] = {}
     for name, own_name in names.items():
@@ -220,6 +215,48 @@ def _match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str
     return match
 
 
+def _pair_names(
+    own: Mapping[str, Any], weights: Mapping[str, Any], prefix: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the original names of a module's state and of a source's weights, by the common plain name."""
+    plain = _without_compiled(weights)
+    if (
+        _AVERAGED in plain
+        and _AVERAGED not in own
+        and all(name.startswith(_REPLICATED) for name in {*plain} - {_AVERAGED})
+    ):
+        del plain[_AVERAGED]
+    if prefix and not any(name.startswith(prefix) for name in plain):
+        plain = _stripped(plain) or plain
+    if prefix:
+        plain = {name.removeprefix(prefix): origin for name, origin in plain.items() if name.startswith(prefix)}
+    return _aligned(_without_compiled(own), plain)
+
+
+def _targets(module: nn.Module, prefix: str) -> FindTargets | None:
+    """Return the function that finds the DTensors to read the pieces of; None if the module has none."""
+    own = module.state_dict()
+    if not any(map(is_dtensor, own.values())):
+        return None
+
+    def find(state: Any) -> dict[str, torch.Tensor]:
+        names, origins = _pair_names(own, state, prefix) if isinstance(state, Mapping) else ({}, {})
+        found: dict[str, list[Any]] = {}
+        for name in names.keys() & origins.keys():
+            value, target = state[origins[name]], own[names[name]]
+            fits = is_dtensor(target) and why_unsupported(target) is None
+            if fits and isinstance(value, Unread) and value.shape == tuple(target.shape):
+                found.setdefault(value.name, []).append(target)
+        # Tied weights may be divided in different ways here. They are then read whole.
+        return {name: each[0] for name, each in found.items() if all(map(partial(_alike, each[0]), each))}
+
+    return find
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return (one.device_mesh, one.placements) == (other.device_mesh, other.placements)
+
+
 def _without_compiled(names: Iterable[str]) -> dict[str, str]:
     """Map each name without torch.compile's prefix to the original name."""
     return {plain_name(str(name)): name for name in names}
@@ -243,6 +280,8 @@ def _misfit(value: Any, wanted: Any) -> str:
         return ""  # extra state, which only the module can check
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__qualname__} there, a tensor here"
+    if is_dtensor(wanted) and (why := why_unsupported(wanted)) is not None:
+        return why
     if is_lazy(wanted) or (value.shape == wanted.shape and _kind(value) == _kind(wanted)):
         return ""
     return f"{_dtype(value)} {list(value.shape)} there, {_dtype(wanted)} {list(wanted.shape)} here"
@@ -261,7 +300,9 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _same(one: Any, other: Any) -> bool:
     return one is other or (
-        isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and torch.equal(local_values(one), local_values(other))
     )
 
 

@@ -97,11 +97,12 @@ def with_layout_of(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     )
 
 
-def divided_as(target: object, values: Any) -> Any:
-    """Return this rank's piece of whole values, as a DTensor, if the target is one; else the values as they are."""
-    if not (isinstance(target, torch.Tensor) and is_dtensor(target)):
-        return values
-    return with_layout_of(target, values[local_box(target).within(Box.whole(values.shape))].contiguous())
+def take_piece(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy this rank's piece into a DTensor, from whole values or from a DTensor that is divided alike."""
+    box = local_box(target).within(Box.whole(values.shape))
+    piece = local_values(values) if is_dtensor(values) else values[box]
+    with torch.no_grad():
+        local_values(target).copy_(piece)
 
 
 def check_boxes(name: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:

@@ -26,11 +26,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from smddp.checkpoint.format.plain_names import METADATA
 from smddp.checkpoint.format.shards import Box, check_boxes, local_box, pieces_of, why_unsupported
 from smddp.checkpoint.format.tensors import DTYPES, check_shape
 from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import METADATA
 
 _TAG = "$"
 _DICTS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}

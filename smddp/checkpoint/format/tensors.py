@@ -83,7 +83,7 @@ class Layout:
     """Bytes of the whole file."""
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> Layout:
         """Compute the layout of a file, which depends only on names, dtypes and shapes, not on their order or values.
 
         Each tensor begins at a multiple of its dtype's width. Raise CheckpointError if the header is too large.
@@ -94,7 +94,8 @@ class Layout:
         for name, tensor in ordered:
             start, end = end, end + tensor.numel() * tensor.dtype.itemsize
             content[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-        text = json.dumps(content, separators=(",", ":")).encode()
+        described = content if metadata is None else {_METADATA: dict(metadata), **content}
+        text = json.dumps(described, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         if len(text) > LARGEST_HEADER:
             raise CheckpointError(

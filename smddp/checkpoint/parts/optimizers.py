@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from smddp.checkpoint.format.plain_names import plain_name
 from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, TAKE_REMEDY, OnChange, change, copied, same
-from smddp.job.saved_model import plain_name
 
 logger = logging.getLogger(__name__)
 

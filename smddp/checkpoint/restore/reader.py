@@ -73,15 +73,15 @@ class Unread:
 FindTargets = Callable[[Any], Mapping[str, torch.Tensor]]
 """Gets the state of a part with an `Unread` for each tensor; returns the DTensors to load, by the names of those."""
 
-_NO_TARGETS: Mapping[str, FindTargets] = {}
+NO_TARGETS: Mapping[str, FindTargets] = {}
 
 
-def read_checkpoint(store: Store, step: int, parts: Collection[str] | None = None) -> Loaded:
-    """Read one checkpoint, with the tensors of `parts`, or of all parts if None.
+def read_checkpoint(store: Store, step: int, *, load: Callable[[Manifest], Loaded] | None = None) -> Loaded:
+    """Read one checkpoint, by `load` as in `read_newest`.
 
     Raise CheckpointError if it is absent or not valid. StoreError and OSError say nothing about its validity.
     """
-    info, loaded = examine(store, step, partial(load_parts, store, parts=parts))
+    info, loaded = examine(store, step, load or partial(load_parts, store, parts=None))
     if loaded is None:
         raise CheckpointError(f"cannot read the checkpoint {info.path}: {info.reason}")
     return loaded
@@ -129,7 +129,7 @@ def load_parts(
     manifest: Manifest,
     *,
     parts: Collection[str] | None,
-    targets: Mapping[str, FindTargets] = _NO_TARGETS,
+    targets: Mapping[str, FindTargets] = NO_TARGETS,
     whole: bool = True,
 ) -> Loaded:
     """Read and verify a checkpoint, with the tensors of `parts`, or of all parts if None.

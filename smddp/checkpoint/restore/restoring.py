@@ -22,6 +22,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.manifest import Manifest
+from smddp.checkpoint.format.plain_names import in_names_of, plain_name, plain_state
 from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, some, weights_in_order
 from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_newest
 from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, is_in_pieces, restore_random_state
@@ -31,7 +32,6 @@ from smddp.distributed import PeerFailedError, Ranks
 from smddp.distributed.ranks import error_text
 from smddp.dtensor import is_dtensor
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import in_names_of, plain_name, plain_state
 from smddp.path_text import shown_path
 from smddp.process.terminal_text import as_size
 from smddp.secret_text import masked
@@ -65,7 +65,7 @@ def restore_newest(
         return _read(store, load, hyperparameters)
 
     if targets and ranks.world_size > 1:
-        loaded = _share(ranks, _read_on_all(ranks, read, load))
+        loaded = _share(ranks, read_on_all(ranks, read, load))
     else:
         loaded = _share(ranks, ranks.agree(lambda: read(load) if ranks.is_main else None))
     if loaded is None:
@@ -76,7 +76,7 @@ def restore_newest(
     return loaded.manifest
 
 
-def _read_on_all(
+def read_on_all(
     ranks: Ranks, read: Callable[[Callable[[Manifest], Loaded]], Loaded | None], load: Callable[[Manifest], Loaded]
 ) -> Loaded | None:
     """Read the newest checkpoint that is valid on all ranks, each its own pieces. Collective.

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from smddp.checkpoint.format.manifest import file_names
+from smddp.checkpoint.format.plain_names import plain_name, plain_state
 from smddp.checkpoint.format.state_tree import flatten, flatten_shards
 from smddp.checkpoint.run_state import RANKS, RNG, Gathering, Stateful, capture_random_state
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import plain_name, plain_state
 
 Tensors = Mapping[str, torch.Tensor]
 

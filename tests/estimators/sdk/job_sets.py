@@ -254,6 +254,12 @@ _IMAGES: list[Json] = [
 ]
 _SMDDP = {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options": "-verbose"}}}
 _MODEL_PARALLEL = {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}
+_SMP_V2 = {
+    "modelparallel": {
+        "enabled": True,
+        "parameters": {"hybrid_shard_degree": 4, "sm_activation_offloading": True, "tensor_parallel_degree": 2},
+    }
+}
 _MPI = {"mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": "-x A"}}
 _TORCHRUN = {"torch_distributed": {"enabled": True}}
 
@@ -269,7 +275,7 @@ _TOGETHER: list[tuple[list[Any], list[str], list[Json]]] = [
         [{"framework_version": "2.0.1", "py_version": "py310"}, *_OWN_IMAGE],
     ),
     ([{"smdistributed": _MODEL_PARALLEL, **_MPI}], ["ml.p4d.24xlarge", "ml.g5.xlarge"], _OWN_IMAGE),
-    ([{"smdistributed": _MODEL_PARALLEL, **_TORCHRUN}], ["ml.p4d.24xlarge", "ml.p5.48xlarge"], _IMAGES[1:3]),
+    ([{"smdistributed": _SMP_V2, **_TORCHRUN}], ["ml.p4d.24xlarge", "ml.p5.48xlarge"], _IMAGES[1:3]),
 ]
 """Distributions, with the instance types and the images that they go with."""
 

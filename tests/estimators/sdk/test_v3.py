@@ -324,3 +324,42 @@ def test_preferences_are_sent_as_with_v2(python: str, tmp_path: Path, sagemaker_
         assert of_v3[member] == of_v2[member]
     assert of_v2["ResourceConfig"]["InstancePreferences"][1] == {"InstanceType": "ml.g6.xlarge", "InstanceCount": 1}
     assert not {"InstanceType", "InstanceCount"} & of_v2["ResourceConfig"].keys()
+
+
+MODEL_PARALLEL = """
+from sagemaker.core.helper.session_helper import Session
+from sagemaker.train.distributed import SMP
+import boto3
+from estimators import Estimator
+from smddp.job.model_parallel import NAMES
+
+parameters = {"hybrid_shard_degree": 2, "sm_activation_offloading": True, "tensor_parallel_degree": 1}
+estimator = Estimator(
+    "train.py",
+    role="arn:aws:iam::123456789012:role/A",
+    image_uri="mine",
+    instance_type="ml.g5.12xlarge",
+    distribution={
+        "torch_distributed": {"enabled": True},
+        "smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}},
+    },
+    sagemaker_session=Session(boto3.Session("KEY", "SECRET", region_name="us-east-1"), default_bucket="jobs"),
+)
+plan = estimator.plan()
+plan.require()
+sent = plan.request.members["HyperParameters"]
+assert sent["mp_parameters"] == SMP(**parameters)._to_mp_hyperparameters()["mp_parameters"], sent
+assert set(NAMES) == set(SMP.model_fields)
+parameters["hybrid_shard_degree"] = 3
+(problem,) = estimator.plan().errors
+assert "4 ranks are no multiple" in problem.found
+"""
+
+
+@pytest.mark.slow
+def test_the_parameters_of_modelparallel_are_sent_as_a_model_trainer_sends_them(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('training')\n")
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [python_with_sdk_v3(tmp_path / "v3"), "-c", MODEL_PARALLEL]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from smddp.cluster import Cluster
 from smddp.errors import ClusterError, JobError
-from smddp.job import Job
+from smddp.job import Job, with_run_variables
 
 TWO_HOSTS = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}
 
@@ -183,3 +183,29 @@ def test_a_number_of_steps_that_is_none_is_refused(tmp_path: Path, text: str) ->
     assert Job.detect(given | {"SMDDP_MAX_STEPS": "20"}).max_steps == 20
     with pytest.raises(JobError, match=f"SMDDP_MAX_STEPS={text} is no number of steps"):
         Job.detect(given | {"SMDDP_MAX_STEPS": text})
+
+
+@pytest.mark.parametrize("text", ['{"hybrid_shard_degree": 2}', json.dumps('{"hybrid_shard_degree": 2}')])
+def test_the_parameters_of_modelparallel_come_from_the_file_or_a_variable(tmp_path: Path, text: str) -> None:
+    run = {"SAGEMAKER_BASE_DIR": "/none", "SMDDP_RUN_DIR": str(tmp_path)}
+    assert Job.detect(run).mp_parameters is None
+    for variables in {"SM_HP_MP_PARAMETERS": text}, {"SM_HPS": json.dumps({"mp_parameters": json.loads(text), "a": 1})}:
+        job = Job.detect(run | variables)
+        assert job.mp_parameters == {"hybrid_shard_degree": 2}
+        assert job.hyperparameters == ({"a": 1} if "SM_HPS" in variables else {})
+    write_config(tmp_path, hyperparameters={"mp_parameters": text})
+    assert Job.detect(run | {"SM_HP_MP_PARAMETERS": "{}"}).mp_parameters == {"hybrid_shard_degree": 2}
+
+
+def test_smddp_run_gives_a_script_the_parameters_of_modelparallel_as_the_toolkit_does(tmp_path: Path) -> None:
+    write_config(tmp_path, hyperparameters={"lr": "0.1", "mp_parameters": '{"hybrid_shard_degree": 2}'})
+    environ = with_run_variables({"SAGEMAKER_BASE_DIR": "/none"}, tmp_path, hosts=["here"], host="here", gpus=0)
+    assert json.loads(environ["SM_HP_MP_PARAMETERS"]) == {"hybrid_shard_degree": 2}
+    assert json.loads(environ["SM_HPS"]) == {"lr": 0.1, "mp_parameters": {"hybrid_shard_degree": 2}}
+    assert Job.detect(environ | {"SMDDP_RUN_DIR": str(tmp_path)}).mp_parameters == {"hybrid_shard_degree": 2}
+
+
+@pytest.mark.parametrize("text", ["[2]", "2", "hybrid", '{"a"'])
+def test_parameters_of_modelparallel_that_are_no_object_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(JobError, match=r"mp_parameters (is not JSON|must hold a JSON object)"):
+        Job.detect({"SAGEMAKER_BASE_DIR": str(tmp_path), "SM_HP_MP_PARAMETERS": text} | TWO_HOSTS)

@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 import smddp
 from smddp.distributed import ranks
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.training.precision import without_precision
+from smddp.training.precision import unwrapped
 
 SAMPLES, GLOBAL_BATCH, EPOCHS, SEED = 48, 12, 3, 5
 OPTIONS = ("precision", "optimizer", "accumulate", "clip", "schedule", "ema")
@@ -166,7 +166,7 @@ def by_trainer(case: Case, job: smddp.Job, stop_at: float = math.inf) -> dict[st
         for inputs, targets in trainer.batches(loader):
             stop_signal.requested = next(given) >= stop_at
             trainer.step(nn.functional.mse_loss(trainer.model(inputs), targets))
-    ema = None if trainer.ema is None else without_precision(trainer.ema)
+    ema = None if trainer.ema is None else unwrapped(trainer.ema)
     scaler = trainer._checkpoints.state.get("scaler")
     return case.result(ema, scaler, with_buffers=job.cluster.is_main)
 

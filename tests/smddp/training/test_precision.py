@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from smddp.training.precision import Precision, PrecisionName, without_precision
+from smddp.training.precision import Precision, PrecisionName, unwrapped
 
 CPU = torch.device("cpu")
 
@@ -133,8 +133,8 @@ def test_apexs_first_levels_are_other_names(level: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["bf16", "O2", "O3"])
 def test_the_model_within_is_found_again(name: str) -> None:
     model = nn.Linear(2, 2)
-    assert without_precision(Precision(name, CPU).wrap(model)) is model  # type: ignore[arg-type]
-    assert without_precision(model) is model
+    assert unwrapped(Precision(name, CPU).wrap(model)) is model  # type: ignore[arg-type]
+    assert unwrapped(model) is model
 
 
 def test_tf32_is_switched_on_for_the_process_and_told(

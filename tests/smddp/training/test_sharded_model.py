@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 import smddp
 from smddp import Sharded
 from smddp.data import EvaluationSampler
-from smddp.distributed import current_membership, shard
+from smddp.distributed import current_membership
+from smddp.distributed.dividing import shard
 from smddp.training.model_checks import check_sharded
 from smddp.training.precision import Precision
 
@@ -70,17 +75,37 @@ def trained(job, name, parallel, steps, broken=None, norm=nn.BatchNorm1d, **opti
                 of_rank = [float(error(trainer, each).sum()) for each in trainer.batches(test)]
             model.train()
             errors.append(round(float(trainer.sum(sum(of_rank))) / 97, 5))
+            if trainer.ema is not None:
+                with torch.no_grad():
+                    errors.append(round(float(trainer.ema(torch.ones(2, 5)).sum()), 5))
             trainer.save()
-    trainer.save_model()
-    weights = torch.load(job.part(name).model_dir / "model.pt") if trainer.is_main else {}
+    weights = {}
+    for part in filter(None, (model, trainer.ema)):
+        trainer.save_model(part)
+        if trainer.is_main:
+            saved = torch.load(job.part(name).model_dir / "model.pt")
+            weights |= {f"{part is model} {key}": value for key, value in saved.items()}
     return weights, errors, sorted(int(each) for each in trainer.gather(torch.tensor(data.seen)))
 """
 
 PARITY = """
 def main(job):
+    seen = []
+    forward = Block.forward
+    Block.forward = lambda self, inputs: seen.append((self.inner.weight.dtype, inputs.dtype)) or forward(self, inputs)
+    for precision in ("bf16", "fp16"):
+        options = {"precision": precision, "clip_norm": 0.3, "ema": 0.8}
+        one = trained(job, f"{precision}-whole", smddp.DDPOptions(), 7, **options)
+        seen.clear()
+        two = trained(job, f"{precision}-gathered", Sharded(wrap=(Block,), gather_as=precision), 7, **options)
+        expected = torch.bfloat16 if precision == "bf16" else torch.float16
+        assert {dtype for dtype, _ in seen} == {expected}, set(seen)
+        assert all(each.dtype == torch.float32 for each in two[0].values() if each.is_floating_point())
+        assert torch.allclose(torch.tensor(one[1]), torch.tensor(two[1]), rtol=0.02, atol=0.02), (one[1], two[1])
+    Block.forward = forward
     for precision in ("fp32", "bf16", "fp16"):
         skips = {"on_nonfinite": "skip", "broken": 8}
-        for options in ({"clip_norm": 0.3}, {"clip_value": 0.01}, skips, {"timing": True}):
+        for options in ({"clip_norm": 0.3}, {"clip_value": 0.01}, skips, {"timing": True, "ema": 0.8}):
             name, options = f"{precision}-{min(options)}", {**options, "precision": precision}
             one = trained(job, name + "-ddp", smddp.DDPOptions(), 7, **options)
             two = trained(job, name + "-sharded", Sharded(wrap=(Block,)), 7, **options)
@@ -102,14 +127,14 @@ def program(directory: Path, rest: str) -> str:
 def test_it_trains_as_a_replicated_model_does(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     ended = run_ranks(program(tmp_path, PARITY))
     assert [each.code for each in ended] == [0, 0], ended
-    options = ["clip_norm", "clip_value", "broken", "timing"]
+    options = ["clip_norm", "clip_value", "broken", "ema"]
     assert ended[0].printed.split() == [f"{name}-{each}" for name in ("fp32", "bf16", "fp16") for each in options]
 
 
 CHAIN = """
 def main(job):
     parallel = eval(os.environ["PARALLEL"])
-    weights, errors, seen = trained(job, "chain", parallel, int(os.environ["STEPS"]), norm=nn.LayerNorm, clip_norm=0.5)
+    weights, errors, seen = trained(job, "chain", parallel, int(os.environ["STEPS"]), norm=nn.LayerNorm, ema=0.7)
     if job.cluster.is_main:
         print(errors, seen)
 
@@ -128,7 +153,7 @@ def test_it_resumes_in_mid_epoch_on_other_ranks_in_another_layout(
         for parallel, ranks, steps in chain:
             directory.mkdir(exist_ok=True)
             ended = run_ranks(program(directory, CHAIN), [{"PARALLEL": parallel, "STEPS": str(steps)}] * ranks)
-            assert [each.code for each in ended] == [0] * ranks, ended
+            assert [each.code for each in ended] == [0] * ranks, "\n".join(each.printed for each in ended)
             of_part = eval("[" + ended[0].printed.strip().replace("] [", "], [") + "]")
             errors, seen = errors + of_part[0], seen + of_part[1]
         return errors, sorted(seen), torch.load(next(directory.rglob("model.pt")))
@@ -321,6 +346,59 @@ def main(job):
 smddp.run(main)
 """
 
+ON_META = """
+def main(job):
+    torch.manual_seed(8 + job.cluster.rank)
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(5, 8), Block(8), nn.BatchNorm1d(8), Block(8), nn.Linear(8, 1))
+    model[4].bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters()}, {"params": model[1:].parameters(), "lr": 0.03}])
+    parallel = eval(os.environ["PARALLEL"])
+    trainer = smddp.Trainer(job, model, optimizer, parallel=parallel, ema=0.5, check_replicas=1)
+    trainer.save_model()
+    if trainer.is_main:
+        print([round(float(each.double().sum()), 6) for each in torch.load(job.model_dir / "model.pt").values()])
+    ema = trainer.ema(torch.ones(2, 5).requires_grad_())  # an average that was called with gradients follows, too
+    for _ in range(4):
+        teacher = trainer.ema(batch := torch.ones(2, 5)).detach()
+        outputs = trainer.model(batch.requires_grad_())
+        trainer.step((outputs - 1).square().mean() + (trainer.ema(batch) - outputs).square().mean())
+    assert batch.grad is not None and batch.grad.abs().sum() > 0
+    for length in (1, 2):  # the average follows buffers
+        model.register_buffer("seen", torch.full((length,), 3.0))
+        trainer.step((trainer.model(batch) - 1).square().mean())
+        seen = dict(trainer.ema.named_buffers()) if job.cluster.world_size > 1 else {"seen": model.seen}
+        assert [each.tolist() for name, each in seen.items() if name.endswith("seen")] == [[3.0] * length]
+    model[0].frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    try:
+        trainer.step((trainer.model(batch) - 1).square().mean())
+    except ValueError as error:
+        print(error)
+
+smddp.run(main)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_on_the_meta_device_begins_the_same_on_any_number_of_ranks(
+    run_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    sharded = "Sharded(wrap=(Block,))"
+    begun = set()
+    for number, (ranks, parallel) in enumerate([(1, sharded), (2, sharded), (3, sharded), (2, "smddp.DDPOptions()")]):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        ended = run_ranks(program(directory, ON_META), [{"PARALLEL": parallel}] * ranks)
+        assert [each.code for each in ended] == [0] * ranks, "\n".join(each.printed for each in ended)
+        first, *rest = ended[0].printed.splitlines()
+        assert rest == ["ema= can't follow a sharded model to other layers: change them before the Trainer is made"] * (
+            ranks > 1 and parallel == sharded
+        )
+        if parallel == sharded:
+            begun.add(first)
+    assert len(begun) == 1, begun
+
+
 TOLD = [
     ["ValueError: 3.weight is in no module that fully_shard was applied to"] * 2,
     ["ValueError: 0.weight is in no module that fully_shard was applied to"] * 2,
@@ -375,8 +453,7 @@ def compiled_in_place() -> nn.Sequential:
         ),
         ({"wrap": (nn.ModuleList,)}, lambda model: model.append(nn.ModuleList([nn.Linear(1, 1)])), "has no forward"),
         ({"shard": 3}, None, "shard=3 divides the weights among 3 ranks, and 1 ranks are no multiple"),
-        ({}, lambda model: model.to("meta"), r"0.weight has no values yet \(on the meta device\)"),
-        ({}, lambda model: model.append(nn.LazyLinear(2)), r"3.weight has no values yet \(a lazy layer\)"),
+        ({}, lambda model: model.append(nn.LazyLinear(2)), r"3.weight has no shape yet \(a lazy layer\)"),
     ],
 )
 def test_a_model_that_cannot_be_divided_is_refused(
@@ -393,10 +470,10 @@ def test_a_model_that_cannot_be_divided_is_refused(
 
 def test_one_rank_refuses_what_several_refuse(tmp_path: Path) -> None:
     model, job = net(), smddp.Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
-    for options, told in ({"wrap": (nn.Conv1d,)}, "holds no module"), ({"wrap": (nn.Linear,)}, "ema=0.5 averages"):
-        ema = None if "Conv1d" in str(options) else 0.5
+    for wrap, precision, told in (nn.Conv1d, "fp32", "holds no module"), (nn.Linear, "O2", "keeps half copies"):
         with pytest.raises(ValueError, match=told):
-            smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), parallel=Sharded(**options), ema=ema)
+            parallel = Sharded(wrap=(wrap,))
+            smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), parallel=parallel, precision=precision)
 
 
 @pytest.mark.usefixtures("_group_of_one")
@@ -414,12 +491,13 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"twice": True}, "sharded by fully_shard already"),
+        ({"is_divided": True}, "sharded by fully_shard already"),
         ({"model": torch.compile(net())}, "can't be compiled as a whole: compile its layers"),
         ({"model": compiled_in_place()}, "can't be compiled as a whole: compile its layers"),
         ({"precision": Precision("O2")}, "precision='O2' keeps half copies of whole weights"),
-        ({"ema": 0.9}, "ema=0.9 averages whole weights"),
+        ({"ema": 0.9, "is_divided": True, "parallel": smddp.DDPOptions()}, "ema=0.9 needs a copy of the model"),
         ({"move_model": False}, "move_model=False"),
+        ({"parallel": Sharded(wrap=(nn.Linear,), gather_as="bf16")}, "gather_as='bf16' gathers .* computes in fp32"),
         (
             {"optimizers": lambda model: [ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)]},
             "give the optimizer that the ZeroRedundancyOptimizer wraps",
@@ -436,11 +514,13 @@ def test_what_a_sharded_model_cannot_be_combined_with_is_refused_by_name(given: 
         "precision": Precision("fp32"),
         "ema": None,
         "move_model": True,
-        "twice": False,
+        "parallel": Sharded(wrap=(nn.Linear,)),
+        "is_divided": False,
         **given,
     }
+    first = [options.pop(name) for name in ("model", "optimizers", "precision", "parallel")]
     with pytest.raises(ValueError, match=told):
-        check_sharded(options.pop("model"), options.pop("optimizers"), options.pop("precision"), **options)
+        check_sharded(*first, **options)
 
 
 @pytest.mark.parametrize(
@@ -456,6 +536,7 @@ def test_what_a_sharded_model_cannot_be_combined_with_is_refused_by_name(given: 
         ({"shard": True}, ValueError, "shard=True"),
         ({"shard": 0}, ValueError, "shard=0"),
         ({"reshard_after_forward": 1}, ValueError, "reshard_after_forward=1"),
+        ({"gather_as": "fp32"}, ValueError, "gather_as='fp32': give 'bf16', 'fp16' or None"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], kind: type[Exception], told: str) -> None:
@@ -485,3 +566,78 @@ def test_too_few_samples_for_an_even_evaluation_are_refused() -> None:
         ValueError, match="7 samples in batches of 1 can't be divided into equally many batches for each"
     ):
         EvaluationSampler(7, batch_size=1, rank=0, world_size=2, even=True)
+
+
+def job_with(directory: Path, parameters: dict[str, Any] | None, ranks: int = 4) -> smddp.Job:
+    given = {} if parameters is None else {"SM_HP_MP_PARAMETERS": json.dumps(parameters)}
+    job = smddp.Job.detect({"SMDDP_RUN_DIR": str(directory), **given})
+    return replace(job, cluster=replace(job.cluster, world_size=ranks, local_world_size=ranks))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "of_script", "of_job", "told"),
+    [
+        (None, "all", "all", "the job has no mp_parameters"),
+        (None, "host", "host", "the job has no mp_parameters"),
+        ({}, "all", "all", None),
+        ({"hybrid_shard_degree": 0, "tensor_parallel_degree": 1}, "host", "host", None),
+        ({"hybrid_shard_degree": 1}, "all", 1, None),
+        ({"hybrid_shard_degree": 2, "sm_activation_offloading": False}, "host", 2, None),
+        ({"hybrid_shard_degree": 8}, "host", "all", "=8, and has 4 ranks: the weights are divided among all"),
+        (
+            {"allow_empty_shards": True, "random_seed": 3},
+            "all",
+            "all",
+            "smddp ignores allow_empty_shards=True, random_seed=3 of mp_parameters: only AWS's torch.sagemaker has it",
+        ),
+    ],
+)
+def test_a_jobs_degree_decides_how_its_weights_are_divided(
+    parameters: dict[str, Any] | None,
+    of_script: Any,
+    of_job: Any,
+    told: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job = job_with(tmp_path, parameters)
+    with caplog.at_level(logging.INFO, "smddp.distributed"):
+        options = Sharded.from_job(job, wrap=(nn.Linear,), shard=of_script, reshard_after_forward=False)
+    assert options == Sharded(wrap=(nn.Linear,), shard=of_job, reshard_after_forward=False)
+    assert len(caplog.messages) == (told is not None)
+    assert told is None or told in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"tensor_parallel_degree": 2}, "asks for tensor_parallel_degree=2, and smddp divides weights alone"),
+        ({"context_parallel_degree": 2}, "asks for context_parallel_degree=2"),
+        ({"expert_parallel_degree": 2}, "asks for expert_parallel_degree=2"),
+        ({"tensor_parallel_degree": 0}, "tensor_parallel_degree is 0. Give at least 1"),
+        ({"hybrid_shard_degree": -1}, "hybrid_shard_degree is -1. Give at least 0"),
+        ({"hybrid_shard_degree": True}, "hybrid_shard_degree is True. Give a whole number"),
+        ({"hybrid_shard_degree": "2"}, "hybrid_shard_degree is '2'. Give a whole number"),
+        ({"allow_empty_shards": 1}, "allow_empty_shards is 1. Give True or False"),
+        ({"hybrid_shard_degre": 2}, "no parameter 'hybrid_shard_degre'. Did you mean 'hybrid_shard_degree'"),
+        ({"partitions": 2}, "SMP v2 has no parameter 'partitions'. It has hybrid_shard_degree, "),
+    ],
+)
+def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(
+    parameters: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        Sharded.from_job(job_with(tmp_path, parameters), wrap=(nn.Linear,))
+
+
+@pytest.mark.parametrize("parameters", [{}, {"hybrid_shard_degree": 1}])
+@pytest.mark.parametrize("options", [{}, {"parallel": smddp.DDPOptions()}])
+def test_a_job_that_asks_for_modelparallel_is_not_trained_by_ddp(
+    parameters: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model, job = net(), job_with(tmp_path, parameters, ranks=1)
+    told = "the job asks for smdistributed.modelparallel, and each rank would have the whole model: give parallel="
+    with pytest.raises(ValueError, match=told):
+        smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), **options)
+    parallel = Sharded.from_job(job, wrap=(nn.Linear,))
+    smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), parallel=parallel)

@@ -72,7 +72,7 @@ def faults(tmp_path: Path, script: str, given: dict[str, Any], **modules: str) -
         path.write_text(text)
     source = SourceCode.of({"entry_point": "train.py", "source_dir": str(tmp_path)})
     facts = ScriptFacts.of(source.modules, {name: json.dumps(value) for name, value in given.items()})
-    return "; ".join(map(str, facts.check(channels=(), has_gpus=True, own_image=False)))
+    return "; ".join(map(str, facts.check(channels=(), has_gpus=True, shares_checkpoints=True, own_image=False)))
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ from estimators.checks.script.facts import ScriptFacts
 from estimators.source_code import SourceCode
 
 HERE = Path(__file__).resolve()
+HOSTS = {"has_gpus": False, "shares_checkpoints": True}
 
 
-def warned(tmp_path: Path, script: str, *, has_gpus: bool = False, **modules: str) -> list[str]:
+def warned(tmp_path: Path, script: str, hosts: dict[str, bool] = HOSTS, **modules: str) -> list[str]:
     (tmp_path / "train.py").write_text(script)
     for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
     source = SourceCode.of({"entry_point": "train.py", "source_dir": str(tmp_path)})
-    problems = list(ScriptFacts.of(source.modules, {}).check(channels=(), has_gpus=has_gpus, own_image=False))
+    problems = list(ScriptFacts.of(source.modules, {}).check(channels=(), own_image=False, **{**HOSTS, **hosts}))
     assert all(problem.severity == "warning" for problem in problems)
     return [str(problem) for problem in problems]
 
@@ -55,7 +56,7 @@ def test_a_call_that_needs_a_gpu_is_told_for_hosts_without(tmp_path: Path, line:
     script = f"import torch\n\ndef main():\n    {line}\n\nif __name__ == '__main__':\n    main()\n"
     (told,) = warned(tmp_path, script)
     assert "and the job's hosts have no GPU. Use trainer.device" in told
-    assert warned(tmp_path, script, has_gpus=True) == []
+    assert warned(tmp_path, script, {"has_gpus": True}) == []
 
 
 @pytest.mark.parametrize(
@@ -107,3 +108,13 @@ def test_an_unguarded_run_is_told_if_there_are_workers(tmp_path: Path, options: 
 )
 def test_a_deep_script_is_judged(tmp_path: Path, before: str) -> None:
     assert len(warned(tmp_path, f"{before}import torch\ntorch.cuda.set_device(0)\n")) == 1
+
+
+@pytest.mark.parametrize(
+    "call", ["smddp.Sharded(wrap=(Block,))", "smddp.Sharded.from_job(job, wrap=(Block,))", "fully_shard(model)"]
+)
+def test_a_model_divided_among_hosts_needs_a_place_that_all_reach(tmp_path: Path, call: str) -> None:
+    script = f"import smddp\nfrom torch.distributed.fsdp import fully_shard\n\nparallel = {call}\n"
+    (told,) = warned(tmp_path, script, {"shares_checkpoints": False})
+    assert "train.py, line 4, divides a model among the job's hosts, and no place for checkpoints is one" in told
+    assert warned(tmp_path, script) == []

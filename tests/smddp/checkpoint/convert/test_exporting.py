@@ -12,10 +12,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from smddp.checkpoint.convert import export
+from smddp.checkpoint.convert import export, saved_model
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError
-from smddp.job import saved_model
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -169,7 +168,7 @@ def test_a_model_directory_whose_second_file_fails_does_not_appear(
         raise CheckpointError("No space left on device")
 
     with monkeypatch.context() as failing:
-        failing.setattr(saved_model, "write_safetensors", fail)
+        failing.setattr(saved_model, "_save", fail)
         with pytest.raises(CheckpointError, match="No space left"):
             export(training.place, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

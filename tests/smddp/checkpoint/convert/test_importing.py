@@ -13,8 +13,8 @@ from torch import nn
 
 from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.convert import export, import_checkpoint
+from smddp.checkpoint.convert.saved_model import write_weights
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import write_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

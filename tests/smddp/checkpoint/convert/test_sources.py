@@ -13,9 +13,11 @@ from botocore.response import StreamingBody
 from moto import mock_aws
 from torch import nn
 
+from smddp.checkpoint.convert import saved_model
+from smddp.checkpoint.convert.saved_model import write_weights
 from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.stores import StoreError, open_store
-from smddp.job.saved_model import write_weights
+from smddp.errors import CheckpointError
 from smddp.storage.s3_bucket import PATIENCE
 from smddp.storage.s3_errors import Retries
 from tests.smddp.checkpoint.by_hand import write_checkpoint
@@ -42,6 +44,22 @@ def test_a_prefix_in_s3_with_a_model_is_read_as_a_directory_is(s3: str, tmp_path
     assert str(source) == f"{s3}/m/model.safetensors"
     found, _ = source.read_part("model")
     assert torch.equal(found["weight"], model.weight)
+
+
+def test_a_model_of_several_files_in_s3_is_read_by_its_index(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_model, "MOST_BYTES", 1)
+    model = nn.Linear(3, 2)
+    write_weights(model.state_dict(), tmp_path)
+    for path in tmp_path.iterdir():
+        boto3.client("s3").upload_file(str(path), "bucket", f"m/{path.name}")
+    found, origin = find_source(f"{s3}/m").read_part("model")
+    assert origin == f"{s3}/m/model.safetensors.index.json"
+    assert torch.equal(found["weight"], model.weight)
+    boto3.client("s3").delete_object(Bucket="bucket", Key="m/model-00002-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"there is no s3://bucket/m/model-00002-of-00002\.safetensors"):
+        find_source(f"{s3}/m").read_part("model")
 
 
 @pytest.mark.slow

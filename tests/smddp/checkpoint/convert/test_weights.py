@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tarfile
 from collections.abc import Callable
@@ -9,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
-from smddp.checkpoint.convert import export
+import smddp
+from smddp.checkpoint.convert import export, saved_model
+from smddp.checkpoint.convert.saved_model import write_weights
 from smddp.checkpoint.convert.weights import WeightsError, load_weights
 from smddp.checkpoint.stores import open_store
 from smddp.errors import CheckpointError, SmddpError
-from smddp.job.saved_model import write_weights
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 
 
@@ -72,6 +76,22 @@ def _safetensors(model: nn.Module, path: Path) -> Path:
     return _model_directory(model, path) / "model.safetensors"
 
 
+def _several_files(model: nn.Module, path: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(saved_model, "MOST_BYTES", 40)
+        return _model_directory(model, path)
+
+
+def _index_of_several(model: nn.Module, path: Path) -> Path:
+    return _several_files(model, path) / "model.safetensors.index.json"
+
+
+def _archive_of_several(model: nn.Module, path: Path) -> Path:
+    with tarfile.open(path / "model.tar.gz", "w:gz") as archive:
+        archive.add(_several_files(model, path), "./")
+    return path / "model.tar.gz"
+
+
 def _archive(kept: str, inside: str = "") -> Callable[[nn.Module, Path], Path]:
     def save(model: nn.Module, path: Path) -> Path:
         with tarfile.open(path / "model.tar.gz", "w:gz") as archive:
@@ -98,6 +118,9 @@ def _dcp(model: nn.Module, path: Path) -> Path:
         pytest.param(_in_parts("state_dict"), id="torch.save with state_dict"),
         pytest.param(_safetensors, id="safetensors"),
         pytest.param(_model_directory, id="model directory"),
+        pytest.param(_several_files, id="directory of several safetensors"),
+        pytest.param(_index_of_several, id="index of several safetensors"),
+        pytest.param(_archive_of_several, id="tar of several safetensors"),
         pytest.param(_archive("model.safetensors"), id="tar of safetensors"),
         pytest.param(_archive("model.pt", "./"), id="tar of torch.save"),
         pytest.param(_dcp, id="dcp"),
@@ -290,6 +313,16 @@ def test_two_weights_do_not_become_one_in_silence(tmp_path: Path) -> None:
         load_weights(Tied(), tmp_path / "untied.pt")
 
 
+def test_the_pieces_of_a_sharded_model_are_no_model(tmp_path: Path) -> None:
+    smddp.join()
+    module = nn.Linear(3, 2)
+    fully_shard(module)
+    torch.save(module.state_dict(), tmp_path / "w.pt")
+    smddp.leave()
+    with pytest.raises(CheckpointError, match=r"w\.pt holds DTensors, so one rank's pieces .*full_state_dict=True"):
+        load_weights(nn.Linear(3, 2), tmp_path / "w.pt")
+
+
 def test_a_module_without_memory_is_told_what_to_do(trained: nn.Sequential, tmp_path: Path) -> None:
     with torch.device("meta"):
         module = net()
@@ -342,6 +375,72 @@ def test_an_averaged_model_gives_its_weights_without_its_count(tmp_path: Path) -
     again = torch.optim.swa_utils.AveragedModel(net())
     assert load_weights(again, tmp_path, part="ema").complete
     assert same(again.module, average.module)
+
+
+def _with_index(change: Callable[[dict[str, str], Path], object]) -> Callable[[Path], Path]:
+    """Return a function that makes a directory of files with the tensors a, b and c, whose index is changed."""
+
+    def make(path: Path) -> Path:
+        directory = path / "model"
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(saved_model, "MOST_BYTES", 8)
+            write_weights({name: torch.ones(2) for name in "abc"}, directory)
+        file_of = {name: f"model-0000{number}-of-00003.safetensors" for number, name in enumerate("abc", start=1)}
+        index = directory / "model.safetensors.index.json"
+        assert json.loads(index.read_text())["weight_map"] == file_of
+        change(file_of, directory)
+        index.write_text(json.dumps({"weight_map": file_of}))
+        return directory
+
+    return make
+
+
+FIRST, SECOND = "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda files, _: files.update(a="../a.safetensors"),
+            r"names '\.\./a\.safetensors', which is no safetensors",
+        ),
+        (
+            lambda files, _: files.update(a="/etc/passwd"),
+            "names '/etc/passwd', which is no safetensors file",
+        ),
+        (
+            lambda files, _: files.update(a="model.pt"),
+            "names 'model.pt', which is no safetensors file",
+        ),
+        (lambda files, _: files.update(a=["x"]), "which is no safetensors file in its directory"),
+        (lambda _, path: (path / FIRST).unlink(), f"names {FIRST}, and there is no such file"),
+        (lambda files, _: files.update(d=FIRST), f"says that d is in {FIRST}, which does not have it"),
+        (lambda files, _: files.update(a=SECOND), f"{SECOND} has b|says that a is in {SECOND}, which does not have it"),
+        (lambda files, _: files.pop("a") and files.update(d=FIRST), f"{FIRST} has a, and .* does not list it"),
+        (
+            lambda _, path: save_file({"b": torch.zeros(2), "a": torch.ones(2)}, path / FIRST),
+            f"{FIRST} has b, and .* says that it is in {SECOND}",
+        ),
+        (lambda _, path: (path / SECOND).write_bytes(b"\x00" * 9), "is not a safetensors file, or it is damaged"),
+        (lambda files, _: files.clear(), "is not an index of safetensors files: it names none"),
+    ],
+)
+def test_an_index_that_its_files_do_not_fit_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, str], Path], object], told: str
+) -> None:
+    module = nn.ParameterDict({name: torch.zeros(2) for name in "abc"})
+    with pytest.raises(CheckpointError, match=told) as raised:
+        load_weights(module, _with_index(change)(tmp_path))
+    assert "\n" not in str(raised.value)
+    assert not any(weight.any() for weight in module.values())
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "x", "a": "y"}}', "{"])
+def test_what_is_no_index_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match="is not an index of safetensors files"):
+        load_weights(nn.Linear(1, 1), tmp_path)
 
 
 def _nothing(path: Path) -> Path:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from smddp.checkpoint import Checkpointer
+from smddp.checkpoint.convert.saved_model import write_weights
+from smddp.checkpoint.format.plain_names import plain_name
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
-from smddp.job.saved_model import plain_name, write_weights
 
 NAMES = ["encoder.0.bias", "encoder.0.weight", "encoder.1.bias", "encoder.1.num_batches_tracked"]
 NAMES += ["encoder.1.running_mean", "encoder.1.running_var", "encoder.1.weight", "head.bias", "head.weight"]

@@ -1,3 +1,5 @@
+import errno
+import json
 import os
 import stat
 import subprocess
@@ -9,14 +11,15 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from smddp.checkpoint.convert import saved_model
+from smddp.checkpoint.convert.saved_model import write_safetensors, write_torch, write_weights
 from smddp.errors import CheckpointError
-from smddp.job.saved_model import write_safetensors, write_torch, write_weights
 
 # A process that may write files of 100 kB and no more fails in the middle of a file, as on a full disk.
 FULL = """
 import pathlib, resource, signal, sys
 from torch import nn
-from smddp.job.saved_model import write_weights
+from smddp.checkpoint.convert.saved_model import write_weights
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 write_weights(nn.Linear(200, 200).state_dict(), pathlib.Path(sys.argv[1]))
@@ -55,6 +58,76 @@ def test_both_files_hold_the_weights(tmp_path: Path) -> None:
         assert torch.equal(from_safetensors[name], tensor)
         assert torch.equal(from_pt[name], tensor)
     assert names(tmp_path / "model") == ["model.pt", "model.safetensors"]
+
+
+def test_the_safetensors_file_is_the_one_that_the_package_writes(tmp_path: Path) -> None:
+    weights = {**nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).state_dict(), "half": torch.randn(3).bfloat16()}
+    write_weights(weights, tmp_path)
+    content = (tmp_path / "model.safetensors").read_bytes()
+    assert content == safetensors.torch.save(weights, {"format": "pt"})
+
+
+def test_a_large_model_is_written_as_hugging_face_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    weights = {f"layers.{layer}.weight": torch.randn(10, 10) for layer in range(7)} | {"bias": torch.randn(500)}
+    monkeypatch.setattr(saved_model, "MOST_BYTES", 1000)
+    write_weights(weights, tmp_path / "own")
+    assert "wrote the model in 5 files of safetensors, with an index and without model.pt" in caplog.text
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    (tmp_path / "theirs").mkdir()
+    huggingface_hub.save_torch_state_dict(weights, tmp_path / "theirs", max_shard_size=1000)
+    assert names(tmp_path / "own") == names(tmp_path / "theirs")
+    for name in names(tmp_path / "own"):
+        own, theirs = ((tmp_path / side / name).read_bytes() for side in ("own", "theirs"))
+        assert own == theirs if name.endswith(".safetensors") else json.loads(own) == json.loads(theirs), name
+
+
+def test_tied_weights_of_a_large_model_are_named_in_the_file_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_model, "MOST_BYTES", 1)
+    write_weights({**Tied().state_dict(), "z": torch.ones(1)}, tmp_path)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    metadata = [safetensors.safe_open(path, framework="pt").metadata() for path in files]
+    assert metadata == [{"format": "pt", "head.weight": "embed.weight"}, {"format": "pt"}]
+
+
+@pytest.mark.parametrize("sizes", [(1, 10**9), (10**9, 1), (1, 30)], ids=str)
+def test_of_an_earlier_model_in_other_files_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
+) -> None:
+    weights = {"a": torch.ones(4), "b": torch.ones(2), "c": torch.ones(1)}
+    (tmp_path / "config.json").touch()
+    for directory, of in (tmp_path, sizes), (tmp_path / "new", sizes[1:]):
+        for size in of:
+            monkeypatch.setattr(saved_model, "MOST_BYTES", size)
+            write_weights(weights, directory)
+    assert names(tmp_path) == sorted([*names(tmp_path / "new"), "config.json", "new"])
+
+
+def test_a_large_model_that_could_not_be_written_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved_model, "MOST_BYTES", 1)
+    write_weights({"a": torch.ones(4), "b": torch.ones(2)}, tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
+    monkeypatch.setattr(saved_model, "_index", lambda files: [][len(files)])
+    with pytest.raises(IndexError):
+        write_weights({"a": torch.zeros(4), "b": torch.zeros(2)}, tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
+
+
+def test_a_dtype_that_safetensors_cannot_store_is_in_the_other_file_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = {"a": torch.ones(2, dtype=torch.complex128)}
+    write_weights(weights, tmp_path)
+    assert names(tmp_path) == ["model.pt"]
+    assert "a is torch.complex128" in caplog.text
+    with pytest.raises(CheckpointError, match=r"as safetensors: a is torch\.complex128"):
+        write_safetensors(weights, tmp_path / "a.safetensors")
 
 
 def test_whoever_may_read_new_files_may_read_both(tmp_path: Path) -> None:
@@ -129,7 +202,7 @@ def test_on_a_full_disk_the_old_model_stays_without_debris(tmp_path: Path) -> No
     )
     told = ended.stderr.splitlines()[-1]
     assert told.startswith("smddp.errors.CheckpointError: could not write")
-    assert "model.pt: File too large; free some space" in told
+    assert "model.safetensors: File too large; free some space" in told
     assert [(tmp_path / name).read_bytes() for name in ("model.pt", "model.safetensors")] == before
     assert names(tmp_path) == ["model.pt", "model.safetensors"]
 
@@ -137,10 +210,10 @@ def test_on_a_full_disk_the_old_model_stays_without_debris(tmp_path: Path) -> No
 def test_a_safetensors_file_on_a_full_disk_is_told_in_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match="No space left on device; free some space"):
         write_safetensors({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     assert names(tmp_path) == []
@@ -148,7 +221,7 @@ def test_a_safetensors_file_on_a_full_disk_is_told_in_the_same_way(
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"could not write .*model\.pt: (Not a directory|File exists)"):
+    with pytest.raises(CheckpointError, match=r"could not write .*model\.safetensors: (Not a directory|File exists)"):
         write_weights(nn.Linear(2, 2).state_dict(), tmp_path / "file")
 
 
@@ -157,12 +230,9 @@ def test_the_files_are_durable_with_their_names(tmp_path: Path, monkeypatch: pyt
     fsync = os.fsync
 
     def spy(descriptor: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", spy)
     write_weights(nn.Linear(2, 2).state_dict(), tmp_path)
-    assert [path.name.split(".")[1] if path != tmp_path else "directory" for path in synced] == [
-        *("model", "directory"),
-        *("model", "directory"),
-    ]
+    assert synced == ["model.safetensors", "model.pt", tmp_path.name]
