@@ -144,8 +144,9 @@ def _divide(options: Sharded, module: nn.Module, mesh: Any, fill: Callable[[nn.M
     """Call ``fill`` for one layer after another, the whole module at last, and divide the layer's weights then."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    # The types of inputs and outputs are autocast's.
-    policy = MixedPrecisionPolicy(options.gathered_type, torch.float32, None, cast_forward_inputs=False)
+    # The types of inputs and outputs are autocast's. Gradients are averaged in the type of the weights, unless in half.
+    averaged_type = None if options.gathered_type is None else torch.float32
+    policy = MixedPrecisionPolicy(options.gathered_type, averaged_type, None, cast_forward_inputs=False)
     for layer in reversed(_layers_of(options, module)):  # a layer's parts come after it, and are divided before it
         fill(layer)
         fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward, mp_policy=policy)

@@ -50,10 +50,22 @@ def kill_two_ranks(count: int, seed: int, directory: Path) -> tuple[Outcome, ...
     return (kill_at_random(kills=count, seed=seed, directory=directory, ranks=2),)
 
 
+def kill_sharded(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.kill import kill_at_random
+
+    return (kill_at_random(kills=count, seed=seed, directory=directory, ranks=2, sharded=True),)
+
+
 def kill_at_each_operation(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
     from tests.torture.kill_points import kill_at_each_operation
 
     return kill_at_each_operation(saves=count, directory=directory)
+
+
+def kill_sharded_at_each_operation(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.kill_points import SHARDED, kill_at_each_operation
+
+    return kill_at_each_operation(saves=count, directory=directory, layout=SHARDED)
 
 
 def damage(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
@@ -90,6 +102,12 @@ def change_ranks(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
     from tests.torture.elastic import change_ranks
 
     return change_ranks(interruptions=count, seed=seed, directory=directory)
+
+
+def reshard(count: int, seed: int, directory: Path) -> tuple[Outcome, ...]:
+    from tests.torture.elastic import reshard
+
+    return reshard(chains=count, seed=seed, directory=directory)
 
 
 def cost(count: int, _seed: int, directory: Path) -> tuple[Outcome, ...]:
@@ -202,11 +220,25 @@ FORMS = (
     Form(promises=("R1",), title="SIGKILL at random", option="kills", count=200, run=kill_one_rank),
     Form(promises=("R1",), title="SIGKILL at random, two ranks", option="kills-of-two", count=50, run=kill_two_ranks),
     Form(
+        promises=("R1",),
+        title="SIGKILL at random, two ranks of a sharded model",
+        option="kills-of-sharded",
+        count=50,
+        run=kill_sharded,
+    ),
+    Form(
         promises=("R2, R10", "R2, R10"),
         title="SIGKILL at each operation of a save and of pruning",
         option="killed-saves",
         count=6,
         run=kill_at_each_operation,
+    ),
+    Form(
+        promises=("R2, R10", "R2, R10"),
+        title="the same, on each of two ranks that divide the state",
+        option="killed-sharded-saves",
+        count=3,
+        run=kill_sharded_at_each_operation,
     ),
     Form(promises=("R3",), title="damage to any byte", option="damages", count=5000, run=damage),
     Form(promises=("R4",), title="power lost after any operation", option="crashes", count=5000, run=lose_power),
@@ -239,6 +271,13 @@ FORMS = (
         option="interruptions",
         count=200,
         run=change_ranks,
+    ),
+    Form(
+        promises=("R9", "R12"),
+        title="other layouts of a sharded model, SIGTERM and SIGKILL",
+        option="resharding-chains",
+        count=100,
+        run=reshard,
     ),
     Form(
         promises=("R13",),

@@ -3,7 +3,7 @@
 Every life is compared, not only the end: each resumed state, each loss and each sample must be those of the undisturbed
 run at that step, and no life may begin before what an earlier one knew to be durable.
 
-    python -m tests.torture.kill [--kills 200] [--seed 0] [--ranks 1]
+    python -m tests.torture.kill [--kills 200] [--seed 0] [--ranks 1 | --ranks 2 [--sharded]]
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from smddp.checkpoint import list_checkpoints
-from tests.ports import free_port
-from tests.torture.children import Child, be_a_parent, fork, kill, last_words, read_journal, torchrun_environ, wait
+from tests.torture.children import Child, be_a_parent, kill, last_words, read_journal, wait
+from tests.torture.layout import Layout
 from tests.torture.life import STEPS, live
 from tests.torture.outcome import Outcome
 
@@ -41,13 +41,16 @@ class Tally:
     failures: list[str] = field(default_factory=list)
 
 
-def kill_at_random(*, kills: int, seed: int, directory: Path, ranks: int = 1) -> Outcome:
-    """Kill a run of so many ranks at random moments, so many times; each dozen of kills is a run of its own."""
+def kill_at_random(*, kills: int, seed: int, directory: Path, ranks: int = 1, sharded: bool = False) -> Outcome:
+    """Kill a run of so many ranks at random moments, so many times; each dozen of kills is a run of its own.
+
+    The ranks have copies of the model, or divide it if it is sharded.
+    """
     be_a_parent()
     chance = random.Random(seed)
     undisturbed = directory / "undisturbed"
     undisturbed.mkdir()
-    codes = wait(_start(undisturbed, ranks))
+    codes = wait(_start(undisturbed, ranks, sharded))
     if any(codes):
         return Outcome(
             done=0, unit="kills", failures=(f"undisturbed, it ended with {codes}\n{last_words(undisturbed, 'log-*')}",)
@@ -59,21 +62,22 @@ def kill_at_random(*, kills: int, seed: int, directory: Path, ranks: int = 1) ->
         tally.runs += 1
         run = directory / f"run-{tally.runs}"
         run.mkdir()
-        _disturb(run, min(_KILLS_A_RUN, kills - tally.kills), tally, chance, ranks)
+        _disturb(run, min(_KILLS_A_RUN, kills - tally.kills), tally, chance, ranks, sharded)
         tally.failures += [
             f"{run.name} (seed {seed}), rank {rank}: {text}"
             for rank in range(ranks)
             for text in expected[rank].differences(journal(run, rank))
         ]
-    notes = f"{tally.saving} within a save, {tally.loading} before the first step, {tally.runs} runs of {ranks} rank(s)"
+    of_ranks = f"{ranks} rank(s)" + (" with a sharded model" if sharded else "")
+    notes = f"{tally.saving} within a save, {tally.loading} before the first step, {tally.runs} runs of {of_ranks}"
     return Outcome(done=tally.kills, unit="kills", notes=notes, failures=tuple(tally.failures))
 
 
-def _disturb(run: Path, kills: int, tally: Tally, chance: random.Random, ranks: int) -> None:
+def _disturb(run: Path, kills: int, tally: Tally, chance: random.Random, ranks: int, sharded: bool) -> None:
     """Kill a run so many times, unless it comes to its end before; then let it come to its end."""
     for _ in range(kills):
         began = len(journal(run, 0))
-        children = _start(run, ranks)
+        children = _start(run, ranks, sharded)
         if chance.random() < 0.2:
             wait(children, chance.uniform(0.0, _LONGEST_BIRTH[ranks]))
         else:
@@ -90,7 +94,7 @@ def _disturb(run: Path, kills: int, tally: Tally, chance: random.Random, ranks: 
         tally.loading += "step" not in newest
         tally.saving += newest.get("saving", 0) > newest.get("durable", 0)
     else:
-        children = _start(run, ranks)
+        children = _start(run, ranks, sharded)
     if any(codes := wait(children)):
         tally.failures.append(f"{run.name} ended with {codes}\n{last_words(run, 'log-*')}")
     if wrong := [info for info in list_checkpoints(run / "checkpoints") if not info.valid]:
@@ -99,13 +103,12 @@ def _disturb(run: Path, kills: int, tally: Tally, chance: random.Random, ranks: 
 
 def _await_birth(run: Path, began: int, children: list[Child]) -> None:
     """Return once a life is in its steps, or has ended."""
-    while len(journal(run, 0)) == began and None in wait(children, 0.0):
+    while all(kind != "step" for kind, *_ in journal(run, 0)[began:]) and None in wait(children, 0.0):
         time.sleep(0.005)
 
 
-def _start(run: Path, ranks: int) -> list[Child]:
-    port = free_port() if ranks > 1 else 0
-    return [fork(lambda: live(run), run / f"log-{rank}", torchrun_environ(rank, ranks, port)) for rank in range(ranks)]
+def _start(run: Path, ranks: int, sharded: bool) -> list[Child]:
+    return Layout(ranks=ranks).fork(lambda: live(run, sharded=sharded), run, "log")
 
 
 def journal(run: Path, rank: int) -> list[list[str]]:
@@ -159,10 +162,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1, choices=sorted(_LONGEST_BIRTH))
+    parser.add_argument("--sharded", action="store_true", help="the ranks divide the model")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         outcome = kill_at_random(
-            kills=arguments.kills, seed=arguments.seed, ranks=arguments.ranks, directory=Path(directory)
+            kills=arguments.kills,
+            seed=arguments.seed,
+            ranks=arguments.ranks,
+            sharded=arguments.sharded,
+            directory=Path(directory),
         )
     print(outcome)
     sys.exit("\n".join(outcome.failures) or 0)

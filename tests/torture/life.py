@@ -7,14 +7,12 @@ torch, the inputs are blurred by numpy, and python's generator drops some of the
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from smddp.checkpoint import Checkpointer, Retention
@@ -23,6 +21,7 @@ from smddp.cluster import Cluster
 from smddp.data import ElasticSampler
 from smddp.distributed import join, leave
 from tests.torture.children import Journal
+from tests.torture.digest import digest
 
 SAMPLES = 244
 GLOBAL_BATCH = 8
@@ -31,8 +30,10 @@ STEPS = EPOCHS * (SAMPLES // GLOBAL_BATCH)
 SAVE_EVERY = 3
 
 
-def live(directory: Path) -> None:
+def live(directory: Path, *, sharded: bool = False) -> None:
     """Train to the end, as this rank of the cluster in the environment, from the newest checkpoint on.
+
+    Several ranks have copies of the model, or divide it if it is sharded.
 
     The journal: ``resumed STEP STATE`` begins each life; ``step STEP LOSS SAMPLES``, ``saving STEP STATE`` and
     ``durable STEP`` follow; ``end STEP STATE`` is the last line of a life that came to the end.
@@ -45,7 +46,10 @@ def live(directory: Path) -> None:
     model: nn.Module = module
     if cluster.world_size > 1:
         join(cluster)
-        model = DistributedDataParallel(module)
+        if sharded:
+            fully_shard(module)
+        else:
+            model = DistributedDataParallel(module)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     sampler = ElasticSampler(
         SAMPLES, global_batch=GLOBAL_BATCH, rank=cluster.rank, world_size=cluster.world_size, seed=5
@@ -55,9 +59,13 @@ def live(directory: Path) -> None:
         {"model": module, "optimizer": optimizer, "sampler": sampler},
         keep=Retention(last=2, best=1, metric="loss", mode="min"),
     )
+
+    def state() -> str:
+        return digest(module.state_dict(), optimizer.state_dict(), capture_random_state())
+
     found = checkpointer.load()
     step = found.step if found is not None else 0
-    journal.write("resumed", step, digest(module, optimizer))
+    journal.write("resumed", step, state())
 
     durable = step
     for epoch in range(sampler.epoch, EPOCHS):
@@ -72,41 +80,16 @@ def live(directory: Path) -> None:
             journal.write("step", step, loss.item().hex(), ",".join(map(str, samples)))
             checkpointer.check()
             if step % SAVE_EVERY == 0:
-                journal.write("saving", step, digest(module, optimizer))
+                journal.write("saving", step, state())
                 checkpointer.save(step, epoch=epoch, metrics={"loss": loss.item()})
             if (report := checkpointer.last_report) is not None and report.step > durable:
                 durable = report.step
                 journal.write("durable", durable)
     checkpointer.wait()
     checkpointer.close()
-    journal.write("end", step, digest(module, optimizer))
+    journal.write("end", step, state())
     del model
     leave()
-
-
-def digest(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Every bit of weights, optimizer and random numbers, in a word."""
-    found = xxhash.xxh3_128()
-    for piece in _pieces([module.state_dict(), optimizer.state_dict(), capture_random_state()]):
-        found.update(piece)
-    return found.hexdigest()
-
-
-def _pieces(state: Any) -> Iterator[bytes]:
-    if isinstance(state, Tensor):
-        state = state.detach().numpy()
-    if isinstance(state, np.ndarray):
-        yield f"{state.dtype}{state.shape}".encode()
-        yield state.tobytes()
-    elif isinstance(state, dict):
-        for key, value in state.items():
-            yield repr(key).encode()
-            yield from _pieces(value)
-    elif isinstance(state, (list, tuple)):
-        for value in state:
-            yield from _pieces(value)
-    else:
-        yield repr(state).encode()
 
 
 def _network() -> nn.Module:

@@ -10,30 +10,37 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
 from smddp.checkpoint.restore.reader import read_newest
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.store import CommitListener
+from tests.torture.layout import divided
 
 KEEP = Retention(last=2, best=1, metric="score", every=40)
 
 
 class Part:
-    """A part of the state: all of it follows from a number."""
+    """A part of the state: all of it follows from a number. With a mesh, its tensors are divided among the ranks."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, mesh: DeviceMesh | None = None) -> None:
         self.size = size
         self.number = 0
+        self._mesh = mesh
 
     def state_dict(self) -> dict[str, Any]:
-        values = torch.full((self.size,), float(self.number), dtype=torch.float64)
-        return {"number": self.number, "weight": values, "moments": [-values, values[:3].clone()]}
+        return self._state(self._mesh)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.number = state["number"]
-        assert repr(state) == repr(self.state_dict()), f"the state of {self.number} is of two saves"
+        assert repr(state) == repr(self._state(None)), f"the state of {self.number} is of two saves"
+
+    def _state(self, mesh: DeviceMesh | None) -> dict[str, Any]:
+        values = torch.full((self.size,), float(self.number), dtype=torch.float64)
+        moments = [divided(-values, mesh), divided(values[:3].clone(), mesh)]
+        return {"number": self.number, "weight": divided(values, mesh), "moments": moments}
 
 
 class StoredRun(CommitListener):
@@ -46,6 +53,7 @@ class StoredRun(CommitListener):
         life: int = 0,
         files: FileSystem | None = None,
         on_durable: Callable[[int], None] = lambda step: None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         """Begin a life where the newest checkpoint is.
 
@@ -54,11 +62,12 @@ class StoredRun(CommitListener):
             life: the number of the life.
             files: the file system.
             on_durable: told the step of each checkpoint as soon as it is durable.
+            mesh: of the ranks that divide the state, each of which is such a life; None: each rank has all of it.
         """
         self.store = DirectoryStore(root, files=files)
         self._life = life
         self._on_durable = on_durable
-        self._parts = {"model": Part(60), "optimizer": Part(40)}
+        self._parts = {"model": Part(60, mesh), "optimizer": Part(40, mesh)}
         self._checkpointer = Checkpointer(root, self._parts, keep=KEEP, listener=self)
         self._checkpointer._store = self.store
         found = self._checkpointer.load()

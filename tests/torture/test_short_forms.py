@@ -41,6 +41,12 @@ def test_stopped_and_killed_at_other_numbers_of_ranks_a_job_takes_every_sample_o
 
 
 @pytest.mark.slow
+def test_stopped_and_killed_in_other_layouts_a_sharded_model_loads_what_was_saved() -> None:
+    told = torture("tests.torture.elastic", "--chains", "1", "--seed", "3")
+    assert "done=1, unit='chains'" in told
+
+
+@pytest.mark.slow
 @pytest.mark.seaweedfs
 @pytest.mark.namespaces
 def test_whichever_process_of_a_platform_is_killed_nothing_of_it_is_left() -> None:

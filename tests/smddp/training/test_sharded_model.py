@@ -488,6 +488,20 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("_group_of_one")
+def test_gradients_of_a_model_in_double_precision_stay_in_it() -> None:
+    model, membership = net().double(), current_membership()
+    assert membership is not None
+    inputs = torch.rand(3, 2, dtype=torch.float64)
+    model(inputs).square().sum().backward()
+    expected = [each.grad for each in model.parameters()]
+    model.zero_grad()
+    shard(Sharded(wrap=(nn.Linear,)), model, [], membership)
+    model(inputs).square().sum().backward()
+    for weight, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(weight.grad.full_tensor(), gradient)
+
+
+@pytest.mark.usefixtures("_group_of_one")
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.crash import lose_power
+from tests.torture.crash import SHARDED, WHOLE, lose_power
 from tests.torture.disk_faults import fail_in_a_save
+from tests.torture.kill_points import SHARDED as TWO_RANKS
 from tests.torture.kill_points import kill_in_a_save
 from tests.torture.two_writers import two_writers
 
@@ -34,10 +35,22 @@ def test_killed_at_each_operation_of_a_save_the_run_goes_on(number: int, again: 
     assert outcome.done > 30
 
 
+@pytest.mark.slow
+def test_killed_on_either_rank_of_a_sharded_save_the_run_goes_on(directory: Path) -> None:
+    outcome = kill_in_a_save(1, directory=directory, layout=TWO_RANKS, every=8)
+    assert not outcome.failures
+    assert outcome.done > 6
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.slow
 def test_what_was_durable_survives_a_loss_of_power_after_any_operation(seed: int, directory: Path) -> None:
-    assert not lose_power(disks=400, seed=seed, directory=directory).failures
+    assert not lose_power(disks=400, seed=seed, directory=directory, layouts=WHOLE).failures
+
+
+@pytest.mark.slow
+def test_what_ranks_of_a_sharded_model_made_durable_survives_a_loss_of_power(directory: Path) -> None:
+    assert not lose_power(disks=150, seed=1, directory=directory, layouts=SHARDED[:1]).failures
 
 
 @pytest.mark.parametrize(
