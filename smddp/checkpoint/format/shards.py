@@ -81,7 +81,7 @@ def local_box(tensor: torch.Tensor) -> Box:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return Box((0,) * len(shape), (0,) * len(shape))
-    return _box(shape, tensor.placements, tuple(mesh.shape), coordinate)  # type: ignore[attr-defined]
+    return _box(shape, tuple(tensor.placements), tuple(mesh.shape), tuple(coordinate))  # type: ignore[attr-defined]
 
 
 def with_layout_of(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -135,7 +135,10 @@ def _pieces(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: Any) -> S
     return tuple(Piece(box, tuple(ranks)) for box, ranks in ranks_of.items() if box.size)
 
 
-def _box(shape: tuple[int, ...], placements: Sequence[Any], sizes: Sequence[int], coordinate: Sequence[int]) -> Box:
+@lru_cache(maxsize=8192)
+def _box(
+    shape: tuple[int, ...], placements: tuple[Any, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...]
+) -> Box:
     """Return the box of the rank at a coordinate of the mesh; each chunk but the last ones is equally large."""
     start, extents = [0] * len(shape), list(shape)
     for placement, parts, at in zip(placements, sizes, coordinate, strict=True):

@@ -21,6 +21,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,7 +65,8 @@ def flatten_shards(state: object, *, path: str, rank: int) -> tuple[Any, dict[st
     Skeleton, names and sizes are the same on all ranks. A piece that another rank saves is a meta tensor here.
     """
     parts = _Parts(None, rank=rank)
-    return parts.skeleton(state, path, ""), parts.tensors, parts.owners
+    with torch.no_grad():  # else each look at a piece is a step of autograd, which takes ten times as long
+        return parts.skeleton(state, path, ""), parts.tensors, parts.owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,16 +202,13 @@ class _Parts:
             raise CheckpointError(f"{path} is {why}")
         name, turn = self._unused(name), len(self._in_pieces)
         self._in_pieces.add(name)
-        with torch.no_grad():  # else it is a step of autograd, which takes ten times as long
-            values = local_values(tensor)
-        pieces = []
-        own = local_box(tensor)
+        values, own, pieces = local_values(tensor), local_box(tensor), []
         for number, piece in enumerate(pieces_of(tensor)):
             owner = piece.ranks[(turn + number) % len(piece.ranks)]  # in turn, so that all save about as much
             is_own = owner == self._rank
             if is_own and piece.box != own:
                 raise CheckpointError(f"{path} is divided among ranks that do not save together: gather it first")
-            content = values if is_own else torch.empty(piece.box.shape, dtype=tensor.dtype, device="meta")
+            content = values if is_own else _elsewhere(piece.box.shape, tensor.dtype)
             key = self._add(content, path, f"{name}@{number}")
             self.owners[key] = owner
             pieces.append([key, list(piece.box.start), list(piece.box.shape)])
@@ -251,6 +250,12 @@ class _Parts:
         while unused in self.tensors or unused in self._in_pieces or unused == "__metadata__":  # safetensors' own
             unused, number = f"{name}#{number}", number + 1
         return unused
+
+
+@lru_cache(maxsize=8192)
+def _elsewhere(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor that only stands for a piece of another rank."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _view(tensor: torch.Tensor) -> tuple[object, ...]:
