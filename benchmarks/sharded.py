@@ -2,6 +2,8 @@
 
 All ranks run on this machine, by gloo. The contestants take turns in one run, and medians count.
 
+memory    the most that a rank holds while it makes a model on the meta device and takes steps, over that of a bare
+          `fully_shard` loop
 step      an optimizer step of `smddp.Trainer(parallel=smddp.Sharded(...))`, over that of a bare `fully_shard` loop
 stall     how long a save holds the training thread, over a memcpy of the rank's pieces (model and AdamW's two moments)
 save      from the save's begin until all is durable, beside DCP's async_save, whose files are flushed, too
@@ -10,7 +12,7 @@ load      into the same layout, and into one that is divided along the other dim
 
     python benchmarks/sharded.py [--ranks 2] [--megabytes 200] [--repeats 5]
 
-Targets: step at most 1.02, stall at most 1.2; save and load faster than DCP.
+Targets: memory and step at most 1.02, stall at most 1.2; save and load faster than DCP.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from torch.distributed.tensor import Shard
 
 import smddp
 from smddp.checkpoint import Checkpointer, Retention
-from smddp.distributed import local_values
+from smddp.dtensor import local_values
 from smddp.job import Job
 
 WIDTH = 512
@@ -121,8 +123,47 @@ def steps(repeats: int, directory: Path) -> dict[str, float]:
     return in_turns(repeats, hand=lambda: timed(by_hand), trainer=lambda: timed(by_trainer))
 
 
+def blocks_of(megabytes: int) -> int:
+    """Return the number of blocks whose weights and moments have so many megabytes."""
+    return max(1, round(megabytes * 2**20 / (3 * 4 * (8 * WIDTH**2 + 7 * WIDTH))))
+
+
+def memory(contestant: str, directory: Path, megabytes: int) -> float:
+    """Return the megabytes by which this rank's memory was larger at most than before the model was made."""
+
+    def status(name: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:"))
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before, batch = status("VmRSS"), torch.randn(32, WIDTH)
+    with torch.device("meta"):
+        model = nn.Sequential(*(Block() for _ in range(blocks_of(megabytes))))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    if contestant == "trainer":
+        job = Job.detect({**os.environ, "SMDDP_RUN_DIR": str(directory / "run")})
+        policy = smddp.CheckpointPolicy(seconds=None)
+        parallel = smddp.Sharded(wrap=(Block,))
+        trainer = smddp.Trainer(job, model, optimizer, parallel=parallel, log_every=10**6, checkpoints=policy)
+        for _ in range(5):
+            trainer.step(trainer.model(batch).square().mean())
+    else:
+        for block in (*model, model):
+            fully_shard(block)
+        model.to_empty(device="cpu")
+        for layer in model.modules():
+            if callable(reset := getattr(layer, "reset_parameters", None)):
+                reset()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        for _ in range(5):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return status("VmHWM") - before
+
+
 def saves(repeats: int, directory: Path, megabytes: int) -> dict[str, float]:
-    blocks = max(1, round(megabytes * 2**20 / (3 * 4 * (8 * WIDTH**2 + 7 * WIDTH))))
+    blocks = blocks_of(megabytes)
     model, optimizer = make(blocks)
     other, other_optimizer = make(blocks, dimension=1)
     for each in (optimizer, other_optimizer):
@@ -177,9 +218,17 @@ def saves(repeats: int, directory: Path, megabytes: int) -> dict[str, float]:
     )
 
 
-def on_each_rank(repeats: int, directory: Path, megabytes: int) -> None:
+def on_each_rank(repeats: int, directory: Path, megabytes: int, contestant: str | None) -> None:
     torch.set_num_threads(1)
     smddp.join()
+    if contestant is not None:
+        memory(contestant, directory / "small", 0)  # imports, and what a first step allocates
+        most = torch.tensor(memory(contestant, directory, megabytes))
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        if dist.get_rank() == 0:
+            print(f"memory    {contestant}: {float(most):.0f} MB at most")
+        smddp.leave()
+        return
     step, save = steps(repeats, directory), saves(repeats, directory, megabytes)
     if dist.get_rank() == 0:
         print(f"step      {step['trainer'] / step['hand']:.3f} x by hand ({step['hand'] / 20 * 1e3:.1f} ms)")
@@ -199,13 +248,16 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200, help="of model and moments, of all ranks together")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=("hand", "trainer"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.directory is not None:
-        on_each_rank(given.repeats, given.directory, given.megabytes)
+        on_each_rank(given.repeats, given.directory, given.megabytes, given.memory)
         return
     with tempfile.TemporaryDirectory(prefix="sharded-benchmark-") as directory:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
-        subprocess.run([*command, __file__, *sys.argv[1:], f"--directory={directory}"], check=True)
+        command += [__file__, *sys.argv[1:], f"--directory={directory}"]
+        for part in (["--memory=hand"], ["--memory=trainer"], []):  # memory in processes of its own
+            subprocess.run([*command, *part], check=True)
 
 
 if __name__ == "__main__":

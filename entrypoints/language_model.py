@@ -115,6 +115,8 @@ def parallel(shard: str) -> smddp.DDPOptions | smddp.Sharded:
     """Return how the ranks work together."""
     if shard == "none":
         return smddp.DDPOptions()
+    if shard not in ("all", "host") and not shard.isdecimal():
+        raise ValueError(f"shard={shard!r}: give all, host, none, or a number of ranks")
     return smddp.Sharded(wrap=(Block,), shard=int(shard) if shard.isdecimal() else shard)
 
 

@@ -224,7 +224,7 @@ def _check_model_parallel(given: Mapping[str, Any], enabled: Collection[str]) ->
         for found, remedy in faults(parameters):
             yield error(where, f"modelparallel: {found}", remedy)
         if not parameters:
-            found = "modelparallel has no parameters: the SDK sends nothing of it, so smddp would train by DDP"
+            found = "modelparallel has no parameters: the SDK sends nothing of it, so the script alone decides"
             yield warning(where, found, f"Give one, such as {{{SHARD_DEGREE!r}: 0}}, which is SMP's default.")
     elif "mpi" not in enabled:
         found = "modelparallel without torch_distributed: each host would run the script once, by itself"

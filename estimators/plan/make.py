@@ -137,11 +137,12 @@ def _model_parallel_problems(
     from estimators.sdk import sessions, training_images
 
     arguments = job.arguments
-    if distribution.model_parallel_parameters(arguments.get("distribution")) is None:
+    asked = distribution.model_parallel_parameters(arguments.get("distribution"))
+    if asked is None:
         return
     if script is not None:
         version = arguments.get("framework_version") if job.chosen is not None else None
-        yield from model_parallel.check(script.modules, aws_version=version)
+        yield from model_parallel.check(script.modules, asked, aws_version=version)
     types = [name for _, name in (*topology.hosts, *topology.instead)]
     gpus = {training_images.gpus_of(name, sessions.region(session) or "") for name in types if isinstance(name, str)}
     on_each = topology.processes_per_host or (gpus.pop() if len(gpus) == 1 else None)

@@ -7,7 +7,7 @@ from smddp.distributed.collectives import (
 )
 from smddp.distributed.ddp_options import DDPOptions, PowerSGD
 from smddp.distributed.device import cast, move
-from smddp.distributed.dividing import divide_copy, place
+from smddp.distributed.dividing import divide_copy, prepare_weights
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
 from smddp.distributed.membership import Membership, current_membership, join, leave
 from smddp.distributed.ranks import Agreement, Decision, PeerFailedError, Ranks, StopQuestion
@@ -47,7 +47,7 @@ __all__ = [
     "join",
     "leave",
     "move",
-    "place",
+    "prepare_weights",
     "sum_numbers_over_ranks",
     "sum_over_ranks",
     "tensors_of",

@@ -33,22 +33,22 @@ logger = logging.getLogger(__name__)
 _SHOWN = 5
 
 
-def place(
+def prepare_weights(
     parallel: DDPOptions | Sharded,
     module: nn.Module,
     optimizers: Sequence[Optimizer],
     membership: Membership,
     *,
     device: torch.device | None,
-    with_outline: bool,
+    copies: bool,
 ) -> nn.Module | None:
     """Put a module's weights where the ranks compute with them, divided if that is asked for; collective.
 
-    ``device`` of None leaves the module where it is. If the module was divided and ``with_outline`` is set, return its
+    ``device`` of None leaves the module where it is. If the module was divided and ``copies`` is set, return its
     copy without values, for `divide_copy`.
     """
     if isinstance(parallel, Sharded) and membership.cluster.world_size > 1:
-        outline = without_values(module) if with_outline else None
+        outline = without_values(module) if copies else None
         shard(parallel, module, optimizers, membership)
         return outline
     if isinstance(parallel, Sharded):  # one rank refuses what several refuse
@@ -76,13 +76,15 @@ def shard(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer], 
     layouts = ranks.gather(lambda: _layout(module))
     if other := [rank for rank, each in enumerate(layouts) if each != layouts[0]]:
         raise ValueError(
-            f"the model of rank {other[0]} has other weights than that of rank 0, by names, shapes, types, or by which "
-            "are frozen: make the same model on all ranks"
+            f"the model of rank {other[0]} has other weights than that of rank 0, by names, shapes, types, devices, or "
+            "by which are frozen: make the same model on all ranks"
         )
     from torch.distributed.device_mesh import init_device_mesh
 
+    seed = _draw_seed()
+
     def fill(layer: nn.Module) -> None:
-        draw_values(layer, module, membership.device)
+        draw_values(layer, module, membership.device, seed)
         for weight in tensors_of(layer)[0]:
             if not is_dtensor(weight):
                 _take_from_main(weight, membership)
@@ -93,10 +95,15 @@ def shard(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer], 
     _divide(options, module, mesh, fill)
     for buffer in tensors_of(module)[1]:
         _take_from_main(buffer, membership)
-    _tell(optimizers, before, module)
+    _replace_parameters(optimizers, before, module)
     if membership.cluster.is_main:
         copies = f", in {mesh_shape[0]} copies" if len(mesh_shape) > 1 else ""
-        logger.info("the weights are divided among %d ranks%s, by %d layers", mesh_shape[-1], copies, len(units))
+        logger.info(
+            "the weights are divided among %s%s, by %s",
+            counted(mesh_shape[-1], "rank"),
+            copies,
+            counted(len(units), "layer"),
+        )
 
 
 def _draw(
@@ -110,14 +117,19 @@ def _draw(
         )
     if device is None:
         raise ValueError("the model is on the meta device, and move_model=False leaves it there: leave that option out")
-    before = dict(module.named_parameters())
+    _check_replaceable(module, optimizers)
+    before, seed = dict(module.named_parameters()), _draw_seed()
     layers = _layers_of(parallel, module) if isinstance(parallel, Sharded) else []
     for layer in (*reversed(layers), module):
-        draw_values(layer, module, device)
-    _tell(optimizers, before, module)
+        draw_values(layer, module, device, seed)
+    _replace_parameters(optimizers, before, module)
 
 
-def _tell(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
+def _draw_seed() -> int:
+    return int(torch.randint(2**62, ()))
+
+
+def _replace_parameters(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
     """Give the optimizers a module's new weights in place of those before."""
     after = dict(module.named_parameters())
     new = {id(weight): after[name] for name, weight in before.items()}
@@ -144,9 +156,11 @@ def _divide(options: Sharded, module: nn.Module, mesh: Any, fill: Callable[[nn.M
     """Call ``fill`` for one layer after another, the whole module at last, and divide the layer's weights then."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    # The types of inputs and outputs are autocast's. Gradients are averaged in the type of the weights, unless in half.
+    # Gradients are averaged in the type of the weights, unless that is half.
     averaged_type = None if options.gathered_type is None else torch.float32
-    policy = MixedPrecisionPolicy(options.gathered_type, averaged_type, None, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(
+        options.gathered_type, averaged_type, None, cast_forward_inputs=options.gathered_type is not None
+    )
     for layer in reversed(_layers_of(options, module)):  # a layer's parts come after it, and are divided before it
         fill(layer)
         fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward, mp_policy=policy)
@@ -163,7 +177,7 @@ def _mesh_shape(options: Sharded, membership: Membership) -> tuple[int, ...]:
     if cluster.world_size % count:
         raise ValueError(
             f"shard={options.shard!r} divides the weights among {count} ranks, and {cluster.world_size} ranks are no "
-            "multiple of that"
+            f"multiple of that: give a divisor of {cluster.world_size}"
         )
     return (count,) if count == cluster.world_size else (cluster.world_size // count, count)
 
@@ -179,6 +193,7 @@ def check_layers(options: Sharded, module: nn.Module, optimizers: Sequence[Optim
         raise ValueError(f"wrap has {name}, which has no forward(): give the class of the layers that it holds")
     if units:
         _check(module, units, optimizers)
+        _check_half(options, module, units)
     else:
         asked = ", ".join(each.__name__ for each in options.wrap)
         candidates = Counter(type(each).__name__ for each in _layers(module)).most_common(_SHOWN)
@@ -198,35 +213,61 @@ def _check(module: nn.Module, units: Sequence[nn.Module], optimizers: Sequence[O
     of_units = {id(each) for each in units}
     names = [name for name, each in module.named_modules() if id(each) in of_units]
     first: dict[int, tuple[str, str]] = {}
+    types: dict[str, tuple[str, torch.dtype]] = {}
     for name, weight in module.named_parameters(remove_duplicate=False):
         if is_lazy(weight):
             raise ValueError(f"{name} has no shape yet (a lazy layer): call the model once before the Trainer is made")
-        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):  # noqa: SLF001
+        if weight.ndim == 0 or not weight.is_contiguous():
             raise ValueError(
-                f"{name} has hooks on its gradient, and a sharded model has other parameters, without them: leave the "
-                "hooks out, or shard the model by torch's fully_shard before you register them"
+                f"{name} is {'a scalar' if weight.ndim == 0 else 'not contiguous'}, and fully_shard divides no such "
+                f"weight: make it {'a tensor of shape (1,)' if weight.ndim == 0 else 'contiguous'}"
             )
         owner = max((each for each in names if name.startswith(f"{each}.")), key=len, default="")
+        if weight.requires_grad and types.setdefault(owner, (name, weight.dtype))[1] != weight.dtype:
+            raise ValueError(
+                f"{name} is in {weight.dtype}, {types[owner][0]} in {types[owner][1]}, and they are gathered together: "
+                "give the trainable weights of a layer one type"
+            )
         tied, other = first.setdefault(id(weight), (name, owner))
         if owner != other:
             raise ValueError(
                 f"{name} is the same weight as {tied}, and wrap= puts them into different layers, each of which would "
                 "be gathered alone: leave the class of such a layer out of wrap="
             )
-    for optimizer in optimizers:
-        if optimizer.state:
+    _check_replaceable(module, optimizers)
+
+
+def _check_half(options: Sharded, module: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Raise ValueError for a layer that can't compute with weights in half precision."""
+    of_units = {id(part) for unit in units for part in unit.modules()}
+    for name, part in module.named_modules():
+        if options.gather_as is not None and id(part) in of_units and hasattr(part, "running_mean"):
             raise ValueError(
-                f"the optimizer ({type(optimizer).__name__}) has a state already, which is not divided: give one that "
-                "has taken no step, and that makes its state in its first step, such as AdamW or SGD"
+                f"{name} ({type(part).__name__}) is in a layer of wrap=, and gather_as={options.gather_as!r} gathers "
+                "its weights in that type, while its running statistics are float32: leave gather_as out"
             )
 
 
-def _layout(module: nn.Module) -> list[tuple[str, tuple[int, ...], str, bool]]:
+def _check_replaceable(module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raise ValueError if something knows the module's parameters that will not know those in their place."""
+    for name, weight in module.named_parameters():
+        if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):  # noqa: SLF001
+            raise ValueError(
+                f"{name} has hooks on its gradient, and a model that is divided, or was made on the meta device, gets "
+                "other parameters, without them: leave the hooks out, or register them after the Trainer is made"
+            )
+    for optimizer in optimizers:
+        if optimizer.state:
+            raise ValueError(
+                f"the optimizer ({type(optimizer).__name__}) has a state already, of parameters that will be replaced: "
+                "give one that has taken no step, and that makes its state in its first step, such as AdamW or SGD"
+            )
+
+
+def _layout(module: nn.Module) -> list[tuple[str, tuple[int, ...], str, bool, str]]:
     """Return what must be the same on all ranks before they exchange weights."""
-    weights = [
-        (name, tuple(each.shape), str(each.dtype), each.requires_grad) for name, each in module.named_parameters()
-    ]
-    return weights + [(name, tuple(each.shape), str(each.dtype), False) for name, each in module.named_buffers()]
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    return [(name, tuple(each.shape), str(each.dtype), each.requires_grad, each.device.type) for name, each in tensors]
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:

@@ -226,10 +226,13 @@ class FirstFailure:
         except RuntimeError:
             return None
         own = self._steps()
-        after = "as many, in one more step or in another collective" if own == int(its_steps) else str(own)
+        after, more = str(own), ""
+        if own == int(its_steps):
+            after = "as many, in one more step or in another collective"
+            more = "; and call on all what waits for all, such as trainer.save_model"
         return (
             f"Unequal steps: rank {ended} of {self._world_size} ended its script with exit code {code} after "
-            f"{its_steps} optimizer steps, and rank {self._rank} waits for it after {after}. {SAME_STEPS}."
+            f"{its_steps} optimizer steps, and rank {self._rank} waits for it after {after}. {SAME_STEPS}{more}."
         )
 
     def _watch(self, store: Store) -> None:

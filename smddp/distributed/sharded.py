@@ -28,7 +28,6 @@ from smddp.process.terminal_text import describe
 logger = logging.getLogger(__name__)
 
 _GATHERED = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

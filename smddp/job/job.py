@@ -327,7 +327,11 @@ def _mp_parameters(given: Mapping[str, Any], environ: Mapping[str, str]) -> dict
     if text is None:
         return None
     value = decode_untyped({"": text})[""]
-    return value if isinstance(value, dict) else _parse_object(str(value), MP_PARAMETERS)
+    if isinstance(value, str):  # JSON in JSON
+        value = decode_untyped({"": value})[""]
+    if not isinstance(value, dict | None) and value != "":
+        raise JobError(f"{MP_PARAMETERS} must hold a JSON object, not {str(value)[:100]!r}.")
+    return value or None  # as in AWS's containers, an empty object asks for nothing
 
 
 def _input_configuration(config: Path, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -340,7 +344,7 @@ def _input_configuration(config: Path, environ: Mapping[str, str]) -> Mapping[st
 def _parse_object(text: str, source: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise JobError(f"{source} is not JSON: {error}.") from error
     if not isinstance(content, dict):
         raise JobError(f"{source} must hold a JSON object, not {type(content).__name__}.")

@@ -27,6 +27,7 @@ from smddp.checkpoint.stores.upload_monitor import UploadMonitor
 from smddp.goodput import PartClock, Recorder
 from smddp.goodput.attempt import End
 from smddp.job import Job
+from smddp.process.terminal_text import counted
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.own_loop import OwnLoop, begin_recorder
 
@@ -177,9 +178,9 @@ class OpenRun:
             self.checkpointer.finish()
             if self._cluster.is_main and (lost := self.unsaved_steps) > 0:
                 logger.warning(
-                    "the script ended with %d steps in no checkpoint: another run would take them again; call "
+                    "the script ended with %s in no checkpoint: another run would take them again; call "
                     "trainer.save() after the loop, or after a break out of it",
-                    lost,
+                    counted(lost, "step"),
                 )
 
 

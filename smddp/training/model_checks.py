@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
@@ -16,6 +17,7 @@ from smddp.checkpoint.parts.sharded_optimizer import is_sharded
 from smddp.distributed import DDPOptions, Sharded, has_shards, why_not_trainable
 from smddp.distributed.ddp_options import CommHookName
 from smddp.job import Job
+from smddp.job.model_parallel import SHARD_DEGREE
 from smddp.process.terminal_text import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.nonfinite import OnNonfinite
@@ -26,6 +28,8 @@ _TRAINED_APART = (
     "that are not the model's: the ranks would train them apart; make them a part of the model, as of one nn.Module "
     "that holds both"
 )
+
+logger = logging.getLogger(__name__)
 
 
 def underlying_module(model: nn.Module, world_size: int) -> nn.Module:
@@ -49,7 +53,21 @@ def underlying_module(model: nn.Module, world_size: int) -> nn.Module:
 
 
 def check_model_parallel(job: Job, model: nn.Module, parallel: DDPOptions | Sharded) -> None:
-    """Raise ValueError if a job asks for model parallelism, and each rank would have the whole model."""
+    """Raise ValueError if a job asks for model parallelism, and each rank would have the whole model.
+
+    Warn if the script divides it in another way.
+    """
+    degree = (job.mp_parameters or {}).get(SHARD_DEGREE)
+    if degree and isinstance(parallel, Sharded) and parallel.shard != degree <= job.cluster.world_size:
+        if job.cluster.is_main:
+            logger.warning(
+                "the job asks for %s=%s, and the script has shard=%r: smddp.Sharded.from_job(job, wrap=...) takes the "
+                "job's",
+                SHARD_DEGREE,
+                degree,
+                parallel.shard,
+            )
+        return
     if job.mp_parameters is not None and not isinstance(parallel, Sharded) and not has_shards(model):
         raise ValueError(
             "the job asks for smdistributed.modelparallel, and each rank would have the whole model: give "
@@ -155,6 +173,7 @@ def check_sharded_optimizers(
 
     Call it before the model is moved to ``device``; None leaves the model where it is.
     """
+    is_meta = any(weight.is_meta for weight in module.parameters())
     moves = device is not None and any(weight.device != device for weight in module.parameters())
     for optimizer in filter(is_sharded, optimizers):
         if not hasattr(optimizer, "optim"):  # DDP's hook makes it later
@@ -166,6 +185,11 @@ def check_sharded_optimizers(
             raise ValueError(
                 f"the ZeroRedundancyOptimizer is divided among {optimizer.world_size} ranks, and the job has "
                 f"{world_size}: leave its process_group out"
+            )
+        if is_meta:
+            raise ValueError(
+                "the ZeroRedundancyOptimizer keeps parameters of its own, and a model on the meta device gets others: "
+                "make the model on the CPU"
             )
         if moves and optimizer.parameters_as_bucket_view:
             raise ValueError(

@@ -28,7 +28,7 @@ from smddp.distributed import (
     ShardedModel,
     divide_copy,
     has_shards,
-    place,
+    prepare_weights,
     tensors_of,
 )
 from smddp.dtensor import local_values
@@ -125,7 +125,7 @@ class TrainedModel:
             check_replicas=check_replicas,
             parallel=parallel,
         )
-        outline = place(parallel, self.module, optimizers, membership, device=target, with_outline=ema is not None)
+        outline = prepare_weights(parallel, self.module, optimizers, membership, device=target, copies=ema is not None)
         comm_hook = parallel.comm_hook if isinstance(parallel, DDPOptions) else None
         check_comm_hook(comm_hook, numbers, on_nonfinite)
         self.scaler = numbers.scaler()

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from smddp.checkpoint.convert.saved_model import write_weights
-from smddp.checkpoint.run_state import Stateful
+from smddp.checkpoint.run_state import Stateful, is_in_pieces
 from smddp.checkpoint.save.attempt import as_numbers
 from smddp.data.build_order import AnyDataset
 from smddp.data.order.data_order import Tail
@@ -28,7 +28,6 @@ from smddp.distributed import (
     ShardedModel,
     current_membership,
     gather_over_ranks,
-    has_shards,
     join,
     sum_numbers_over_ranks,
     sum_over_ranks,
@@ -116,7 +115,7 @@ class Trainer(TrainingLoop):
         Args:
             job: The job, with its directories and ranks.
             model: The model itself, or ``torch.compile`` of it; it is moved to the rank's device. On the meta device it
-                gets values there: each layer's ``reset_parameters`` draws them.
+                gets values there: each layer's ``reset_parameters`` and the model's ``_init_weights`` draw them.
             optimizer: The optimizer of the model's parameters, or several that step together.
             scheduler: A schedule, or several, stepped after each optimizer step that was applied.
             schedule_each: ``"epoch"`` steps the schedules at the end of each epoch of ``epochs`` or ``steps_to``
@@ -223,7 +222,11 @@ class Trainer(TrainingLoop):
             timing=timing,
         )
         self.model, self.module, self.ema, self.device = trained.model, trained.module, trained.ema, trained.device
-        if isinstance(trained.model, ShardedModel):
+        inner = {key: part for key, part in state.items() if isinstance(part, Trainer)}
+        is_sharded = any(
+            isinstance(each, ShardedModel) for each in (trained.model, *(part.model for part in inner.values()))
+        )
+        if is_sharded:
             job = checkpoints.reached_by_all(job)
         clock = PartClock()
         data = TrainingData(
@@ -232,7 +235,7 @@ class Trainer(TrainingLoop):
             device=trained.device,
             seed=seed,
             timer=trained.timer,
-            even=isinstance(trained.model, ShardedModel),
+            even=is_sharded,
         )
         saves = TrainingCheckpoints(
             job,
@@ -254,7 +257,7 @@ class Trainer(TrainingLoop):
             progress=progress,
             profile=profile,
             policy=checkpoints,
-            inner={key: part._report for key, part in state.items() if isinstance(part, Trainer)},  # noqa: SLF001
+            inner={key: part._report for key, part in inner.items()},  # noqa: SLF001
         )
         super().__init__(job, membership, trained, data, saves, report, clock)
 
@@ -436,7 +439,7 @@ class Trainer(TrainingLoop):
         """
         self._trained.check_weights()
         module, ranks = self.module if model is None else unwrapped(model), self._membership.ranks
-        weights = ranks.agree(lambda: module.state_dict() if ranks.is_main or has_shards(module) else {})
+        weights = ranks.agree(lambda: module.state_dict() if ranks.is_main or is_in_pieces(module) else {})
         write_weights(weights, self._job.model_dir, ranks)
         self._report.saved_model()
 

@@ -100,7 +100,7 @@ def test_it_computes_the_same_on_any_number_of_ranks(channel, tmp_path, precisio
 
     losses, weights = run(1, "all")
     assert len(losses) == 3
-    for ranks, shard in (2, "all"), (4, "2"):
+    for ranks, shard in (2, "none"), (2, "all"), (4, "2"):
         others, other_weights = run(ranks, shard)
         assert others == pytest.approx(losses, rel=tolerance), (ranks, shard)
         for name, weight in weights.items():
@@ -112,5 +112,5 @@ def test_what_does_not_fit_is_told(decoder, channel, tmp_path):
         train(decoder, channel, tmp_path, kv_heads=3)
     with pytest.raises(ValueError, match=r"the text has \d+ bytes: give 16000, two batches"):
         train(decoder, channel, tmp_path, context=1000)
-    with pytest.raises(ValueError, match="shard='node'"):
+    with pytest.raises(ValueError, match="shard='node': give all, host, none, or a number"):
         train(decoder, channel, tmp_path, shard="node")

@@ -6,11 +6,13 @@ Nothing is said of a script that trains by AWS's torch.sagemaker, or by another 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from estimators.errors import Problem, error, warning
+from smddp.job.model_parallel import OTHER_DEGREES, SHARD_DEGREE
 from smddp.script_syntax import PACKAGE, Modules
 
 _TRAINER, _SHARDED = f"{PACKAGE}.Trainer", f"{PACKAGE}.Sharded"
@@ -21,7 +23,7 @@ _OLDEST = Version("2.6")
 """The first PyTorch that has what `smddp.Sharded` needs."""
 
 
-def check(modules: Modules, *, aws_version: str | None) -> Iterator[Problem]:
+def check(modules: Modules, parameters: Mapping[str, Any], *, aws_version: str | None) -> Iterator[Problem]:
     """Yield the problems of such a script; `aws_version` is the PyTorch of AWS's image for the job, or None."""
     calls = [(module, call, module.full_name(call.func) or "") for module in modules.reached for call in module.calls]
     names = {name for _, _, name in calls}
@@ -32,6 +34,14 @@ def check(modules: Modules, *, aws_version: str | None) -> Iterator[Problem]:
                 f"{module.path}, line {call.lineno}, makes a Trainer that divides no weights, and the job asks for "
                 "modelparallel: the Trainer will refuse it",
                 "Give it parallel=smddp.Sharded.from_job(job, wrap=(Block,)), or leave modelparallel out.",
+            )
+    for name in OTHER_DEGREES:
+        degree = parameters.get(name)
+        if f"{_SHARDED}.from_job" in names and type(degree) is int and degree > 1:
+            yield error(
+                "distribution",
+                f"asks for {name}={degree}, and the script's smddp.Sharded.from_job divides weights alone",
+                f"Give 1, and a larger {SHARD_DEGREE}, or train with AWS's torch.sagemaker.",
             )
     if names & {_SHARDED, f"{_SHARDED}.from_job"} and aws_version is not None and _is_too_old(aws_version):
         yield error(

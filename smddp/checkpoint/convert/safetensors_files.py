@@ -15,6 +15,8 @@ from smddp.checkpoint.format.manifest import parse_json
 from smddp.checkpoint.format.tensors import LARGEST_HEADER
 from smddp.errors import CheckpointError
 
+_LONGEST_NAME = 255
+"""Bytes, in usual file systems."""
 INDEX_SUFFIX = ".safetensors.index.json"
 INDEX_NAME = f"model{INDEX_SUFFIX}"
 """The index of a model in several files. It names the file of each tensor."""
@@ -47,7 +49,8 @@ def read_indexed_files(path: Path, origin: str) -> dict[str, torch.Tensor]:
         listed_here = {tensor for tensor, file in file_of.items() if file == name}
         if lacking := sorted(listed_here - tensors.keys() - aliases.keys()):
             raise CheckpointError(f"{origin} says that {lacking[0][:100]} is in {name}, which does not have it")
-        weights |= {**{alias: tensors[kept] for alias, kept in aliases.items()}, **tensors}
+        own = {alias: tensors[kept] for alias, kept in aliases.items() if file_of.get(alias, name) == name}
+        weights |= {**own, **tensors}
     return weights
 
 
@@ -65,7 +68,8 @@ def read_index(path: Path, origin: str) -> dict[str, str]:
     if not file_of:
         raise CheckpointError(f"{origin} is not an index of safetensors files: it names none")
     for name in file_of.values():
-        if type(name) is not str or PurePosixPath(name).name != name or not name.endswith(".safetensors"):
+        is_name = type(name) is str and len(name.encode(errors="replace")) <= _LONGEST_NAME
+        if not is_name or PurePosixPath(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{origin} names {str(name)[:100]!r}, which is no safetensors file in its directory")
     return file_of
 
@@ -78,5 +82,5 @@ def _read(path: Path, origin: str) -> tuple[dict[str, torch.Tensor], dict[str, s
             metadata = file.metadata() or {}
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{origin} is not a safetensors file, or it is damaged: {error}") from error
-    # As safetensors.torch.save_model writes it: {omitted name: saved name of the same tensor}.
-    return tensors, {alias: name for alias, name in metadata.items() if name in tensors}
+    # As safetensors.torch.save_model writes it: {omitted name: saved name of the same tensor}, beside {"format": "pt"}.
+    return tensors, {alias: name for alias, name in metadata.items() if name in tensors and alias != "format"}

@@ -22,6 +22,7 @@ from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.format.plain_names import METADATA, plain_name
 from smddp.checkpoint.format.shards import take_piece, why_unsupported
 from smddp.checkpoint.restore.reader import FindTargets, Unread
+from smddp.distributed import Ranks
 from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError, SmddpError
 
@@ -87,7 +88,8 @@ def load_weights(
 
     Call it on every rank, before the optimizer and the Trainer are created; each rank reads the source. Prefixes of
     DistributedDataParallel and torch.compile are recognised on both sides. Of a sharded module (DTensors with Shard and
-    Replicate), each rank reads its own pieces, from checkpoints, safetensors files and files of torch.save.
+    Replicate), each rank reads its own pieces, from checkpoints, safetensors files and files of torch.save: call it
+    after the Trainer has divided the module.
 
     Args:
         module: The module to load into. Values are cast to its dtypes.
@@ -299,11 +301,13 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (
-        isinstance(one, torch.Tensor)
-        and isinstance(other, torch.Tensor)
-        and torch.equal(local_values(one), local_values(other))
-    )
+    """Return whether two values are the same, on all ranks; collective for DTensors, as the load of them is."""
+    if one is other:
+        return True
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return False
+    is_here = torch.equal(local_values(one), local_values(other))
+    return all(Ranks.current().gather(lambda: is_here)) if is_dtensor(one) else is_here
 
 
 def _keep_versions(

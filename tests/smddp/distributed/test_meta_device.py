@@ -20,7 +20,7 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 def drawn(make: Callable[[], nn.Module]) -> nn.Module:
     module = on_meta(make)
-    draw_values(module, module, CPU)
+    draw_values(module, module, CPU, 0)
     return module
 
 
@@ -100,16 +100,115 @@ def test_the_method_of_the_model_around_comes_last() -> None:
     [
         (
             lambda: Own(None),
-            "the model is on the meta device, and nothing gives weight values: write them in a method "
-            r"reset_parameters\(\) of Own",
+            r"weight \(Own\): nothing gives it values, or not all: write them in a method reset_parameters\(\) of Own",
         ),
-        (lambda: nn.Sequential(nn.BatchNorm1d(2), Model("last.weight")), "has written to 1.last.weight 3 times"),
-        (lambda: Model("last.weight"), "has written to last.weight 3 times, reset_parameters.* 2: its values would be"),
+        (
+            lambda: nn.Sequential(nn.BatchNorm1d(2), Model("last.weight")),
+            r"1.last.weight \(Linear\): the constructor has written to it 3 times, reset_parameters\(\) and",
+        ),
+        (
+            lambda: Model("last.weight"),
+            r"last.weight .* written to it 3 times, reset_parameters\(\) and _init_weights\(\) 2, such as by a loop",
+        ),
     ],
 )
 def test_other_values_than_those_of_the_constructor_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         drawn(make)
+
+
+def replaced(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(torch.zeros_like(layer.weight))
+
+
+def written(layer: nn.Linear) -> None:
+    with torch.no_grad():
+        layer.weight.zero_()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (replaced, r"0.weight \(Linear\): the constructor has replaced or copied it: change it in"),
+        (written, r"0.weight \(Linear\): the constructor has written to it 2 times"),
+    ],
+)
+def test_a_weight_that_a_constructor_changes_is_refused(change: Callable[[nn.Linear], None], message: str) -> None:
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 3))
+        change(model[0])  # type: ignore[arg-type]
+        return model
+
+    with pytest.raises(ValueError, match=message):
+        drawn(make)
+
+
+def test_values_that_are_written_in_part_are_refused() -> None:
+    for dtype in (torch.float32, torch.int64):
+
+        def write(layer: nn.Module) -> None:
+            layer.part[1:] = 1  # type: ignore[operator, union-attr, index]
+
+        def make(dtype: torch.dtype = dtype) -> nn.Module:
+            layer = Own(lambda layer: (nn.init.ones_(layer.get_parameter("weight")), write(layer)))
+            layer.register_buffer("part", torch.zeros(3, dtype=dtype))
+            return layer
+
+        with pytest.raises(ValueError, match=r"part \(Own\): nothing gives it values, or not all"):
+            drawn(make)
+
+
+def test_what_a_layer_assigns_is_taken(shape: int = 3) -> None:
+    def make(shape: int) -> nn.Module:
+        layer = Own(lambda layer: layer.get_parameter("weight").data.fill_(1.0))
+        layer.register_buffer("steps", torch.arange(3), persistent=False)
+        inner = layer.write
+        layer.write = lambda layer: (inner(layer), setattr(layer, "steps", torch.arange(shape)))  # type: ignore[misc]
+        return layer
+
+    assert drawn(lambda: make(3)).steps.tolist() == [0, 1, 2]  # type: ignore[operator, union-attr]
+    with pytest.raises(ValueError, match=r"steps \(Own\): reset_parameters\(\) assigns something other than a tensor"):
+        drawn(lambda: make(4))
+
+
+def test_all_faults_of_a_layer_are_told_at_once() -> None:
+    def make() -> nn.Module:
+        model = nn.Sequential(*(Own(None) for _ in range(4)), Model("last.weight"))
+        model[0].positions = torch.arange(3)
+        return model
+
+    with pytest.raises(ValueError, match="would begin with other values than on the CPU") as told:
+        drawn(make)
+    lines = str(told.value).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [
+        "0.weight",
+        "1.weight",
+        "2.weight",
+        "3.weight",
+        "4.last.weight",
+        "and",
+    ]
+    model = on_meta(lambda: nn.Sequential(nn.Linear(1, 1)))
+    model.positions = torch.empty(3, device="meta")
+    with pytest.raises(ValueError, match="positions: a tensor on the meta device, and no buffer: register it"):
+        draw_values(model, model, CPU, 0)
+
+
+def test_the_values_depend_on_seed_and_names_alone() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), Model())
+
+    whole, by_layers, other = on_meta(make), on_meta(make), on_meta(make)
+    state = torch.get_rng_state()
+    draw_values(whole, whole, CPU, 3)
+    assert torch.get_rng_state().equal(state)
+    torch.rand(7)
+    for layer in (by_layers[2], by_layers[1], by_layers):  # type: ignore[index]
+        draw_values(layer, by_layers, CPU, 3)
+    draw_values(other, other, CPU, 4)
+    assert all(map(torch.equal, whole.state_dict().values(), by_layers.state_dict().values()))
+    assert not whole[0].weight.equal(whole[1][0].weight)  # type: ignore[index]
+    assert not whole[0].weight.equal(other[0].weight)  # type: ignore[index]
 
 
 def test_a_write_beside_the_counter_counts_by_its_values() -> None:
@@ -121,13 +220,15 @@ def test_values_that_are_there_stay() -> None:
     model = on_meta(lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     model[0] = given = nn.Linear(2, 2)  # type: ignore[operator]
     before = [each.clone() for each in given.parameters()]
-    draw_values(model, model, CPU)
+    draw_values(model, model, CPU, 0)
     assert [each.tolist() for each in given.parameters()] == [each.tolist() for each in before]
     with torch.device("meta"):
         around = Own(lambda layer: layer.get_parameter("inner.weight").zero_(), inner=True)
     around.inner = given
-    with pytest.raises(ValueError, match=r"reset_parameters\(\) writes to inner.weight, too, which has its values"):
-        draw_values(around, around, CPU)
+    with pytest.raises(
+        ValueError, match=r"reset_parameters\(\) of a layer around inner.weight writes to it, and it has"
+    ):
+        draw_values(around, around, CPU, 0)
 
 
 def test_a_copy_without_values_is_frozen_and_has_the_same_ties() -> None:

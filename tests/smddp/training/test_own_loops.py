@@ -589,18 +589,24 @@ def test_the_metric_line_shows_the_loss_of_the_whole_step(job: Job, caplog: pyte
     assert any("loss=2 " in record.getMessage() for record in caplog.records)
 
 
-def test_a_model_that_is_placed_already_stays_where_it_is(job: Job) -> None:
+def test_a_model_that_is_placed_already_stays_where_it_is(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[nn.Module] = []
+    monkeypatch.setattr("smddp.distributed.dividing.move_module", lambda module, _device: moved.append(module))
+    for moves in (True, False):
+        model = nn.Linear(1, 1)
+        trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), move_model=moves, name=f"{moves}")
+        assert trainer.device == torch.device("cpu")
+        assert moved == [model] * moves
+        moved.clear()
     model = nn.Linear(1, 1, device="meta")
-    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), move_model=False)
-    assert trainer.device == torch.device("meta")
-    assert {weight.device.type for weight in trainer.module.parameters()} == {"meta"}
+    with pytest.raises(ValueError, match="the model is on the meta device, and move_model=False leaves it there"):
+        Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), move_model=False)
 
 
 def test_the_old_name_of_move_model_warns(job: Job) -> None:
-    model = nn.Linear(1, 1, device="meta")
+    model = nn.Linear(1, 1)
     with pytest.warns(DeprecationWarning, match="named move_model= now"):
-        trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), place=False)
-    assert trainer.device == torch.device("meta")
+        Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), place=False)
 
 
 def test_a_resume_right_before_a_metric_line_shows_it(job: Job, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from smddp import Sharded
 from smddp.data import EvaluationSampler
 from smddp.distributed import current_membership
 from smddp.distributed.dividing import shard
-from smddp.training.model_checks import check_sharded
+from smddp.training.model_checks import check_model_parallel, check_sharded
 from smddp.training.precision import Precision
 
 PROGRAM = """
@@ -103,6 +103,15 @@ def main(job):
         assert all(each.dtype == torch.float32 for each in two[0].values() if each.is_floating_point())
         assert torch.allclose(torch.tensor(one[1]), torch.tensor(two[1]), rtol=0.02, atol=0.02), (one[1], two[1])
     Block.forward = forward
+    for norm in (nn.LayerNorm, nn.RMSNorm):  # the first layer gets float32
+        model = nn.Sequential(nn.Embedding(9, 8), Block(8), Block(8), nn.Linear(8, 1))
+        for layer in model[1:3]:
+            layer.norm = norm(8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parallel = Sharded(wrap=(Block,), gather_as="bf16")
+        trainer = smddp.Trainer(job, model, optimizer, precision="bf16", parallel=parallel, name=norm.__name__)
+        trainer.step(trainer.model(torch.arange(8)).square().mean())
+        trainer.save_model(trainer.module[3])  # a part that has no layer of its own
     for precision in ("fp32", "bf16", "fp16"):
         skips = {"on_nonfinite": "skip", "broken": 8}
         for options in ({"clip_norm": 0.3}, {"clip_value": 0.01}, skips, {"timing": True, "ema": 0.8}):
@@ -394,8 +403,7 @@ def test_a_model_on_the_meta_device_begins_the_same_on_any_number_of_ranks(
         assert rest == ["ema= can't follow a sharded model to other layers: change them before the Trainer is made"] * (
             ranks > 1 and parallel == sharded
         )
-        if parallel == sharded:
-            begun.add(first)
+        begun.add(first)
     assert len(begun) == 1, begun
 
 
@@ -453,6 +461,22 @@ def compiled_in_place() -> nn.Sequential:
         ),
         ({"wrap": (nn.ModuleList,)}, lambda model: model.append(nn.ModuleList([nn.Linear(1, 1)])), "has no forward"),
         ({"shard": 3}, None, "shard=3 divides the weights among 3 ranks, and 1 ranks are no multiple"),
+        ({}, lambda model: model.register_parameter("scale", nn.Parameter(torch.ones(()))), "scale is a scalar"),
+        (
+            {},
+            lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(2, 2).mT)),
+            "0.weight is not contiguous",
+        ),
+        (
+            {},
+            lambda model: model[0].register_parameter("more", nn.Parameter(torch.ones(1).double())),
+            "gathered together",
+        ),
+        (
+            {"gather_as": "bf16", "wrap": (nn.Sequential,)},
+            lambda model: model[1].append(nn.BatchNorm1d(2)),
+            r"1.2 \(BatchNorm1d\) is in a layer of wrap=, and gather_as='bf16'",
+        ),
         ({}, lambda model: model.append(nn.LazyLinear(2)), r"3.weight has no shape yet \(a lazy layer\)"),
     ],
 )
@@ -593,7 +617,7 @@ def job_with(directory: Path, parameters: dict[str, Any] | None, ranks: int = 4)
     [
         (None, "all", "all", "the job has no mp_parameters"),
         (None, "host", "host", "the job has no mp_parameters"),
-        ({}, "all", "all", None),
+        ({}, "all", "all", "the job has no mp_parameters"),
         ({"hybrid_shard_degree": 0, "tensor_parallel_degree": 1}, "host", "host", None),
         ({"hybrid_shard_degree": 1}, "all", 1, None),
         ({"hybrid_shard_degree": 2, "sm_activation_offloading": False}, "host", 2, None),
@@ -644,7 +668,7 @@ def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(
         Sharded.from_job(job_with(tmp_path, parameters), wrap=(nn.Linear,))
 
 
-@pytest.mark.parametrize("parameters", [{}, {"hybrid_shard_degree": 1}])
+@pytest.mark.parametrize("parameters", [{"hybrid_shard_degree": 0}, {"hybrid_shard_degree": 1}])
 @pytest.mark.parametrize("options", [{}, {"parallel": smddp.DDPOptions()}])
 def test_a_job_that_asks_for_modelparallel_is_not_trained_by_ddp(
     parameters: dict[str, Any], options: dict[str, Any], tmp_path: Path
@@ -655,3 +679,12 @@ def test_a_job_that_asks_for_modelparallel_is_not_trained_by_ddp(
         smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), **options)
     parallel = Sharded.from_job(job, wrap=(nn.Linear,))
     smddp.Trainer(job, model, torch.optim.SGD(model.parameters()), parallel=parallel)
+
+
+def test_a_script_that_divides_otherwise_than_its_job_asks_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = job_with(tmp_path, {"hybrid_shard_degree": 2})
+    for parallel in Sharded(wrap=(nn.Linear,)), Sharded.from_job(job, wrap=(nn.Linear,)):
+        check_model_parallel(job, net(), parallel)
+    assert caplog.text.count("the job asks for hybrid_shard_degree=2, and the script has shard='all'") == 1

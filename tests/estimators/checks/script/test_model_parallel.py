@@ -10,14 +10,16 @@ from estimators.checks.script import model_parallel
 from estimators.source_code import SourceCode
 
 
-def found(tmp_path: Path, script: str, aws_version: str | None = None, **modules: str) -> list[tuple[str, str]]:
+def found(
+    tmp_path: Path, script: str, aws_version: str | None = None, *, degree: int = 1, **modules: str
+) -> list[tuple[str, str]]:
     (tmp_path / "train.py").write_text(script)
     for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
     source = SourceCode.of({"entry_point": "train.py", "source_dir": str(tmp_path)})
-    return [
-        (problem.severity, problem.found) for problem in model_parallel.check(source.modules, aws_version=aws_version)
-    ]
+    parameters = {"tensor_parallel_degree": degree}
+    problems = model_parallel.check(source.modules, parameters, aws_version=aws_version)
+    return [(problem.severity, problem.found) for problem in problems]
 
 
 @pytest.mark.parametrize(
@@ -57,3 +59,13 @@ def test_an_image_of_aws_whose_pytorch_is_too_old_for_sharded_is_an_error(tmp_pa
     assert "the SDK takes AWS's image of SMP, with PyTorch 2.5.1, and smddp.Sharded needs 2.6" in text
     for other in "2.6.0", "2.10", None, "newest":
         assert found(tmp_path, script, other) == []
+
+
+def test_a_degree_that_from_job_refuses_is_an_error(tmp_path: Path) -> None:
+    script = "import smddp\nsmddp.Trainer(job, model, parallel=smddp.Sharded.from_job(job, wrap=(Block,)))\n"
+    ((severity, text),) = found(tmp_path, script, degree=2)
+    assert (severity, text) == (
+        "error",
+        "asks for tensor_parallel_degree=2, and the script's smddp.Sharded.from_job divides weights alone",
+    )
+    assert found(tmp_path, script) == found(tmp_path, "import torch.sagemaker\n", degree=2) == []
