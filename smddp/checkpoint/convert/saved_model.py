@@ -35,6 +35,7 @@ from typing import Any
 import torch
 
 from smddp.checkpoint.convert.safetensors_files import INDEX_NAME, read_safetensors_file
+from smddp.checkpoint.convert.torch_files import UNSAFE
 from smddp.checkpoint.format.plain_names import plain_state
 from smddp.checkpoint.format.tensors import DTYPES, Layout, bytes_of
 from smddp.distributed import Ranks
@@ -46,7 +47,6 @@ logger = logging.getLogger(__name__)
 MOST_BYTES = 5 * 10**9
 """Bytes of a file's tensors, unless one tensor alone has more; the default of Hugging Face's ``max_shard_size``."""
 
-_UNSAFE = re.compile(r"GLOBAL (\S+)")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _ONE, _TORCH = "model.safetensors", "model.pt"
 _ONE_OF_SEVERAL = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -166,7 +166,7 @@ def _write_model(
         for file in files:
             _write_file(file.layout, tensors, new / file.name, directory / file.name)
         if several:
-            with _telling(directory / INDEX_NAME):
+            with _explained(directory / INDEX_NAME):
                 (new / INDEX_NAME).write_text(_index(files))
         else:
             _save(_mapped(weights, [new / file.name for file in files]), new / _TORCH, directory / _TORCH)
@@ -197,7 +197,7 @@ def _mapped(weights: Mapping[str, Any], written: list[Path]) -> Mapping[str, Any
 
 def _write_file(layout: Layout, tensors: Iterable[torch.Tensor], path: Path, final: Path) -> None:
     """Write one safetensors file of the next tensors."""
-    with _telling(final), path.open("wb") as file:
+    with _explained(final), path.open("wb") as file:
         file.write(layout.header)
         for _, tensor in zip(layout.entries, tensors, strict=False):  # the next tensors are of the next file
             file.write(bytes_of(_on_the_cpu(tensor).contiguous()))
@@ -205,13 +205,13 @@ def _write_file(layout: Layout, tensors: Iterable[torch.Tensor], path: Path, fin
 
 def _save(state: Any, path: Path, final: Path) -> None:
     """Write a file of ``torch.save``, and check that it can be loaded."""
-    with _telling(final):
+    with _explained(final):
         with path.open("wb") as file:
             torch.save(_on_cpu(state, {}), file)
         try:
             torch.load(path, weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
-            found = _UNSAFE.search(str(error))
+            found = UNSAFE.search(str(error))
             raise CheckpointError(
                 f"will not write {final}: it would hold {found[1] if found else 'something'}, which "
                 "torch.load(..., weights_only=True) does not load; tensors, numbers, texts, dicts and lists it does"
@@ -225,7 +225,7 @@ def _replacing(directory: Path, names: list[str], *, others: bool = False) -> It
     With ``others`` the files of an earlier model with other names are removed.
     """
     new = directory / f".{names[0]}.{os.getpid()}"
-    with _telling(directory / names[0]):
+    with _explained(directory / names[0]):
         directory.mkdir(parents=True, exist_ok=True)
         try:
             new.mkdir(exist_ok=True)
@@ -247,7 +247,7 @@ def _replacing(directory: Path, names: list[str], *, others: bool = False) -> It
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _explained(path: Path) -> Iterator[None]:
     """Turn an error of the operating system into CheckpointError."""
     try:
         yield

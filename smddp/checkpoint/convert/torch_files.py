@@ -38,7 +38,8 @@ _SAFE_IN_THE_OLD_FORMAT = Version("2.6")
 _ZIP = b"PK\x03\x04"
 """The first bytes of torch's present format. torch looks at no other bytes to recognise it."""
 
-_UNSAFE = re.compile(r"GLOBAL (\S+)")  # in torch's error message
+UNSAFE = re.compile(r"GLOBAL (\S+)")
+"""The name of what a file would run, in torch's error message."""
 
 
 def read_torch_file(file: Path | io.BytesIO, origin: str) -> Any:
@@ -67,7 +68,7 @@ def _load(file: Path | io.BytesIO, origin: str, *, mmap: bool) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
-        if found := _UNSAFE.search(str(error)):
+        if found := UNSAFE.search(str(error)):
             raise CheckpointError(
                 f"{origin} holds {found[1]}, which smddp does not load: it could run code. If you trust the file, load "
                 "it yourself with torch.load(..., weights_only=False), and save the state_dict() of what you need"

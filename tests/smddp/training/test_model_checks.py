@@ -149,3 +149,43 @@ def test_a_sharded_model_is_refused_at_the_start(
     )
     with pytest.raises(ValueError, match=told):
         smddp.Trainer(Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}), model, optimizer)
+
+
+def hooked(model: nn.Module) -> None:
+    next(model.parameters()).register_hook(lambda gradient: gradient * 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "optimizer", "told"),
+    [
+        (hooked, torch.optim.SGD, "has hooks on its gradient, and a model that is divided, or was made on the meta"),
+        (
+            None,
+            torch.optim.Adagrad,
+            r"the optimizer \(Adagrad\) has a state already, of parameters that will be replaced",
+        ),
+        (None, sharded, "the ZeroRedundancyOptimizer keeps parameters of its own, and a model on the meta device"),
+    ],
+)
+def test_what_would_know_only_the_parameters_on_the_meta_device_is_refused(
+    tmp_path: Path, change: Callable[[nn.Module], None] | None, optimizer: Callable[..., Any], told: str
+) -> None:
+    with META:
+        model = nn.Linear(2, 2)
+    if change is not None:
+        change(model)
+    own = sharded(model) if optimizer is sharded else optimizer(model.parameters(), lr=0.1)
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
+    with pytest.raises(ValueError, match=told):
+        smddp.Trainer(job, model, own)
+
+
+def test_a_model_on_the_meta_device_trains_in_one_process(tmp_path: Path) -> None:
+    with META:
+        model = nn.Linear(2, 2)
+    trainer = smddp.Trainer(
+        Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}), model, torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    before = model.weight.detach().clone()
+    trainer.step(trainer.model(torch.ones(1, 2)).square().mean())
+    assert not model.weight.equal(before)

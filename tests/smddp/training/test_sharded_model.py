@@ -326,6 +326,10 @@ def main(job):
     trainer = trainer_of(job, model, "gathered", Sharded(wrap=(Block,), reshard_after_forward=False))
     trainer.model(torch.ones(2, 5))
     assert trainer.resume() and trainer.steps == 1
+    # A sharded model that steps in the loop of a replicated one: its evaluations must be equally long, too.
+    inner = trainer_of(job, net(), "inner")
+    outer = trainer_of(job, nn.Linear(5, 1), "outer", smddp.DDPOptions(), state={"inner": inner})
+    assert len(outer.evaluation_loader(Data(), batch_size=48)) == 2
     # Two forward passes before a backward pass.
     twice = []
     for parallel in (None, Sharded(wrap=(Block,))):

@@ -413,6 +413,7 @@ FIRST, SECOND = "model-00001-of-00003.safetensors", "model-00002-of-00003.safete
             lambda files, _: files.update(a="model.pt"),
             "names 'model.pt', which is no safetensors file",
         ),
+        (lambda files, _: files.update(a="a" * 300 + ".safetensors"), "which is no safetensors file in its directory"),
         (lambda files, _: files.update(a=["x"]), "which is no safetensors file in its directory"),
         (lambda _, path: (path / FIRST).unlink(), f"names {FIRST}, and there is no such file"),
         (lambda files, _: files.update(d=FIRST), f"says that d is in {FIRST}, which does not have it"),
@@ -434,6 +435,15 @@ def test_an_index_that_its_files_do_not_fit_is_refused(
         load_weights(module, _with_index(change)(tmp_path))
     assert "\n" not in str(raised.value)
     assert not any(weight.any() for weight in module.values())
+
+
+def test_an_alias_takes_the_place_of_no_tensor(tmp_path: Path) -> None:
+    directory = _with_index(lambda files, _: files.update(pt=FIRST))(tmp_path)
+    save_file({"a": torch.ones(2), "pt": torch.full((2,), 5.0)}, directory / FIRST, metadata={"format": "pt"})
+    save_file({"b": torch.full((2,), 3.0)}, directory / SECOND, metadata={"a": "b", "d": "b"})
+    module = nn.ParameterDict({name: torch.zeros(2) for name in ("a", "b", "c", "d", "pt")})
+    assert load_weights(module, directory).complete
+    assert {name: float(weight[0]) for name, weight in module.items()} == {"a": 1, "b": 3, "c": 1, "d": 3, "pt": 5}
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "x", "a": "y"}}', "{"])
