@@ -3,7 +3,7 @@
 All ranks run on this machine, by gloo. The contestants take turns in one run, and medians count.
 
 memory    the most that a rank holds while it makes a model on the meta device and takes steps, over that of a bare
-          `fully_shard` loop
+          `fully_shard` loop; the Trainer also holds a copy of the rank's pieces for saves, which is not counted
 step      an optimizer step of `smddp.Trainer(parallel=smddp.Sharded(...))`, over that of a bare `fully_shard` loop
 stall     how long a save holds the training thread, over a memcpy of the rank's pieces (model and AdamW's two moments)
 save      from the save's begin until all is durable, beside DCP's async_save, whose files are flushed, too
@@ -226,7 +226,9 @@ def on_each_rank(repeats: int, directory: Path, megabytes: int, contestant: str 
         most = torch.tensor(memory(contestant, directory, megabytes))
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         if dist.get_rank() == 0:
-            print(f"memory    {contestant}: {float(most):.0f} MB at most")
+            copy = megabytes / dist.get_world_size() * (contestant == "trainer")
+            besides = f", and {copy:.0f} for saves" if copy else ""
+            print(f"memory    {contestant}: {float(most) - copy:.0f} MB at most{besides}")
         smddp.leave()
         return
     step, save = steps(repeats, directory), saves(repeats, directory, megabytes)
@@ -256,8 +258,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sharded-benchmark-") as directory:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
         command += [__file__, *sys.argv[1:], f"--directory={directory}"]
-        for part in (["--memory=hand"], ["--memory=trainer"], []):  # memory in processes of its own
-            subprocess.run([*command, *part], check=True)
+        # Else what a process has freed counts as its memory, too: its allocator keeps it.
+        returns_memory = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
+        for contestant in ("hand", "trainer"):
+            subprocess.run([*command, f"--memory={contestant}"], env=returns_memory, check=True)
+        subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
