@@ -109,7 +109,7 @@ def shard(options: Sharded, module: nn.Module, optimizers: Sequence[Optimizer], 
 def _draw(
     parallel: DDPOptions | Sharded, module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device | None
 ) -> None:
-    """Draw the values of a module on the meta device, the same as `shard` by these options."""
+    """Draw the values of a module on the meta device, layer by layer: one rank refuses what `shard` refuses."""
     if has_shards(module):
         raise ValueError(
             "the model is on the meta device, and sharded by fully_shard: give it values before the Trainer is made, "

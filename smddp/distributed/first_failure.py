@@ -229,7 +229,7 @@ class FirstFailure:
         after, more = str(own), ""
         if own == int(its_steps):
             after = "as many, in one more step or in another collective"
-            more = "; and call on all what waits for all, such as trainer.save_model"
+            more = "; and call on all ranks what all must call, such as trainer.save_model"
         return (
             f"Unequal steps: rank {ended} of {self._world_size} ended its script with exit code {code} after "
             f"{its_steps} optimizer steps, and rank {self._rank} waits for it after {after}. {SAME_STEPS}{more}."

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smddp.accelerator import random_states, set_random_state
 from smddp.process.terminal_text import counted
 
 _RESETS = ("reset_parameters", "_reset_parameters")
@@ -24,7 +25,7 @@ _RESETS = ("reset_parameters", "_reset_parameters")
 
 
 _SHOWN = 5
-_ELSEWHERE = "change it in reset_parameters() or _init_weights() alone, or make the model on the CPU"
+_REMEDY = "change it in reset_parameters() or _init_weights() alone, or make the model on the CPU"
 _AS_BUFFER = "register it by register_buffer, and write its values in reset_parameters()"
 
 
@@ -80,14 +81,15 @@ def draw_values(layer: nn.Module, model: nn.Module, device: torch.device, seed: 
     poisoned = {name: _writes(each) for name, each in drawn.items()}
     new = set(map(id, drawn.values()))
     parts = [each for each in reversed([*layer.modules()]) if new & set(map(id, _tensors(each).values()))]
-    for part in parts:  # a part comes after its own parts, as in constructors
-        for reset in filter(callable, (getattr(part, name, None) for name in _RESETS)):
-            with _seeded(f"{seed} {names[id(part)]}", device):
+    with _keeping_random_numbers():
+        for part in parts:  # a part comes after its own parts, as in constructors
+            for reset in filter(callable, (getattr(part, name, None) for name in _RESETS)):
+                _seed_from(f"{seed} {names[id(part)]}")
                 reset()
-    after_resets = {name: _writes(each) for name, each in drawn.items()}
-    for part in parts:
-        if (initialize := _initializer(names[id(part)], model)) is not None:
-            with _seeded(f"{seed} {names[id(part)]} of the model", device):
+        after_resets = {name: _writes(each) for name, each in drawn.items()}
+        for part in parts:
+            if (initialize := _initializer(names[id(part)], model)) is not None:
+                _seed_from(f"{seed} {names[id(part)]} of the model")
                 initialize(part)
     faults = [
         f"reset_parameters() of a layer around {prefix}{name} writes to it, and it has its values: let "
@@ -130,11 +132,11 @@ def _why_not_drawn(tensor: Tensor, owner: nn.Module, *, of_constructor: int, res
         )
     if of_constructor == 0 and resets == writes and type(owner).__module__.startswith("torch.nn.modules."):
         # Constructors of torch's layers write to each weight.
-        return f"the constructor has replaced or copied it: {_ELSEWHERE}"
+        return f"the constructor has replaced or copied it: {_REMEDY}"
     if of_constructor > writes:
         return (
             f"the constructor has written to it {counted(of_constructor, 'time')}, reset_parameters() and "
-            f"_init_weights() {writes}, such as by a loop over named_parameters(): {_ELSEWHERE}"
+            f"_init_weights() {writes}, such as by a loop over named_parameters(): {_REMEDY}"
         )
     return ""
 
@@ -170,12 +172,20 @@ def _writes(tensor: Tensor) -> int:
 
 
 @contextmanager
-def _seeded(text: str, device: torch.device) -> Iterator[None]:
-    """Let PyTorch draw by a seed from a text, and go on afterwards as before."""
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices=devices, device_type="cuda" if device.type == "cpu" else device.type):
-        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+def _keeping_random_numbers() -> Iterator[None]:
+    """Let PyTorch's generators, also those of the devices, go on afterwards as before."""
+    own, of_devices = torch.get_rng_state(), random_states()
+    try:
         yield
+    finally:
+        torch.set_rng_state(own)
+        for kind, states in of_devices.items():
+            for index, state in enumerate(states):
+                set_random_state(state, kind, index)
+
+
+def _seed_from(text: str) -> None:
+    torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 
 def _initializer(name: str, model: nn.Module) -> Callable[[nn.Module], object] | None:
