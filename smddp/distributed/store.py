@@ -16,9 +16,14 @@ of one attempt meet:
 
 from __future__ import annotations
 
+import math
+import queue
 import secrets
+import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -33,34 +38,101 @@ PREFIX = "smddp"
 NEWEST = "meeting"
 """The key of the newest meeting's prefix, for a process that serves the store and is not a rank."""
 
+_JOB = "smddp_job"
+"""The key of the server's job."""
+
 _LOOK_SECONDS = 0.01
+_PROBE_SECONDS = 2.0
+_ANSWER_SECONDS = 30.0
+
+_OTHER_PORT = (
+    "Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host, the same on all hosts."
+)
 
 
 def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *, serve: bool) -> Store:
     """Return a new connection to the job's store, which may contain keys of earlier attempts.
 
     ``serve`` lets rank 0 serve the store if torchrun's agent does not; pass it at a process's first connection. Raise
-    DistributedError if the server is not reached within ``timeout``, or can't be started.
+    DistributedError if the server is not reached within ``timeout``, can't be started, or serves another job.
     """
-    is_server = serve and cluster.rank == 0 and not _agent_serves(cluster, environ)
-    address = f"{cluster.master_addr}:{cluster.master_port}"
+    finds_job = serve and not _agent_serves(cluster, environ)
     try:
-        store = TCPStore(
+        store = open_store(
             cluster.master_addr,
             cluster.master_port,
-            is_master=is_server,
-            timeout=timeout,
-            wait_for_workers=False,
-            multi_tenant=True,
+            timeout,
+            is_server=finds_job and cluster.is_main,
+            job=f"{cluster.world_size} ranks, {cluster.sources.get('master_port', 'no id')}" if finds_job else None,
         )
-    except RuntimeError as error:
-        what = "could not open" if is_server else "could not reach"
-        raise DistributedError(
-            f"rank {cluster.rank} on {cluster.host} {what} the master at {address} within "
-            f"{timeout.total_seconds():g} s ({error}); is the address right, is rank 0 running, is the port free and "
-            "open between the hosts?"
-        ) from error
+    except DistributedError as error:
+        raise DistributedError(f"rank {cluster.rank} on {cluster.host} could not {error}") from error.__cause__
     return PrefixStore(PREFIX, store)
+
+
+def open_store(address: str, port: int, timeout: timedelta, *, is_server: bool, job: str | None) -> TCPStore:
+    """Start a job's store at this address, or connect to it.
+
+    ``job`` tells this job from another one at the same port; with None the store may be anybody's. Raise
+    DistributedError, with a message that goes on after "could not", if that fails.
+
+    TCPStore's timeout does not end its handshake with a program that listens and never answers, so the handshake has a
+    thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when somebody was found to listen.
+    """
+    where = f"the master at {address}:{port}"
+    opened: queue.SimpleQueue[TCPStore | RuntimeError] = queue.SimpleQueue()
+
+    def handshake() -> None:
+        try:
+            store = TCPStore(
+                address, port, is_master=is_server, timeout=timeout, wait_for_workers=False, multi_tenant=True
+            )
+        except RuntimeError as error:
+            opened.put(error)
+        else:
+            opened.put(store)
+
+    threading.Thread(target=handshake, name="store-handshake", daemon=True).start()
+    outcome, listens_since = None, math.inf
+    while outcome is None:
+        with suppress(queue.Empty):
+            outcome = opened.get(timeout=_PROBE_SECONDS)
+        if outcome is None and not is_server:
+            listens_since = min(listens_since, time.monotonic()) if _listens(address, port) else math.inf
+            if time.monotonic() - listens_since > _ANSWER_SECONDS:
+                raise DistributedError(f"reach {where}: another program listens there. {_OTHER_PORT}")
+    if isinstance(outcome, RuntimeError) and is_server:
+        raise DistributedError(f"open {where} ({outcome}). If another program listens there: {_OTHER_PORT}")
+    if isinstance(outcome, RuntimeError):
+        raise DistributedError(
+            f"reach {where} within {timeout.total_seconds():g} s ({outcome}); is the address right, is rank 0 running, "
+            "is the port open between the hosts?"
+        ) from outcome
+    if job is not None and is_server:
+        outcome.set(_JOB, job)
+    elif job is not None:
+        _check_job(outcome, job, where)
+    return outcome
+
+
+def _listens(address: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((address, port), timeout=1.0):
+        return True
+    return False
+
+
+def _check_job(store: TCPStore, job: str, where: str) -> None:
+    """Refuse another job's store: its rank 0 would take this rank for one of its own."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while not store.check([_JOB]):  # the server sets it at once
+        if time.monotonic() > deadline:
+            raise DistributedError(f"reach {where}: another program's store answers there. {_OTHER_PORT}")
+        time.sleep(_LOOK_SECONDS)
+    found = store.get(_JOB).decode(errors="replace")
+    if found != job:
+        raise DistributedError(
+            f"reach {where}: another job's store answers there ({found}; this job: {job}). {_OTHER_PORT}"
+        )
 
 
 def innermost(store: Store) -> Store:

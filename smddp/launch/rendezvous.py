@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from smddp.distributed.first_failure import publish
+from smddp.distributed.store import open_store
 from smddp.launch.node_connections import NodeLines
 
 logger = logging.getLogger(__name__)
@@ -47,9 +48,12 @@ _LEAVE_SECONDS = 2.0
 
 
 class NodeRendezvous(RendezvousHandler):
-    """One node's view of the rendezvous at the first node's store; opens ``lines`` in the first round."""
+    """One node's view of the rendezvous at the first node's store; opens ``lines`` in the first round.
 
-    def __init__(self, *, node: int, nodes: int, address: str, port: int, lines: NodeLines) -> None:
+    ``rdzv_id`` tells the nodes of this job from those of another job with the same address.
+    """
+
+    def __init__(self, *, node: int, nodes: int, address: str, port: int, rdzv_id: str, lines: NodeLines) -> None:
         self.number = -1
         """The current round, from 0; -1 before the first."""
         self.lines = lines
@@ -57,6 +61,7 @@ class NodeRendezvous(RendezvousHandler):
         self._nodes = nodes
         self._address = address
         self._port = port
+        self._id = rdzv_id
         self._served: Store | None = None
         self._of_ranks: Store | None = None
 
@@ -157,8 +162,8 @@ class NodeRendezvous(RendezvousHandler):
         return "smddp"
 
     def get_run_id(self) -> str:
-        """Return the same id for every job, because a store serves one job."""
-        return "smddp"
+        """Return the job's id."""
+        return self._id
 
     @property
     def use_agent_store(self) -> bool:
@@ -170,14 +175,9 @@ class NodeRendezvous(RendezvousHandler):
         return True
 
     def _connect(self) -> Store:
-        return TCPStore(
-            self._address,
-            self._port,
-            world_size=self._nodes,
-            is_master=self._node == 0,
-            timeout=timedelta(seconds=JOIN_SECONDS),
-            multi_tenant=True,
-        )
+        job = f"{self._nodes} nodes, {self._id}"
+        timeout = timedelta(seconds=JOIN_SECONDS)
+        return open_store(self._address, self._port, timeout, is_server=self._node == 0, job=job)
 
     def _open_lines(self, store: Store) -> None:
         if self._node == 0:

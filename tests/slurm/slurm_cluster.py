@@ -125,6 +125,13 @@ class SlurmCluster:
         """Wait until nothing of a job runs any more."""
         self._await(lambda: not self.run("squeue", "--noheader", "--job", job).strip())
 
+    def clear(self) -> None:
+        """End what a test has left running: the next one needs the nodes."""
+        if self.run("squeue", "--noheader").strip():
+            self.run("scancel", "--signal=KILL", "--full", "--user=root", timeout=10)
+            self.run("scancel", "--user=root", timeout=10)
+            self._await(lambda: not self.run("squeue", "--noheader").strip())
+
     def logs(self) -> str:
         """The end of each daemon's log."""
         return "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in sorted(self._directory.glob("*.log")))
@@ -153,9 +160,7 @@ class SlurmCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with suppress(AssertionError, subprocess.TimeoutExpired):
-            self.run("scancel", "--signal=KILL", "--full", "--user=root", timeout=10)
-            self.run("scancel", "--user=root", timeout=10)
-            self._await(lambda: not self.run("squeue", "--noheader").strip())
+            self.clear()
         self._end()
 
     def _end(self) -> None:

@@ -1,13 +1,19 @@
+import re
+import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
 from smddp.cluster import Cluster
-from smddp.distributed.store import connect_again, meet
+from smddp.distributed import store as module
+from smddp.distributed.store import connect, connect_again, meet
 from smddp.errors import DistributedError
+from tests.ports import free_port
 
 MakeCluster = Callable[[int, int], Cluster]
 
@@ -50,3 +56,70 @@ def test_every_rank_names_the_one_that_is_missing(store: TCPStore, make_cluster:
 
     with ThreadPoolExecutor(2) as pool:
         assert all("for rank 2 of 3" in told for told in pool.map(outcome, range(2)))
+
+
+def master(make_cluster: MakeCluster, rank: int, port: int, *, port_from: str) -> Cluster:
+    cluster = make_cluster(rank, 2)
+    return replace(cluster, master_addr="127.0.0.1", master_port=port, sources={"master_port": port_from})
+
+
+def join(cluster: Cluster, *, seconds: float = 10.0) -> str | None:
+    """The error of a rank that joins; None if there is none."""
+    try:
+        connect(cluster, timedelta(seconds=seconds), {}, serve=True)
+    except DistributedError as error:
+        return str(error)
+    return None
+
+
+def test_a_program_that_listens_and_never_answers_is_not_waited_for(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        told = [join(master(make_cluster, rank, port, port_from="MASTER_PORT=1"), seconds=600) for rank in range(2)]
+    assert told[0] is not None and re.match(
+        rf"rank 0 on \S+ could not open the master at 127\.0\.0\.1:{port} \(.*EADDRINUSE.*\)\. If another program "
+        r"listens there: Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host",
+        told[0],
+    )
+    assert told[1] is not None and re.match(
+        rf"rank 1 on \S+ could not reach the master at 127\.0\.0\.1:{port}: another program listens there\. Set ",
+        told[1],
+    )
+
+
+def test_a_store_that_is_no_jobs_is_refused(
+    store: TCPStore, make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ANSWER_SECONDS", 0.3)
+    told = join(master(make_cluster, 1, store.port, port_from="MASTER_PORT=1"))
+    assert told is not None and "another program's store answers there. Set MASTER_PORT" in told
+
+
+def test_a_rank_of_another_job_with_the_same_port_is_refused(make_cluster: MakeCluster) -> None:
+    ports = ["derived from SLURM_JOB_ID='4711'", "derived from SLURM_JOB_ID='4811'"]
+    port = free_port()
+    kept = connect(master(make_cluster, 0, port, port_from=ports[0]), WAIT, {}, serve=True)
+    assert join(master(make_cluster, 1, port, port_from=ports[0])) is None
+    told = join(master(make_cluster, 1, port, port_from=ports[1]))
+    assert (
+        told is not None
+        and (f"another job's store answers there (2 ranks, {ports[0]}; this job: 2 ranks, {ports[1]}). Set MASTER_PORT")
+        in told
+    )
+    assert kept.check([module._JOB]) is False  # the job's id is no key of the ranks
+
+
+def test_a_master_that_begins_late_is_waited_for(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_ANSWER_SECONDS", 20.0)
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(join, master(make_cluster, 1, port, port_from="MASTER_PORT=1"), seconds=60)
+        time.sleep(1.0)
+        kept = connect(master(make_cluster, 0, port, port_from="MASTER_PORT=1"), WAIT, {}, serve=True)
+        assert early.result() is None
+    del kept

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm import SlurmCluster
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -40,6 +42,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.wait()
         for stream in (process.stdout, process.stderr):
             stream.close()  # nobody waits here for what still holds the other end
+
+
+@pytest.fixture
+def slurm(slurm: SlurmCluster) -> Iterator[SlurmCluster]:
+    """The Slurm of all tests, on which a test leaves nothing running."""
+    yield slurm
+    slurm.clear()
 
 
 @pytest.fixture

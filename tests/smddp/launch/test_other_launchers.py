@@ -81,10 +81,10 @@ def failure_of(command: Command, directory: Path, fault: str, *, culprit: int, r
         start_new_session=True,
     )
     try:
-        log, _ = job.communicate(timeout=120)
-    except BaseException:
+        log, _ = job.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
-        raise
+        pytest.fail(f"the job has not ended:\n{job.communicate()[0]}")
     assert job.returncode != 0, log
     return (directory / "output" / "failure").read_text(), log
 

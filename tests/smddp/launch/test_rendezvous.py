@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
+from smddp.errors import DistributedError
 from smddp.launch import rendezvous as module
 from smddp.launch.node_connections import NodeLines
 from smddp.launch.rendezvous import NodeRendezvous
@@ -20,7 +21,10 @@ def nodes():
     port = free_port()
     heed = dict.fromkeys(("lost_first", "failed", "stopped"), lambda: None)
     lines = [NodeLines(host=f"host-{node}", **heed) for node in range(2)]
-    nodes = [NodeRendezvous(node=node, nodes=2, address="127.0.0.1", port=port, lines=lines[node]) for node in range(2)]
+    nodes = [
+        NodeRendezvous(node=node, nodes=2, address="127.0.0.1", port=port, rdzv_id="none", lines=lines[node])
+        for node in range(2)
+    ]
     meet(nodes)
     return nodes
 
@@ -73,3 +77,9 @@ def test_the_first_node_goes_last_and_waits_for_nobody_for_ever(nodes, monkeypat
     monkeypatch.setattr(module, "_PART_SECONDS", 0.1)
     meet(nodes)
     nodes[0].part()
+
+
+def test_a_node_of_another_job_with_the_same_port_is_refused(nodes):
+    stranger = NodeRendezvous(node=1, nodes=2, address="127.0.0.1", port=nodes[0]._port, rdzv_id="b", lines=None)
+    with pytest.raises(DistributedError, match=r"another job's store answers there \(2 nodes, none; this job: 2 nod"):
+        stranger.next_rendezvous()
