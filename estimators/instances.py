@@ -11,13 +11,6 @@ from estimators.service_model import service_model
 WITH_GPUS = ("ml.g", "ml.p")
 """Prefixes of the instance types that the SDK treats as having GPUs."""
 
-_GPU_MIB = {
-    **{"g4dn": 16384, "g5": 22888, "g5g": 16384, "g6": 22888, "gr6": 22888, "g6e": 45776, "g7": 32768, "g7e": 98304},
-    **{"p3": 16384, "p3dn": 32768, "p4d": 40960, "p4de": 81920, "p5": 81920, "p5e": 144384, "p5en": 144384},
-    **{"p6-b200": 183359, "p6-b300": 275040},
-}
-"""The memory of each GPU in MiB, by family, as EC2's DescribeInstanceTypes has it; g6f and gr6f have parts of a GPU."""
-
 # docs.aws.amazon.com/ec2/latest/instancetypes/instance-type-names.html
 _TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*\.(nano|micro|small|medium|large|[0-9]*xlarge|metal(-[0-9]+xl)?)")
 
@@ -26,12 +19,6 @@ _SMALL_SIZES = ("nano", "micro", "small", "medium", "large")
 BEYOND_PYTORCH = frozenset({"instance_preferences", "mlflow_config"})
 """Parameters of the Estimator that ``sagemaker.pytorch.PyTorch`` lacks; each sets the request member of the same name.
 """
-
-
-def gpu_bytes(instance_type: str) -> int | None:
-    """Return the memory of each GPU of a host; None if the type has no GPU, or an unknown one."""
-    mib = _GPU_MIB.get(_family(instance_type).removeprefix("ml."))
-    return None if mib is None else mib << 20
 
 
 def may_be_new(instance_type: str) -> bool:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from estimators.checks import channels
 from estimators.errors import EstimatorError, TrainingJobStopped
-from estimators.instances import gpu_bytes
 from estimators.plan import Topology
 from estimators.plan.runtime import named, versions_here
 from estimators.rehearsal.sample import bring, objects
@@ -43,11 +42,6 @@ _RESUMED = re.compile(rf"(?:{LOG_TIME}|.*\bsmddp\.training\.\w+\b.*\b)resumed at
 
 _MEMORY = re.compile(r"\bThe largest process had (\d+) MiB of memory\.")
 """The last line of each host's log."""
-
-_HELD = re.compile(
-    r"\brank 0 of ([0-9]{1,6}) holds ([0-9]{1,12}\.[0-9]) MiB( of a divided model)? beside activations: "
-)
-"""Each Trainer's line after the first step of a trial."""
 
 _PLACE = "rehearsal/checkpoints"
 _CHECKPOINT = re.compile(rf"{_PLACE}/(?:(?P<part>.*?)/)??step-(?P<step>\d+)/")
@@ -85,10 +79,6 @@ class Rehearsal:
     """The size of the newest checkpoint, summed over named Trainers; 0 if absent."""
     memory_bytes: int
     """Peak host memory of the largest process, over all hosts; 0 if no log reports it."""
-    held_bytes: int | None
-    """Weights, gradients, optimizer state and averages of rank 0, between steps; None if no log reports them."""
-    gpu: tuple[str, int] | None
-    """The instance type whose GPUs have the least memory, and the bytes of each; None if no type with GPUs is known."""
     samples: tuple[str, ...]
     """A sentence on the sample of each channel on S3."""
 
@@ -97,7 +87,7 @@ class Rehearsal:
             f"rehearsed on {self.topology}, with {self.runtime}: "
             f"{self.steps} steps in {self.seconds:.0f} s; {self._checkpoints}; "
             f"model.tar.gz {_size(self.model_bytes)}; largest process {_size(self.memory_bytes)}; "
-            f"{'; '.join([*self._held, self._metrics, *self.samples])}"
+            f"{'; '.join([self._metrics, *self.samples])}"
         )
 
     def _repr_html_(self) -> str:
@@ -107,7 +97,6 @@ class Rehearsal:
             ("checkpoints", self._checkpoints),
             ("model.tar.gz", _size(self.model_bytes)),
             ("largest process", _size(self.memory_bytes)),
-            *(("rank 0", held.removeprefix("rank 0 ")) for held in self._held),
             ("metrics", self._metrics),
             *(("data", sample) for sample in self.samples),
         ]
@@ -118,13 +107,6 @@ class Rehearsal:
         if self.resumed_at is None:
             return "no checkpoints, for the job has no checkpoint_s3_uri: once stopped, it begins anew"
         return f"resumed from the checkpoint of step {self.resumed_at} ({_size(self.checkpoint_bytes)})"
-
-    @property
-    def _held(self) -> list[str]:
-        if self.held_bytes is None:
-            return []
-        of = "" if self.gpu is None else f", of {_size(self.gpu[1])} of a GPU of {self.gpu[0]}"
-        return [f"rank 0 holds {_size(self.held_bytes)} beside activations{of}"]
 
     @property
     def _metrics(self) -> str:
@@ -172,22 +154,14 @@ def rehearse(
         keeps = bool(arguments.get("checkpoint_s3_uri") or saves_directly)
         if keeps:
             here["checkpoint_s3_uri"] = f"s3://{bucket}/{_PLACE}"
-        gpu = None if given.get("SMDDP_DEVICE") == "cpu" else _smallest_gpu(topology)
         job, resumed_at, metrics, memory = None, None, dict[str, float](), [0]
-        held: int | None = None
         for attempt in (1, 2) if keeps else (1,):
             environment = {**given, MAX_STEPS_VARIABLE: str(attempt * steps)}
             job = _attempt(fit, {**here, "environment": environment}, platform.session, data)
             metrics |= job.final_metrics()  # the second has none if the first trained to the end
             lines = [line for _, line in job.logs()]
             memory += [int(match[1]) << 20 for line in lines if (match := _MEMORY.search(line))]
-            if attempt == 1:
-                found = [match for line in lines if (match := _HELD.search(line))]
-                held = sum(int(float(match[2]) * 2**20) for match in found) if found else None
-                if any(match[3] and int(match[1]) != topology.processes for match in found):
-                    gpu = None  # the job divides the model among another number of ranks
-                _check_fits(held or 0, gpu)
-            else:
+            if attempt > 1:
                 resumed_at = _resumed_at(lines)
         assert job is not None
         newest = _newest(objects(client, bucket, f"{_PLACE}/"))
@@ -203,8 +177,6 @@ def rehearse(
             model_bytes=client.head_object(Bucket=model_bucket, Key=model)["ContentLength"],
             checkpoint_bytes=sum(size for _, size in newest),
             memory_bytes=max(memory),
-            held_bytes=held,
-            gpu=gpu,
             samples=tuple(said for _, said in brought.values() if said),
         )
 
@@ -229,21 +201,6 @@ def _isolated(arguments: Mapping[str, Any], session: Session | None) -> Iterator
         differs = "" if found.version == content.python else f" (the image's is {content.python})"
         runtime = f"{named(content.torch, found.version)}{differs} of an environment of its own"
         yield Processes(python=found.python), runtime
-
-
-def _smallest_gpu(topology: Topology) -> tuple[str, int] | None:
-    """Return the instance type whose GPUs have the least memory, and the bytes of each."""
-    known = [(size, name) for _, name in (*topology.hosts, *topology.instead) if (size := gpu_bytes(str(name)))]
-    return min(known)[::-1] if known else None
-
-
-def _check_fits(held: int, gpu: tuple[str, int] | None) -> None:
-    if gpu is not None and held > gpu[1]:
-        raise EstimatorError(
-            f"The job does not fit: rank 0 holds {_size(held)} of weights, gradients and optimizer state, without "
-            f"activations, and a GPU of {gpu[0]} has {_size(gpu[1])}. Choose a larger GPU, or divide the model with "
-            "parallel=smddp.Sharded(...)."
-        )
 
 
 def _check_count(name: str, count: object, most: int) -> None:
@@ -308,4 +265,4 @@ def _newest(saved: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
 
 
 def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    return f"{count / 2**20:.1f} MiB"

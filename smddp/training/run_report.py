@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -18,8 +17,6 @@ from smddp.training.run_view import RunView
 from smddp.training.step_loss import LossSpikes
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_data import TrainingData
-
-logger = logging.getLogger(__name__)
 
 _LOG_EVERY = 50
 """Optimizer steps from one set of metrics to the next, by default."""
@@ -59,9 +56,6 @@ class RunReport:
         """Optimizer steps from one metric line to the next."""
         if job.max_steps is not None:
             self.log_every = min(self.log_every, -(-job.max_steps // 2))  # so that there is something to see
-        # A trial asks whether the job will fit; where the script places the model itself, no device is known.
-        self._tells_bytes = job.max_steps is not None and self._is_main and model.moves_model
-        self._world_size = job.cluster.world_size
         self._profiler: StepProfiler | None = None
         if profile is not None and (self._is_main or profile.every_rank):
             directory = job.output_data_dir / (name or "") / "profile"
@@ -86,9 +80,6 @@ class RunReport:
         step = self._model.progress.steps
         if self._profiler is not None:
             self._profiler.after_step(step)
-        if self._tells_bytes:
-            self._tells_bytes = False
-            self._tell_bytes()
         if step % self.log_every == 0:
             self._show_step()
 
@@ -126,16 +117,6 @@ class RunReport:
     def saved_model(self) -> None:
         """Remember that the model was written to the job's model directory."""
         self._view.saved_model()
-
-    def _tell_bytes(self) -> None:
-        held = {what: size / 2**20 for what, size in self._model.held_bytes().items()}
-        logger.info(
-            "rank 0 of %d holds %.1f MiB%s beside activations: %s",
-            self._world_size,
-            sum(held.values()),
-            " of a divided model" if self._model.is_divided else "",
-            ", ".join(f"{size:.1f} MiB of {what}" for what, size in held.items()),
-        )
 
     def _show_step(self) -> None:
         model = self._model

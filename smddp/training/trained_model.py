@@ -100,10 +100,7 @@ class TrainedModel:
         if precision == "auto" and self._logs:
             _log_precision(numbers.name, self.device.type)
         is_asked = isinstance(parallel, Sharded)
-        self.moves_model = move_model
-        self.is_divided = is_asked or is_divided
-        """Whether ranks have pieces of the weights; one rank has all of them."""
-        if self.is_divided:  # on one rank, too, so that a trial there finds what several refuse
+        if is_asked or is_divided:  # on one rank, too, so that a trial there finds what several refuse
             check_sharded(model, optimizers, numbers, parallel, is_divided=is_divided, ema=ema, move_model=move_model)
         shards = is_asked and world_size > 1
         moves = move_model and not (shards or is_divided)  # sharding moves the model, a layer at a time
@@ -209,23 +206,6 @@ class TrainedModel:
     def per_rank_state(self) -> dict[str, Stateful]:
         """The parts of a checkpoint that each rank has for itself."""
         return {} if self._powersgd is None else {"powersgd": self._powersgd}
-
-    def held_bytes(self) -> dict[str, int]:
-        """Return the bytes that this rank holds between steps, by what they are; the optimizers must have stepped.
-
-        Gradients count twice where DDP's buckets are no views of them.
-        """
-        parameters, buffers = tensors_of(self.module)
-        trained = [each for each in parameters if each.requires_grad]
-        has_buckets = isinstance(self._replica, Replica) and not self._replica.gradient_as_bucket_view
-        held = {
-            "weights": _bytes_in([*parameters, *buffers]),
-            "gradients": _bytes_in(trained) * (2 if has_buckets else 1),
-            "optimizer state": _bytes_in([dict(each.state) for each in self.optimizers]),
-        }
-        if self._average is not None:
-            held["averaged weights"] = _bytes_in(self._average.module.state_dict())
-        return {what: size for what, size in held.items() if size}
 
     def restart(self) -> None:
         """Forget the micro-batches of an unfinished step."""
@@ -375,14 +355,6 @@ class TrainedModel:
             self._divide()
             self._average.update_parameters(self.module)
         self.progress.steps += 1
-
-
-def _bytes_in(value: Any) -> int:
-    """Return the bytes of this rank's values of all tensors in lists and dicts."""
-    if isinstance(value, Tensor):
-        return 0 if is_lazy(value) else local_values(value).nbytes
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return sum(map(_bytes_in, parts))
 
 
 def _shapes(module: nn.Module) -> dict[str, list[int]]:
