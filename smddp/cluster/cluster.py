@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from smddp.cluster import mpi, openpai, sagemaker, slurm, torchrun
-from smddp.cluster.strict_variables import DEFAULT_PORT, Environment, EnvValue, EnvValues, unnamed_hosts
+from smddp.cluster.strict_variables import DEFAULT_PORT, DERIVED, Environment, EnvValue, EnvValues, unnamed_hosts
 from smddp.errors import ClusterError
 
 
@@ -99,6 +99,12 @@ class Cluster:
     def host(self) -> str:
         """The name of this process's host."""
         return self.hosts[self.node_rank]
+
+    @property
+    def job_id(self) -> str:
+        """What the launcher calls the job, where ``master_port`` is derived from it; else ""."""
+        source = self.sources.get("master_port", "")
+        return source.removeprefix(DERIVED) if source.startswith(DERIVED) else ""
 
     def explain(self) -> list[tuple[str, object, str]]:
         """Return each field with its value and its origin, in the order of the fields."""

@@ -64,6 +64,10 @@ def unnamed_hosts(count: int, launcher: str) -> EnvValue[tuple[str, ...]]:
     return EnvValue(names, f"default: {launcher} names no hosts")
 
 
+DERIVED = "default: derived from "
+"""How the source of a port that was derived from the job's id begins."""
+
+
 class Environment:
     """Environment variables; an empty one counts as unset."""
 
@@ -135,7 +139,7 @@ class Environment:
         present = [name for name in names if name in self]
         identity = ".".join(self._variables[name] for name in present)
         port = _FIRST_PORT + zlib.crc32(identity.encode()) % _PORTS
-        return EnvValue(port, f"default: derived from {', '.join(self.show(name) for name in present)}")
+        return EnvValue(port, f"{DERIVED}{', '.join(self.show(name) for name in present)}")
 
 
 def check_timeout(seconds: float, source: str) -> float:

@@ -39,7 +39,7 @@ NEWEST = "meeting"
 """The key of the newest meeting's prefix, for a process that serves the store and is not a rank."""
 
 _JOB = "smddp_job"
-"""The key of the server's job."""
+"""The key of the server's job's id."""
 
 _LOOK_SECONDS = 0.01
 _PROBE_SECONDS = 2.0
@@ -56,83 +56,94 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
     ``serve`` lets rank 0 serve the store if torchrun's agent does not; pass it at a process's first connection. Raise
     DistributedError if the server is not reached within ``timeout``, can't be started, or serves another job.
     """
-    finds_job = serve and not _agent_serves(cluster, environ)
-    try:
-        store = open_store(
-            cluster.master_addr,
-            cluster.master_port,
-            timeout,
-            is_server=finds_job and cluster.is_main,
-            job=f"{cluster.world_size} ranks, {cluster.sources.get('master_port', 'no id')}" if finds_job else None,
-        )
-    except DistributedError as error:
-        raise DistributedError(f"rank {cluster.rank} on {cluster.host} could not {error}") from error.__cause__
+    checks_job = serve and not _agent_serves(cluster, environ)
+    store = open_store(
+        cluster.master_addr,
+        cluster.master_port,
+        timeout,
+        who=f"rank {cluster.rank} on {cluster.host}",
+        is_server=checks_job and cluster.is_main,
+        job=cluster.job_id if checks_job else None,
+    )
     return PrefixStore(PREFIX, store)
 
 
-def open_store(address: str, port: int, timeout: timedelta, *, is_server: bool, job: str | None) -> TCPStore:
-    """Start a job's store at this address, or connect to it.
+def open_store(address: str, port: int, timeout: timedelta, *, who: str, is_server: bool, job: str | None) -> TCPStore:
+    """Start a job's store at this address, or connect to it; raise DistributedError, with ``who`` as its subject.
 
-    ``job`` tells this job from another one at the same port; with None the store may be anybody's. Raise
-    DistributedError, with a message that goes on after "could not", if that fails.
+    ``job`` is the job's id, "" if it has none; None does not check whose store it is.
 
     TCPStore's timeout does not end its handshake with a program that listens and never answers, so the handshake has a
-    thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when somebody was found to listen.
+    thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when such a program was found.
     """
     where = f"the master at {address}:{port}"
-    opened: queue.SimpleQueue[TCPStore | RuntimeError] = queue.SimpleQueue()
+    opened: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
 
     def handshake() -> None:
         try:
             store = TCPStore(
                 address, port, is_master=is_server, timeout=timeout, wait_for_workers=False, multi_tenant=True
             )
-        except RuntimeError as error:
+        except Exception as error:  # the other thread raises it
             opened.put(error)
         else:
             opened.put(store)
 
     threading.Thread(target=handshake, name="store-handshake", daemon=True).start()
-    outcome, listens_since = None, math.inf
+    outcome, silent_since = None, math.inf
     while outcome is None:
         with suppress(queue.Empty):
             outcome = opened.get(timeout=_PROBE_SECONDS)
         if outcome is None and not is_server:
-            listens_since = min(listens_since, time.monotonic()) if _listens(address, port) else math.inf
-            if time.monotonic() - listens_since > _ANSWER_SECONDS:
-                raise DistributedError(f"reach {where}: another program listens there. {_OTHER_PORT}")
-    if isinstance(outcome, RuntimeError) and is_server:
-        raise DistributedError(f"open {where} ({outcome}). If another program listens there: {_OTHER_PORT}")
-    if isinstance(outcome, RuntimeError):
+            silent = _is_silent(address, port)
+            if silent is not None:
+                silent_since = min(silent_since, time.monotonic()) if silent else math.inf
+            if time.monotonic() - silent_since > _ANSWER_SECONDS:
+                raise DistributedError(f"{who} could not reach {where}: another program listens there. {_OTHER_PORT}")
+    if isinstance(outcome, Exception) and is_server:
+        raise DistributedError(f"{who} could not listen as {where} ({outcome}). {_OTHER_PORT}") from outcome
+    if isinstance(outcome, Exception):
         raise DistributedError(
-            f"reach {where} within {timeout.total_seconds():g} s ({outcome}); is the address right, is rank 0 running, "
-            "is the port open between the hosts?"
+            f"{who} could not reach {where} within {timeout.total_seconds():g} s ({outcome}); is the address right, is "
+            "rank 0 running, is the port open between the hosts?"
         ) from outcome
     if job is not None and is_server:
         outcome.set(_JOB, job)
     elif job is not None:
-        _check_job(outcome, job, where)
+        _check_job(outcome, job, f"{who} could not join at {address}:{port}")
     return outcome
 
 
-def _listens(address: str, port: int) -> bool:
-    with suppress(OSError), socket.create_connection((address, port), timeout=1.0):
-        return True
-    return False
+def _is_silent(address: str, port: int) -> bool | None:
+    """Return whether a program accepts a connection and keeps it without a word, as a store does, too.
+
+    None if nobody accepted or refused it in time: the host may not be up, or a program's queue may be full.
+    """
+    try:
+        connection = socket.create_connection((address, port), timeout=1.0)
+    except TimeoutError:
+        return None
+    except (OSError, UnicodeError):
+        return False
+    with connection:
+        try:
+            return connection.recv(1) != b""  # a proxy closes it until rank 0 listens
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
 
 
-def _check_job(store: TCPStore, job: str, where: str) -> None:
+def _check_job(store: TCPStore, job: str, failed: str) -> None:
     """Refuse another job's store: its rank 0 would take this rank for one of its own."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     while not store.check([_JOB]):  # the server sets it at once
         if time.monotonic() > deadline:
-            raise DistributedError(f"reach {where}: another program's store answers there. {_OTHER_PORT}")
+            raise DistributedError(f"{failed}: another program's store answers there. {_OTHER_PORT}")
         time.sleep(_LOOK_SECONDS)
     found = store.get(_JOB).decode(errors="replace")
-    if found != job:
-        raise DistributedError(
-            f"reach {where}: another job's store answers there ({found}; this job: {job}). {_OTHER_PORT}"
-        )
+    if found and job and found != job:
+        raise DistributedError(f"{failed}: the store of another job answers ({found}; this job: {job}). {_OTHER_PORT}")
 
 
 def innermost(store: Store) -> Store:

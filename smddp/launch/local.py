@@ -109,7 +109,7 @@ def run_local(
             command = [sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent"]
             command += ["--nnodes", str(found.count), "--nproc-per-node", str(processes_per_node)]
             command += ["--node-rank", str(rank), "--master-addr", found.master_addr]
-            command += ["--master-port", str(found.master_port), "--rdzv-id", found.rdzv_id]
+            command += ["--master-port", str(found.master_port), f"--job-id={found.job_id}"]
             command += ["--max-restarts", str(max_restarts)]
             agents.start([*command, str(script), *arguments], environ=of_node[rank], new_session=True)
         with RankStart(script) as start:
@@ -132,8 +132,8 @@ class _Nodes:
     """The first node's address."""
     master_port: int
     """A port there; 0 lets the agent of a single node take a free one right before it listens."""
-    rdzv_id: str
-    """What tells this run from another one at the same address and port."""
+    job_id: str
+    """What the launcher of the nodes calls the job; "" without one."""
 
     @property
     def here(self) -> range:
@@ -158,7 +158,7 @@ def find_nodes(
         >>> find_nodes({}, count=2, master_port=29500).here
         range(0, 2)
     """
-    rdzv_id = "none"
+    job_id = ""
     placed = _placed(environ) if rank is None else None
     if placed is not None:
         if count not in (None, placed.node_count):
@@ -168,7 +168,7 @@ def find_nodes(
             )
         count, rank = placed.node_count, placed.node_rank
         master_addr, master_port = master_addr or placed.master_addr, master_port or placed.master_port
-        rdzv_id = placed.sources["master_port"]
+        job_id = placed.job_id
     elif count is None and rank is None and (unused := slurm.unused_nodes(environ)) is not None:
         logger.warning("NODES ARE LEFT UNUSED: %s", unused)
     count = 1 if count is None else count
@@ -185,7 +185,7 @@ def find_nodes(
                 "One node of several needs the first node's address and port, the same on every node."
             )
     port = master_port or (free_port() if count > 1 else 0)
-    return _Nodes(count=count, rank=rank, master_addr=master_addr or "127.0.0.1", master_port=port, rdzv_id=rdzv_id)
+    return _Nodes(count=count, rank=rank, master_addr=master_addr or "127.0.0.1", master_port=port, job_id=job_id)
 
 
 def _placed(environ: Mapping[str, str]) -> Cluster | None:

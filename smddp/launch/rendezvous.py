@@ -50,10 +50,10 @@ _LEAVE_SECONDS = 2.0
 class NodeRendezvous(RendezvousHandler):
     """One node's view of the rendezvous at the first node's store; opens ``lines`` in the first round.
 
-    ``rdzv_id`` tells the nodes of this job from those of another job with the same address.
+    ``job_id`` tells the nodes of this job from those of another job with the same address, unless it is "".
     """
 
-    def __init__(self, *, node: int, nodes: int, address: str, port: int, rdzv_id: str, lines: NodeLines) -> None:
+    def __init__(self, *, node: int, nodes: int, address: str, port: int, job_id: str, lines: NodeLines) -> None:
         self.number = -1
         """The current round, from 0; -1 before the first."""
         self.lines = lines
@@ -61,7 +61,7 @@ class NodeRendezvous(RendezvousHandler):
         self._nodes = nodes
         self._address = address
         self._port = port
-        self._id = rdzv_id
+        self._job_id = job_id
         self._served: Store | None = None
         self._of_ranks: Store | None = None
 
@@ -162,8 +162,8 @@ class NodeRendezvous(RendezvousHandler):
         return "smddp"
 
     def get_run_id(self) -> str:
-        """Return the job's id."""
-        return self._id
+        """Return the same id for every job, because a store serves one job."""
+        return "smddp"
 
     @property
     def use_agent_store(self) -> bool:
@@ -175,9 +175,14 @@ class NodeRendezvous(RendezvousHandler):
         return True
 
     def _connect(self) -> Store:
-        job = f"{self._nodes} nodes, {self._id}"
-        timeout = timedelta(seconds=JOIN_SECONDS)
-        return open_store(self._address, self._port, timeout, is_server=self._node == 0, job=job)
+        return open_store(
+            self._address,
+            self._port,
+            timedelta(seconds=JOIN_SECONDS),
+            who=f"node {self._node}",
+            is_server=self._node == 0,
+            job=self._job_id,
+        )
 
     def _open_lines(self, store: Store) -> None:
         if self._node == 0:

@@ -55,8 +55,8 @@ class Node:
     master_addr: str
     master_port: int
     """0 for a free port, on a single node only."""
-    rdzv_id: str = "none"
-    """What tells this job from another one at the same address and port; the same on all nodes."""
+    job_id: str = ""
+    """What tells this job from another one at the same address and port, the same on all nodes; "" tells nothing."""
     max_restarts: int = 0
     """How often the ranks of all nodes are restarted after a failure; the same on all nodes."""
 
@@ -164,7 +164,7 @@ def _run_agent(
     )
     leaving.callback(lambda: lines.part(stopped=not ranks.exits))
     rendezvous = NodeRendezvous(
-        node=node.rank, nodes=node.nodes, address=node.master_addr, port=port, rdzv_id=node.rdzv_id, lines=lines
+        node=node.rank, nodes=node.nodes, address=node.master_addr, port=port, job_id=node.job_id, lines=lines
     )
     spec = WorkerSpec(
         role="rank",
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--master-addr", default="127.0.0.1")
     parser.add_argument("--master-port", type=int, default=0, help="on one node 0: any free port")
-    parser.add_argument("--rdzv-id", default="none", help="the job's id, the same on all nodes")
+    parser.add_argument("--job-id", default="", help="what the launcher of the nodes calls the job")
     parser.add_argument("--max-restarts", type=int, default=0, help="of all ranks of all nodes, after a failure")
     parser.add_argument("--stop-with-parent", action="store_true", help="stop, with a checkpoint, if the parent dies")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as for python -m")
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rank=given.node_rank,
             master_addr=given.master_addr,
             master_port=given.master_port,
-            rdzv_id=given.rdzv_id,
+            job_id=given.job_id,
             max_restarts=given.max_restarts,
         )
         python = [sys.executable, "-m"] if given.module else [sys.executable]

@@ -81,8 +81,8 @@ def test_a_program_that_listens_and_never_answers_is_not_waited_for(
         port = silent.getsockname()[1]
         told = [join(master(make_cluster, rank, port, port_from="MASTER_PORT=1"), seconds=600) for rank in range(2)]
     assert told[0] is not None and re.match(
-        rf"rank 0 on \S+ could not open the master at 127\.0\.0\.1:{port} \(.*EADDRINUSE.*\)\. If another program "
-        r"listens there: Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host",
+        rf"rank 0 on \S+ could not listen as the master at 127\.0\.0\.1:{port} \(.*EADDRINUSE.*\)\. "
+        r"Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host",
         told[0],
     )
     assert told[1] is not None and re.match(
@@ -100,16 +100,13 @@ def test_a_store_that_is_no_jobs_is_refused(
 
 
 def test_a_rank_of_another_job_with_the_same_port_is_refused(make_cluster: MakeCluster) -> None:
-    ports = ["derived from SLURM_JOB_ID='4711'", "derived from SLURM_JOB_ID='4811'"]
+    ports = [f"default: derived from SLURM_JOB_ID='{job}'" for job in (4711, 4811)]
     port = free_port()
     kept = connect(master(make_cluster, 0, port, port_from=ports[0]), WAIT, {}, serve=True)
     assert join(master(make_cluster, 1, port, port_from=ports[0])) is None
-    told = join(master(make_cluster, 1, port, port_from=ports[1]))
-    assert (
-        told is not None
-        and (f"another job's store answers there (2 ranks, {ports[0]}; this job: 2 ranks, {ports[1]}). Set MASTER_PORT")
-        in told
-    )
+    told = join(master(make_cluster, 1, port, port_from=ports[1])) or ""
+    assert "the store of another job answers (SLURM_JOB_ID='4711'; this job: SLURM_JOB_ID='4811'). Set MASTER" in told
+    assert join(master(make_cluster, 1, port, port_from=f"MASTER_PORT={port}")) is None  # the same port has two sources
     assert kept.check([module._JOB]) is False  # the job's id is no key of the ranks
 
 
@@ -123,3 +120,25 @@ def test_a_master_that_begins_late_is_waited_for(make_cluster: MakeCluster, monk
         kept = connect(master(make_cluster, 0, port, port_from="MASTER_PORT=1"), WAIT, {}, serve=True)
         assert early.result() is None
     del kept
+
+
+def test_the_probes_themselves_do_not_hide_a_program_that_accepts_nobody(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_ANSWER_SECONDS", 4.0)
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as silent:  # the queue is full after a few of them
+        told = join(master(make_cluster, 1, silent.getsockname()[1], port_from="MASTER_PORT=1"), seconds=600)
+    assert told is not None and "another program listens there" in told
+
+
+def test_only_a_connection_that_stays_open_without_a_word_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        port = server.getsockname()[1]
+        assert module._is_silent("127.0.0.1", port) is True
+        server.accept()[0].close()
+        closing = pool.submit(lambda: server.accept()[0].close())
+        assert module._is_silent("127.0.0.1", port) is False  # a proxy whose rank 0 is not up yet
+        closing.result()
+    assert module._is_silent("127.0.0.1", port) is False
+    assert module._is_silent("a" * 64, port) is False

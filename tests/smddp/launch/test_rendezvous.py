@@ -22,7 +22,7 @@ def nodes():
     heed = dict.fromkeys(("lost_first", "failed", "stopped"), lambda: None)
     lines = [NodeLines(host=f"host-{node}", **heed) for node in range(2)]
     nodes = [
-        NodeRendezvous(node=node, nodes=2, address="127.0.0.1", port=port, rdzv_id="none", lines=lines[node])
+        NodeRendezvous(node=node, nodes=2, address="127.0.0.1", port=port, job_id="a", lines=lines[node])
         for node in range(2)
     ]
     meet(nodes)
@@ -80,6 +80,8 @@ def test_the_first_node_goes_last_and_waits_for_nobody_for_ever(nodes, monkeypat
 
 
 def test_a_node_of_another_job_with_the_same_port_is_refused(nodes):
-    stranger = NodeRendezvous(node=1, nodes=2, address="127.0.0.1", port=nodes[0]._port, rdzv_id="b", lines=None)
-    with pytest.raises(DistributedError, match=r"another job's store answers there \(2 nodes, none; this job: 2 nod"):
+    stranger = NodeRendezvous(node=1, nodes=2, address="127.0.0.1", port=nodes[0]._port, job_id="b", lines=None)
+    with pytest.raises(
+        DistributedError, match=r"^node 1 could not join at .*: the store of another job answers \(a; this job: b\)"
+    ):
         stranger.next_rendezvous()
