@@ -39,7 +39,7 @@ NEWEST = "meeting"
 """The key of the newest meeting's prefix, for a process that serves the store and is not a rank."""
 
 _JOB = "smddp_job"
-"""The key of the server's job's id."""
+"""The key of the id of the job that the server belongs to."""
 
 _LOOK_SECONDS = 0.01
 _PROBE_SECONDS = 2.0

@@ -84,7 +84,10 @@ def failure_of(command: Command, directory: Path, fault: str, *, culprit: int, r
         log, _ = job.communicate(timeout=90)
     except subprocess.TimeoutExpired:
         os.killpg(job.pid, signal.SIGKILL)
-        pytest.fail(f"the job has not ended:\n{job.communicate()[0]}")
+        pytest.fail(f"the job has not ended:\n{job.communicate(timeout=10)[0]}")
+    except BaseException:
+        os.killpg(job.pid, signal.SIGKILL)
+        raise
     assert job.returncode != 0, log
     return (directory / "output" / "failure").read_text(), log
 
