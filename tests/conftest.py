@@ -52,8 +52,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "compiler": (lambda: shutil.which("c++") is not None, "no C++ compiler: install g++"),
     "docker": (_docker_answers, "no Docker engine answers"),
     "loops": (
-        lambda: all(find_spec(name) is not None for name in ("accelerate", "lightning", "transformers")),
-        "no accelerate, lightning and transformers: pip install -e '.[loops]'",
+        lambda: all(find_spec(name) is not None for name in ("accelerate", "lightning", "peft", "transformers")),
+        "no accelerate, lightning, peft and transformers: pip install -e '.[loops]'",
     ),
     "mpi": (lambda: shutil.which("mpirun") is not None, "no mpirun: install openmpi-bin"),
     "namespaces": (_namespaces_allowed, "user namespaces are barred here"),

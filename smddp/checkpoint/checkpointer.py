@@ -14,7 +14,10 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Literal
 
+from torch import nn
+
 from smddp.checkpoint.format.manifest import Manifest, json_values
+from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import Stateful, check_parts, is_in_pieces
@@ -76,6 +79,7 @@ class Checkpointer:
         share: Literal["node", "all", "alone"] = "node",
         hyperparameters: Mapping[str, Any] | None = None,
         tolerate_failures: int = 0,
+        save_frozen: bool = True,
         listener: CommitListener | None = None,
     ) -> None:
         """Set what to save, and where.
@@ -95,6 +99,9 @@ class Checkpointer:
                 `load`.
             tolerate_failures: How many saves in a row may fail because of the disk, the network or the like. They are
                 logged as errors; the next failure is raised.
+            save_frozen: False leaves out the frozen weights of a module that trains others, as long as they do not
+                change, and saves a fingerprint of each. The script must then load the same weights before `open` at
+                each start; a resume with others fails. Taking the fingerprints reads these weights once a save.
             listener: Follows each checkpoint, on rank 0, to a second place. A checkpoint that must be durable has to
                 arrive there, too.
 
@@ -110,9 +117,11 @@ class Checkpointer:
             )
         if listener is not None and not isinstance(listener, CommitListener):
             raise TypeError(f"listener is a {type(listener).__qualname__}: make it a smddp.checkpoint.CommitListener")
+        self._parts: dict[str, Stateful] = {}
         self._store = open_store(location)
         self._keep = keep
         self._share = share
+        self._save_frozen = save_frozen
         self._hyperparameters = json_values(hyperparameters or {})
         self._listener = listener
         self._saves = BackgroundSaves(tolerate_failures=tolerate_failures)
@@ -140,15 +149,19 @@ class Checkpointer:
             with same_error(ranks):
                 group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
                 self._check_writers(group)
+                self._parts = {name: self._part(name, part, ranks) for name, part in self._state.items()}
             committer = Committer(
                 self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
             )
-            snapshotter = Snapshotter(self._state, self._per_rank, rank=ranks.rank, writers=group.writers)
+            snapshotter = Snapshotter(self._parts, self._per_rank, rank=ranks.rank, writers=group.writers)
             self._rank_saver = RankSaver(self._store, group, committer, snapshotter)
             self._saves.is_main = ranks.is_main
             if self.observer is None:
                 observe = type(self).observe if ranks.is_main and self._share != "alone" else None
                 self.observer = Unobserved() if observe is None else observe(self, self._store)
+
+    def _part(self, name: str, part: Stateful, ranks: Ranks) -> Stateful:
+        return ModulePart(name, part, ranks, save_frozen=self._save_frozen) if isinstance(part, nn.Module) else part
 
     def _check_writers(self, group: SaveGroup) -> None:
         """Raise CheckpointError unless each rank that has pieces of the state may write them."""
@@ -183,7 +196,7 @@ class Checkpointer:
             manifest = restore_newest(
                 self._store,
                 ranks,
-                state=self._state,
+                state=self._parts,
                 per_rank=self._per_rank,
                 hyperparameters=self._hyperparameters,
                 kept=kept,

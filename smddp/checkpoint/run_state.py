@@ -18,6 +18,7 @@ import torch
 from smddp.accelerator import device_count, device_kind, random_states, set_random_state
 from smddp.checkpoint.format.manifest import is_part_name
 from smddp.checkpoint.format.shards import why_unsupported
+from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
 from smddp.distributed import has_shards, is_flat
 from smddp.dtensor import is_dtensor
@@ -52,10 +53,10 @@ class Checking(Stateful, Protocol):
 
 @runtime_checkable
 class Gathering(Stateful, Protocol):
-    """A part whose state is sharded among the ranks. `state_dict` needs `gather_state_dict` before it."""
+    """A part that the ranks prepare together before each `state_dict`, since each may have a piece of its state."""
 
     def gather_state_dict(self, *, keep: bool) -> None:
-        """Gather the state for the next `state_dict`; collective. Set `keep` if this rank calls `state_dict`."""
+        """Prepare the next `state_dict`; collective. Set `keep` if this rank calls `state_dict`."""
 
 
 def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> None:
@@ -80,6 +81,7 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
 
 def is_in_pieces(part: object) -> bool:
     """Return whether a module or an optimizer has DTensors: each rank then saves and loads its own pieces."""
+    part = part.module if isinstance(part, ModulePart) else part
     # The weights of a module are no DTensors while a forward pass has them gathered.
     is_unit = isinstance(part, torch.nn.Module) and has_shards(part)
     return is_unit or any(is_dtensor(tensor) for _, tensor in _tensors_of(part))

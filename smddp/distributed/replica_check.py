@@ -86,7 +86,7 @@ class ReplicaCheck:
             if sum(buffer.numel() for buffer in buffers) != together.numel():  # the script has replaced one
                 continue
             values = torch.split(together, [buffer.numel() for buffer in buffers])
-            bits = [_words(each.detach()) ^ _words(value) for each, value in zip(buffers, values, strict=True)]
+            bits = [words_of(each.detach()) ^ words_of(value) for each, value in zip(buffers, values, strict=True)]
             words = torch.stack([each.count_nonzero() for each in bits]).tolist()
             further_bits = torch.stack([(each & (each - 1)).count_nonzero() for each in bits]).tolist()
             for buffer, count, further in zip(buffers, words, further_bits, strict=True):
@@ -182,12 +182,12 @@ def hash_of(tensors: Iterable[Tensor]) -> Hash:
     """Return a hash of the tensors' bits, shapes and types. It waits for a GPU."""
     present = [each.detach() for each in tensors if each.layout == torch.strided and not is_lazy(each)]
     layout = zlib.crc32(repr([(each.dtype, tuple(each.shape)) for each in present]).encode())
-    sums = [_fold([_words(each) for each in piece]) for piece in alike(present, _PIECE)]
+    sums = [_fold([words_of(each) for each in piece]) for piece in alike(present, _PIECE)]
     # On the first one's device: the CPU waits for the GPU once, not once a piece.
     return layout, int(_fold([each.to(sums[0].device).reshape(1) for each in sums])) if sums else 0
 
 
-def _words(tensor: Tensor) -> Tensor:
+def words_of(tensor: Tensor) -> Tensor:
     """Return the tensor's bits as a flat tensor of integers."""
     # A view that conjugates or negates has other bits in memory than its values.
     bits = tensor.resolve_conj().resolve_neg().reshape(-1)

@@ -124,6 +124,7 @@ class OpenRun:
             share=policy.writers(job),
             hyperparameters=json.loads(json.dumps(dict(job.hyperparameters)), parse_constant=str),  # no NaN in JSON
             tolerate_failures=policy.tolerate_failures,
+            save_frozen=policy.save_frozen,
             listener=monitor,
         )
         checkpointer.open()

@@ -38,6 +38,10 @@ class CheckpointPolicy:
     keep: Retention = field(default_factory=Retention)
     """Which checkpoints to keep: the last ones, the best ones by a metric, every n-th."""
 
+    save_frozen: bool = True
+    """False leaves out the frozen weights of a model that is fine-tuned, such as the base model under LoRA, as long as
+    they do not change. The script loads them at each start; a resume compares them, and fails if they are others."""
+
     tolerate_failures: int = 2
     """How many saves in a row may fail because of the storage, each with an error in the log, before training ends."""
 
@@ -68,6 +72,8 @@ class CheckpointPolicy:
             raise ValueError(f"seconds={self.seconds}: give a time greater than 0, or None for no clock")
         if self.every == "auto" and self.seconds is None:
             raise ValueError('every="auto" needs seconds: when to save first, so that the cost of a save is known')
+        if type(self.save_frozen) is not bool:
+            raise ValueError(f"save_frozen={self.save_frozen!r}: give True or False")
         if self.tolerate_failures < 0:
             raise ValueError(f"tolerate_failures={self.tolerate_failures}: give 0 to end at the first failure, or more")
         if self.share not in ("node", "all", None):

@@ -17,6 +17,7 @@ from smddp.checkpoint.checkpointer import Checkpointer
 from smddp.checkpoint.convert.saved_model import flush, write_safetensors, write_torch, write_weights
 from smddp.checkpoint.convert.sources import StateSource, find_source
 from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES
+from smddp.checkpoint.format.frozen import LeftOut
 from smddp.checkpoint.format.manifest import Manifest, is_part_name
 from smddp.checkpoint.format.plain_names import plain_state
 from smddp.checkpoint.retention import Retention
@@ -86,7 +87,7 @@ def export(
     if os.path.lexists(path):
         raise CheckpointError(f"{path} is there already: remove it, or give another destination")
     loaded = found.read_checkpoint(list(parts))
-    state = {part: loaded.unflatten(part) for part in parts}
+    state = {part: _without_left_out(loaded.unflatten(part), part) for part in parts}
     first = state[parts[0]]
     if chosen == "model":
         weights = _as_weights(first, parts[0])
@@ -100,6 +101,22 @@ def export(
             _check_keys(value, part)
         _write_directory(path, lambda temporary: _write_dcp(state, temporary))
     return loaded.manifest
+
+
+def _without_left_out(state: Any, part: str) -> Any:
+    """Return a part without the frozen weights that the checkpoint leaves out; warn of them."""
+    left_out = [name for name, value in state.items() if isinstance(value, LeftOut)] if isinstance(state, dict) else []
+    for name in left_out:
+        del state[name]
+    if left_out:
+        logger.warning(
+            "the export of %s is without its %d frozen weights, such as %s: the checkpoint leaves them out "
+            "(save_frozen=False)",
+            part,
+            len(left_out),
+            left_out[0],
+        )
+    return state
 
 
 def _as_weights(state: Any, part: str) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.convert.sources import find_source
+from smddp.checkpoint.format.frozen import LeftOut, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, plain_name
 from smddp.checkpoint.format.shards import take_piece, why_unsupported
 from smddp.checkpoint.restore.reader import FindTargets, Unread
@@ -199,6 +200,8 @@ def _match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str
         if name not in origins:
             continue
         value, wanted = weights[origins[name]], own[own_name]
+        if isinstance(value, LeftOut):
+            value = _own_if_same(value, wanted)
         tied = next((each for each in ties[id(wanted)] if each in match.state), None)
         if reason := _misfit(value, wanted):
             match.misshapen[own_name] = reason
@@ -276,10 +279,23 @@ def _aligned(own: dict[str, str], theirs: dict[str, str]) -> tuple[dict[str, str
     return max(sides, key=lambda pair: len(pair[0].keys() & pair[1].keys()))
 
 
+def _own_if_same(saved: LeftOut, wanted: Any) -> Any:
+    """Return the module's own weight if it is the one that was left out, else what stands for it.
+
+    Collective for a DTensor.
+    """
+    if not isinstance(wanted, torch.Tensor) or is_lazy(wanted) or wanted.is_meta:
+        return saved
+    (fingerprint,) = fingerprints({"": wanted}, Ranks.current()).values()
+    return wanted.detach() if LeftOut.of(wanted, fingerprint) == saved else saved
+
+
 def _misfit(value: Any, wanted: Any) -> str:
     """Return why a value cannot be loaded into a weight; empty if it can."""
     if not isinstance(wanted, torch.Tensor):
         return ""  # extra state, which only the module can check
+    if isinstance(value, LeftOut):
+        return "left out there, as it was frozen, and of other values here"
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__qualname__} there, a tensor here"
     if is_dtensor(wanted) and (why := why_unsupported(wanted)) is not None:

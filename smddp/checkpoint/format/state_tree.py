@@ -10,6 +10,7 @@ the rest to JSON. Types that JSON lacks become a JSON object with the key ``"$"`
     {"$": "counter", "items": [[key, value], ...]}                     a collections.Counter
     {"$": "sharded", "name": N, "dtype": D, "shape": [...], "pieces": [[M, [start, ...], [extent, ...]], ...]}
                                     the tensor N, whose pieces are the tensors M of the files
+    {"$": "frozen", "dtype": D, "shape": [...], "fingerprint": F}      a weight that is not saved (`LeftOut`)
 
 Other types cannot be saved: they raise an error with their name, and are never pickled or left out. A caller may add
 types with `MoreKinds`; each is saved as ``{"$": kind, "value": ...}``.
@@ -27,6 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from smddp.checkpoint.format.frozen import LeftOut
 from smddp.checkpoint.format.plain_names import METADATA
 from smddp.checkpoint.format.shards import Box, check_boxes, local_box, pieces_of, why_unsupported
 from smddp.checkpoint.format.tensors import DTYPES, check_shape
@@ -123,6 +125,8 @@ def unflatten(skeleton: Any, tensors: Mapping[str, Any], more: MoreKinds | None 
         return tensors[skeleton["name"]].numpy()
     if kind == "scalar":
         return tensors[skeleton["name"]].numpy()[()]
+    if kind == "frozen":
+        return LeftOut.from_json(skeleton)
     if kind == "float":
         return float(skeleton["value"])
     if kind == "tuple":
@@ -170,6 +174,8 @@ class _Parts:
             return self._items(value, path, name)
         if kind is tuple:
             return {_TAG: "tuple", "items": self._items(value, path, name)}
+        if kind is LeftOut:
+            return {_TAG: "frozen", **value.to_json()}
         if kind in _KINDS:
             return self._dict(value, path, name)
         if self._more is not None and (apart := self._more.take_apart(value)) is not None:

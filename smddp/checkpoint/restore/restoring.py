@@ -13,17 +13,17 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.format.plain_names import in_names_of, plain_name, plain_state
-from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, some, weights_in_order
+from smddp.checkpoint.format.plain_names import plain_state
+from smddp.checkpoint.parts.modules import ModulePart
+from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, weights_in_order
 from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_newest
 from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, is_in_pieces, restore_random_state
 from smddp.checkpoint.stores.filesystem import MISSING
@@ -70,6 +70,9 @@ def restore_newest(
         loaded = _share(ranks, ranks.agree(lambda: read(load) if ranks.is_main else None))
     if loaded is None:
         return None
+    for name, part in state.items():
+        if isinstance(part, ModulePart) and name in loaded.skeletons:
+            part.read_left_out(loaded.unflatten(name))
     restoration = ranks.agree(lambda: Restoration(loaded, state=state, per_rank=per_rank, rank=ranks.rank))
     ranks.agree(restoration.check)  # note 3
     ranks.agree(lambda: restoration.apply(kept))
@@ -135,9 +138,9 @@ def _result(loaded: Loaded | None, failure: Exception | None) -> Loaded | None:
 
 def _targets_in(part: Stateful, state: Any) -> dict[str, torch.Tensor]:
     """Return the DTensors of a module or an optimizer whose values are in a state of `Unread` tensors, by name."""
-    if isinstance(part, torch.nn.Module):
+    if isinstance(part, ModulePart):
         saved = plain_state(state)
-        pairs = [(saved.get(key), tensor) for key, tensor in plain_state(part.state_dict()).items()]
+        pairs = [(saved.get(key), tensor) for key, tensor in plain_state(part.module.state_dict()).items()]
     else:
         assert isinstance(part, NamedOptimizer | torch.optim.Optimizer)
         try:
@@ -250,9 +253,7 @@ class Restoration:
                 "same parts, or start anew in another directory"
             )
         for name, part in self._state.items():
-            if isinstance(part, torch.nn.Module):
-                self._check_module(name, part, self._loaded.unflatten(name))
-            elif isinstance(part, Checking):
+            if isinstance(part, Checking):
                 self._check_part(name, part.check_state_dict, self._loaded.unflatten(name))
             elif isinstance(part, torch.optim.Optimizer):
                 self._check_part(name, partial(check_optimizer, part), self._loaded.unflatten(name))
@@ -269,14 +270,8 @@ class Restoration:
         state_of_all = {name: part for name, part in self._state.items() if name not in kept}
         state_of_rank = {name: part for name, part in self._per_rank.items() if name not in kept}
         # Modules last: once checked they load without errors, and a part that fails before leaves them unchanged.
-        for name, part in sorted(state_of_all.items(), key=lambda item: isinstance(item[1], torch.nn.Module)):
-            state = self._loaded.unflatten(name)
-            if isinstance(part, torch.nn.Module):
-                state = in_names_of(part.state_dict(), state)
-                device = next((weight.device for weight in part.parameters()), None)
-                for owner, buffer, key in _empty_buffers(part, state):
-                    setattr(owner, buffer, state[key].to(device, copy=True))
-            self._give(name, part, state)
+        for name, part in sorted(state_of_all.items(), key=lambda item: isinstance(item[1], ModulePart)):
+            self._give(name, part, self._loaded.unflatten(name))
         is_new = self._rank >= len(self._ranks)
         own = {} if is_new else self._ranks[self._rank]
         for name, part in state_of_rank.items():
@@ -307,52 +302,3 @@ class Restoration:
                 f"{self._what} does not fit this run's {name}: {_reason(error)}. Nothing was loaded; resume with what "
                 "it was saved of, or start anew in another directory"
             ) from error
-
-    def _check_module(self, name: str, module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-        present, saved = plain_state(module.state_dict()), plain_state(saved)
-        misshapen = [
-            f"{key} ({_shape(saved[key])} instead of {_shape(present[key])})"
-            for key in present
-            if key in saved and _shape(saved[key]) != _shape(present[key]) and not is_lazy(present[key])
-        ]
-        empty = {plain_name(key) for _, _, key in _empty_buffers(module, in_names_of(module.state_dict(), saved))}
-        problems = {
-            "missing": [key for key in present if key not in saved],
-            "unexpected": [key for key in saved if key not in present and key not in empty],
-            "misshapen": misshapen,
-        }
-        found = [f"{len(keys)} {problem}: {some(keys)}" for problem, keys in problems.items() if keys]
-        if found:
-            raise CheckpointError(
-                f"{self._what} is of another model than this run's {name}: {'; '.join(found)}. Nothing was loaded; "
-                "resume with the model that it was saved of, or start anew in another directory"
-            )
-        casts = sorted(
-            {
-                f"{_dtype(saved[key])} to {_dtype(present[key])}"
-                for key in present
-                if _dtype(saved[key]) != _dtype(present[key]) and not is_lazy(present[key])
-            }
-        )
-        if casts and self._rank == 0:
-            logger.warning("%s: values of %s are cast from %s", self._what, name, ", ".join(casts))
-
-
-def _shape(value: Any) -> list[int] | None:
-    return list(value.shape) if isinstance(value, torch.Tensor) and not is_lazy(value) else None
-
-
-def _dtype(value: Any) -> str:
-    return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def _empty_buffers(module: torch.nn.Module, state: Mapping[str, Any]) -> Iterator[tuple[torch.nn.Module, str, str]]:
-    """Yield the buffers that are None here but present in the state, because a forward pass assigns them.
-
-    Each item is the buffer's module, its name in that module, and its key in the state.
-    """
-    for prefix, owner in module.named_modules():
-        for name, buffer in owner._buffers.items():  # noqa: SLF001
-            key = f"{prefix}.{name}" if prefix else name
-            if buffer is None and isinstance(state.get(key), torch.Tensor):
-                yield owner, name, key

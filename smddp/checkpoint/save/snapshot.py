@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from smddp.checkpoint.format.manifest import file_names
-from smddp.checkpoint.format.plain_names import plain_name, plain_state
 from smddp.checkpoint.format.state_tree import flatten, flatten_shards
+from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.run_state import RANKS, RNG, Gathering, Stateful, capture_random_state
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
@@ -108,7 +108,7 @@ class Snapshotter:
         if writes:
             for name, part in self._state.items():
                 skeletons[name], tensors[name], owners[name] = flatten_shards(
-                    _state_of(part), path=name, rank=self._rank
+                    part.state_dict(), path=name, rank=self._rank
                 )
         return skeletons, tensors, owners
 
@@ -144,12 +144,7 @@ class Snapshotter:
         Buffers may differ by rank: DistributedDataParallel broadcasts rank 0's before a forward pass, not after it,
         so the running statistics of BatchNorm differ in between. Rank 0 writes its own.
         """
-        modules = {name: part for name, part in self._state.items() if isinstance(part, torch.nn.Module)}
-        return {part: {plain_name(name) for name, _ in module.named_buffers()} for part, module in modules.items()}
-
-
-def _state_of(part: Stateful) -> Any:
-    return plain_state(part.state_dict()) if isinstance(part, torch.nn.Module) else part.state_dict()
+        return {name: part.buffer_names for name, part in self._state.items() if isinstance(part, ModulePart)}
 
 
 def _sizes(tensors: Mapping[str, Tensors]) -> dict[str, dict[str, int]]:

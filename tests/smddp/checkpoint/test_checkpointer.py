@@ -495,7 +495,8 @@ def test_a_checkpoint_of_another_model_says_what_differs_and_loads_nothing(tmp_p
     counter = Holder(0)
     with pytest.raises(
         CheckpointError,
-        match=r"of another model than this run's model: 2 missing: 2.weight, 2.bias; 2 unexpected: 1.weight, 1.bias; "
+        match=r"does not fit this run's model: it is of another model: 2 missing: 2.weight, 2.bias; "
+        r"2 unexpected: 1.weight, 1.bias; "
         r"2 misshapen: 0.weight \(\[3, 2\] instead of \[4, 2\]\), 0.bias \(\[3\] instead of \[4\]\). Nothing was",
     ):
         Checkpointer(tmp_path, {"counter": counter, "model": model}).load()

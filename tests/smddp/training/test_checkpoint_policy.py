@@ -23,6 +23,7 @@ def test_without_a_word_it_saves_every_five_minutes_and_stands_two_failures() ->
         {"every": "often"},
         {"seconds": 0},
         {"seconds": float("nan")},
+        {"save_frozen": "no"},
         {"tolerate_failures": -1},
         {"share": "rank"},
         {"sync": "copy"},

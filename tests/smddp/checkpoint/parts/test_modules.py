@@ -1,0 +1,216 @@
+"""A checkpoint of a fine-tuned model leaves out the frozen weights, and no other; a resume needs the same ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from smddp.checkpoint import Checkpointer, WeightsError, export, list_checkpoints, load_weights
+from smddp.checkpoint.format.frozen import LeftOut
+from smddp.checkpoint.restore.reader import read_checkpoint
+from smddp.checkpoint.stores.opening import open_store
+from smddp.errors import CheckpointError
+
+
+def fine_tuned(seed: int = 0) -> nn.Sequential:
+    """A frozen base, with BatchNorm, under a head that is trained."""
+    torch.manual_seed(seed)
+    base = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    base.requires_grad_(False)
+    return nn.Sequential(base, nn.Linear(8, 2))
+
+
+def checkpointer(directory: Path, model: nn.Module, *, save_frozen: bool = False, **more: Any) -> Checkpointer:
+    return Checkpointer(directory, {"model": model, **more}, save_frozen=save_frozen)
+
+
+def saved(directory: Path, model: nn.Module, step: int = 1, **options: Any) -> None:
+    with checkpointer(directory, model, **options) as run:
+        run.save(step)
+
+
+def left_out(directory: Path, step: int = 1, part: str = "model") -> set[str]:
+    state = read_checkpoint(open_store(directory), step).unflatten(part)
+    return {name for name, value in state.items() if isinstance(value, LeftOut)}
+
+
+BASE = {"0.0.weight", "0.0.bias", "0.1.weight", "0.1.bias"}
+
+
+def train(model: nn.Module) -> None:
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(1)
+    model(torch.randn(5, 4))  # BatchNorm's statistics change
+
+
+def test_frozen_weights_are_left_out_and_buffers_are_not(tmp_path: Path) -> None:
+    model = fine_tuned()
+    with checkpointer(tmp_path, model) as run:
+        run.load()
+        train(model)
+        run.save(1)
+    assert left_out(tmp_path) == BASE
+    again = fine_tuned()
+    with checkpointer(tmp_path, again) as run:
+        assert run.load() is not None
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_without_a_word_all_is_saved(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, {"model": fine_tuned()}) as run:
+        run.save(1)
+    assert left_out(tmp_path) == set()
+
+
+def thaw_and_train(model: nn.Module) -> None:
+    model[0][0].requires_grad_(True)  # type: ignore[index]
+    train(model)
+
+
+def thaw_train_and_freeze(model: nn.Module) -> None:
+    thaw_and_train(model)
+    model[0][0].requires_grad_(False)  # type: ignore[index]
+
+
+def write_past_autograd(model: nn.Module) -> None:
+    for weight in model[0][0].parameters():  # type: ignore[index]
+        weight.data.mul_(1.5)
+    model[0][0].bias.data[0] += 1  # type: ignore[index]
+
+
+def exchange(model: nn.Module) -> None:
+    model[0][0] = nn.Linear(4, 8).requires_grad_(False)  # type: ignore[index, operator]
+
+
+@pytest.mark.parametrize("change", [thaw_and_train, thaw_train_and_freeze, write_past_autograd, exchange])
+def test_a_weight_that_is_trained_or_changed_is_saved(tmp_path: Path, change: Callable[[nn.Module], None]) -> None:
+    model = fine_tuned()
+    with checkpointer(tmp_path, model) as run:
+        run.save(1)
+        run.wait()
+        change(model)
+        run.save(2)
+    assert (left_out(tmp_path, 1), left_out(tmp_path, 2)) == (BASE, {"0.1.weight", "0.1.bias"})
+    again = fine_tuned()
+    with checkpointer(tmp_path, again) as run:
+        run.load()
+        run.save(3)  # what was loaded is not the script's own weight, so it is saved again
+    assert left_out(tmp_path, 3) == {"0.1.weight", "0.1.bias"}
+    for name, value in again.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+def test_another_base_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    saved(tmp_path, fine_tuned())
+    model = fine_tuned()
+    with torch.no_grad():
+        model[0][0].weight[0, 0] += 1e-6
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(
+        CheckpointError,
+        match=r"step 1 does not fit this run's model: 1 of 4 frozen weights, which it leaves out, have other values "
+        r"here: 0\.0\.weight; load the same base model, in the same precision, before training begins\. Nothing was",
+    ):
+        checkpointer(tmp_path, model).load()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_same_base_in_another_precision_is_another(tmp_path: Path) -> None:
+    saved(tmp_path, fine_tuned())
+    with pytest.raises(CheckpointError, match="4 of 4 frozen weights"):
+        checkpointer(tmp_path, fine_tuned().bfloat16()).load()
+
+
+def test_a_model_of_other_layers_is_told_as_ever(tmp_path: Path) -> None:
+    saved(tmp_path, fine_tuned())
+    other = nn.Sequential(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9)), nn.Linear(9, 2))
+    with pytest.raises(CheckpointError, match=r"it is of another model: 7 misshapen: 0\.0\.weight \(\[8, 4\] instead"):
+        checkpointer(tmp_path, other).load()
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
+def test_a_resume_may_save_more_or_less_than_before(tmp_path: Path, before: bool, after: bool) -> None:
+    model = fine_tuned()
+    train(model)
+    saved(tmp_path, model, save_frozen=before)
+    again = fine_tuned()
+    with checkpointer(tmp_path, again, save_frozen=after) as run:
+        run.load()
+        run.save(2)
+    assert torch.equal(again[1].weight, model[1].weight)
+    assert left_out(tmp_path, 2) == (set() if after else BASE)
+
+
+def test_a_module_with_nothing_to_train_is_saved_whole(tmp_path: Path) -> None:
+    model, teacher = fine_tuned(), fine_tuned(seed=1).requires_grad_(False)
+    average = AveragedModel(model).requires_grad_(False)
+    with checkpointer(tmp_path, model, average=average, teacher=teacher) as run:
+        run.save(1)
+    assert (left_out(tmp_path), left_out(tmp_path, part="average"), left_out(tmp_path, part="teacher")) == (
+        BASE,
+        set(),
+        set(),
+    )
+    other = fine_tuned(seed=2).requires_grad_(False)
+    with checkpointer(tmp_path, fine_tuned(), average=AveragedModel(fine_tuned()), teacher=other) as run:
+        run.load()
+    assert torch.equal(other[0][0].weight, teacher[0][0].weight)
+
+
+def test_compiled_layers_and_tied_weights_are_left_out_by_plain_names(tmp_path: Path) -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        table = nn.Embedding(6, 4).requires_grad_(False)
+        head = nn.Linear(4, 6, bias=False)
+        head.weight = table.weight
+        return nn.Sequential(torch.compile(table), nn.Linear(4, 4), head)  # type: ignore[arg-type]
+
+    saved(tmp_path, model())
+    assert left_out(tmp_path) == {"0.weight", "2.weight"}
+    with checkpointer(tmp_path, model()) as run:
+        assert run.load() is not None
+
+
+def test_the_files_have_only_what_is_trained(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(500, 1000).requires_grad_(False), nn.Linear(1000, 3))
+    saved(tmp_path / "all", model, save_frozen=True)
+    saved(tmp_path / "trained", model)
+    sizes = [(each / "step-000000000001") for each in (tmp_path / "all", tmp_path / "trained")]
+    whole, trained = (sum(file.stat().st_size for file in size.rglob("model*.safetensors")) for size in sizes)
+    assert whole > 2_000_000 > 20_000 > trained
+    assert all(info.valid for info in list_checkpoints(tmp_path / "trained"))
+
+
+def test_its_weights_load_into_the_same_base_and_no_other(tmp_path: Path) -> None:
+    model = fine_tuned()
+    train(model)
+    saved(tmp_path, model)
+    same = fine_tuned()
+    assert load_weights(same, tmp_path).complete
+    assert torch.equal(same[1].weight, model[1].weight)
+    other = r"0\.0\.weight \(left out there, as it was frozen, and of other values here\)"
+    with pytest.raises(WeightsError, match=other):
+        load_weights(fine_tuned(seed=3), tmp_path)
+
+
+def test_an_export_has_what_the_checkpoint_has_and_tells_the_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path / "run", fine_tuned())
+    for name in ("model", "model.safetensors", "model.pt", "dcp"):
+        with caplog.at_level(logging.WARNING):
+            export(tmp_path / "run", tmp_path / name, format="dcp" if name == "dcp" else None)
+        assert "the export of model is without its 4 frozen weights, such as 0.0.weight" in caplog.text
+        caplog.clear()
+    exported = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert {*exported} == {"1.weight", "1.bias", "0.1.running_mean", "0.1.running_var", "0.1.num_batches_tracked"}

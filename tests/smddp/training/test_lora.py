@@ -1,0 +1,54 @@
+"""A model with peft's adapters resumes exactly from checkpoints that have the adapters alone."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from smddp import CheckpointPolicy, Trainer
+from smddp.job import Job
+
+
+def base() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 2))
+
+
+def trained(job: Job, steps: int, *, seed: int, ema: float | None) -> Trainer:
+    peft = pytest.importorskip("peft")
+    model = base()
+    torch.manual_seed(seed)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, target_modules=["0", "2"]))
+    optimizer = torch.optim.AdamW([each for each in adapted.parameters() if each.requires_grad], lr=0.05)
+    policy = CheckpointPolicy(every=4, save_frozen=False)
+    trainer = Trainer(job, adapted, optimizer, precision="fp32", checkpoints=policy, ema=ema)
+    draw = torch.Generator().manual_seed(1)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 6, generator=draw), torch.randn(40, 2, generator=draw))
+    batches = trainer.batches(trainer.loader(data, batch_size=8))
+    for _step in trainer.steps_to(steps):
+        inputs, targets = next(batches)
+        trainer.step((trainer.model(inputs) - targets).square().mean())
+    return trainer
+
+
+@pytest.mark.loops
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_resume_goes_on_to_the_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture, ema: float | None) -> None:
+    job, other = (Job.detect({"SMDDP_RUN_DIR": str(tmp_path / name)}) for name in ("interrupted", "whole"))
+    with caplog.at_level(logging.INFO):
+        trained(job, 7, seed=1, ema=ema)
+    assert "checkpoints leave out 6 frozen weights of model (" in caplog.text
+    resumed = trained(job, 11, seed=2, ema=ema)  # which draws other adapters, and takes those of the checkpoint
+    whole = trained(other, 11, seed=1, ema=ema)
+    for name, weight in whole.module.state_dict().items():
+        assert torch.equal(weight, resumed.module.state_dict()[name]), name
+    if whole.ema is not None and resumed.ema is not None:
+        for name, weight in whole.ema.state_dict().items():
+            assert torch.equal(weight, resumed.ema.state_dict()[name]), name
+    files = [file.stat().st_size for file in job.checkpoint_dir.glob("step-*/*/model*.safetensors")]
+    assert files, "no checkpoint"
+    assert max(files) < 30_000 < sum(weight.nbytes for weight in base().parameters())
