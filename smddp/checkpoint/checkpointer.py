@@ -101,7 +101,7 @@ class Checkpointer:
                 logged as errors; the next failure is raised.
             save_frozen: False leaves out the frozen weights of a module that trains others, as long as they do not
                 change, and saves a fingerprint of each. The script must then load the same weights before `open` at
-                each start; a resume with others fails. Taking the fingerprints reads these weights once a save.
+                each start; a resume with others fails. Each save reads these weights once.
             listener: Follows each checkpoint, on rank 0, to a second place. A checkpoint that must be durable has to
                 arrive there, too.
 

@@ -8,6 +8,9 @@ pseudorandom number generators", 2014). It is a part of the format, and has thre
   1. One changed bit always changes it, because odd factors have an inverse.
   2. It is the same on each device.
   3. Ranks with pieces of a weight sum their own words, and add up the sums: it is the same on any number of ranks.
+
+It takes ten times as long as a copy on a CPU, so each save only compares the `bit_sums` of the weights with the first
+ones, which takes less than a copy.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ _CPU_ROWS, _GPU_ROWS = 1, 64
 """Rows of words at a time: on a CPU their products fit the cache, on a GPU few kernels are started."""
 
 _FIRST_OF_B = 2**32
+
+_TABLE_ROW = 8 * 4096  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,21 @@ def fingerprints(weights: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str,
         total = sum(each[number] for each in of_ranks) if is_dtensor(weight) else own[number]
         found[name] = f"{total % 2**64:016x}"
     return found
+
+
+def bit_sums(weight: torch.Tensor) -> torch.Tensor:
+    """Return sums over the bits that this rank has of a weight, equal only if no bit has changed.
+
+    The bits are words of 64 in a table of 4096 columns; the sums are those of its rows and of its columns, then the
+    words that fill no row. A change that leaves all of them as they were has to touch four words in a rectangle, by
+    amounts that cancel in both directions.
+    """
+    values = local_values(weight.detach()).resolve_conj().resolve_neg().reshape(-1)
+    if values.storage_offset() * values.element_size() % 8:
+        values = values.clone()  # words of 64 bits need an address of such a word
+    in_rows = values.nbytes // _TABLE_ROW * _TABLE_ROW // values.element_size()
+    table = values[:in_rows].view(torch.int64).view(-1, _TABLE_ROW // 8)
+    return torch.cat([table.sum(1), table.sum(0), words_of(values[in_rows:]).to(torch.int64)])
 
 
 def _sum_of(weight: torch.Tensor, rank: int) -> torch.Tensor:

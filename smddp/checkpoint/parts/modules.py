@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from smddp.checkpoint.format.frozen import LeftOut, fingerprints
+from smddp.checkpoint.format.frozen import LeftOut, bit_sums, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, in_names_of, plain_name, plain_state
 from smddp.checkpoint.parts.optimizers import some
-from smddp.distributed import Ranks
+from smddp.distributed import Ranks, has_shards
 from smddp.process.terminal_text import as_size
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ class ModulePart:
         self.module = module
         self._ranks = ranks
         frozen = {} if save_frozen else _frozen(module)
-        self._at_first = fingerprints(frozen, ranks)
+        self._at_first = {name: LeftOut.of(frozen[name], each) for name, each in fingerprints(frozen, ranks).items()}
+        self._first_sums = {name: bit_sums(each) for name, each in frozen.items()}
         if frozen and ranks.is_main:
             logger.info(
                 "checkpoints leave out %d frozen weights of %s (%s): each start must load the same ones",
@@ -50,10 +51,13 @@ class ModulePart:
 
     def gather_state_dict(self, *, keep: bool) -> None:
         """Find the weights that the next ``state_dict`` leaves out; collective if the module is divided."""
+        if not self._at_first:
+            return
         frozen = {name: each for name, each in _frozen(self.module).items() if name in self._at_first}
-        now = fingerprints(frozen, self._ranks)
-        unchanged = {name: each for name, each in now.items() if each == self._at_first[name]}
-        self._left_out = {name: LeftOut.of(frozen[name], each) for name, each in unchanged.items()} if keep else {}
+        unchanged = {name for name, each in frozen.items() if self._is_as_at_first(name, each)}
+        if has_shards(self.module):  # a weight is left out only if no rank's piece has changed
+            unchanged = set.intersection(*self._ranks.gather(lambda: unchanged))
+        self._left_out = {name: self._at_first[name] for name in frozen if keep and name in unchanged}
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the module's state with plain names, and a `LeftOut` for each weight that is not saved."""
@@ -113,6 +117,12 @@ class ModulePart:
             setattr(owner, buffer, state[key].to(device, copy=True))
         left_out = {key: own[key] for key, value in state.items() if isinstance(value, LeftOut)}
         self.module.load_state_dict(_with(state, left_out) if left_out else state)
+
+    def _is_as_at_first(self, name: str, weight: Tensor) -> bool:
+        first, sums = self._at_first[name], self._first_sums[name]
+        if LeftOut.of(weight, first.fingerprint) != first:  # another shape or type
+            return False
+        return torch.equal(bit_sums(weight).to(sums.device), sums)
 
     def _has(self, weight: Any, name: str, saved: LeftOut) -> bool:
         return isinstance(weight, Tensor) and name in self._own and LeftOut.of(weight, self._own[name]) == saved

@@ -214,3 +214,46 @@ def test_an_export_has_what_the_checkpoint_has_and_tells_the_rest(
         caplog.clear()
     exported = torch.load(tmp_path / "model.pt", weights_only=True)
     assert {*exported} == {"1.weight", "1.bias", "0.1.running_mean", "0.1.running_var", "0.1.num_batches_tracked"}
+
+
+DIVIDED = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from smddp.checkpoint import Checkpointer
+from smddp.dtensor import local_values
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8).requires_grad_(False), nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 2))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+with Checkpointer(DIRECTORY, {"model": model}, save_frozen=False) as run:
+    run.load()
+    run.save(1)
+    run.wait()
+    if dist.get_rank() == 1:  # its piece alone changes
+        local_values(model[0].weight.data)[0, 0] += 1
+    run.save(2)
+    run.wait()
+"""
+
+
+def test_a_weight_is_left_out_only_if_no_rank_has_changed_its_piece(
+    run_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    ended = run_ranks(DIVIDED.replace("DIRECTORY", repr(str(tmp_path / "run"))), [{}] * 3)
+    assert [each.code for each in ended] == [0] * 3, ended
+    base = {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert (left_out(tmp_path / "run", 1), left_out(tmp_path / "run", 2)) == (base, base - {"0.weight"})
+    torch.manual_seed(0)
+    frozen = [nn.Linear(6, 8).requires_grad_(False), nn.Linear(8, 8).requires_grad_(False)]
+    model = nn.Sequential(*frozen, nn.Linear(8, 2))
+    before = model[0].weight.detach().clone()
+    with checkpointer(tmp_path / "run", model) as run:
+        run.load()
+    changed = (model[0].weight - before).nonzero().tolist()
+    assert changed == [[3, 0]]
