@@ -53,9 +53,7 @@ def main() -> None:
     rows: dict[str, list[tuple[float, float, int]]] = {"all": [], "without the base": []}
     memcpy = []
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
-        runs = {
-            name: Checkpointer(Path(directory, name), {"model": model}, save_frozen=name == "all") for name in rows
-        }
+        runs = {name: Checkpointer(Path(directory, name), {"model": model}, save_frozen=name == "all") for name in rows}
         for run in runs.values():
             run.open()
         for step in range(options.saves + 1):
