@@ -1,14 +1,21 @@
-"""The facts of a job's script, read once from its syntax for all checks: nothing of it is imported or run."""
+"""The facts of a job's script, read once from its syntax for all checks: nothing of it is imported or run.
+
+The job's own reader and argparse judge its hyperparameters, so that what passes here passes in the job. A script that
+reads them otherwise, by sys.argv, Hydra, click or SM_HP_*, gives no problem.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from estimators.checks.script import channel_names, hyperparameters, portability
-from estimators.errors import Problem
+from estimators.checks.script import portability
+from estimators.errors import Problem, error, warning
+from smddp.container.contract import OWN_HYPERPARAMETERS, PLATFORM_PREFIX
+from smddp.container.environment import user_arguments
 from smddp.job.hyperparameters import decode
-from smddp.script_syntax import ConfigValues, Executed, Modules, executed
+from smddp.script_syntax import ConfigValues, Executed, Modules, OptionParser, channel_read, executed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +44,51 @@ class ScriptFacts:
         `channels`, `has_gpus` and `shares_checkpoints` tell of the job's data, of its hosts, and whether they save to
         one place. `own_image` means an image of the user's, not of AWS.
         """
-        yield from hyperparameters.check(self.config, self.nodes, self.texts, own_image=own_image)
-        yield from channel_names.check(self.nodes, channels)
+        yield from _check_hyperparameters(self.config, self.nodes, self.texts, own_image=own_image)
+        yield from _check_channels(self.nodes, channels)
         yield from portability.check(self.modules, self.nodes, has_gpus=has_gpus, shares_checkpoints=shares_checkpoints)
 
 
 def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
     in_parts = [name.partition(".")[0] for name in texts if "." in name]
     return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, texts))
+
+
+def _check_hyperparameters(
+    config: ConfigValues, nodes: Sequence[Executed], texts: Mapping[str, str], *, own_image: bool
+) -> Iterator[Problem]:
+    """Yield what the script would refuse.
+
+    `nodes` are those that every run of the script executes. `texts` has the hyperparameters as the request does.
+    `own_image` means that another program than the toolkit may start the script, and with other options.
+    """
+    if (fault := config.fault) is not None:
+        yield error(fault.parameter, fault.found, fault.remedy)
+    parser = OptionParser.of(nodes)
+    if parser is None:
+        return
+    given = {name: json.loads(text) for name, text in texts.items() if _is_users(name)}
+    for refused in parser.faults(user_arguments(given)):
+        remedy = (
+            f"The script has {', '.join(parser.names)}; each hyperparameter reaches it as such an option with a value."
+        )
+        yield (warning if own_image else error)("hyperparameters", f"argparse refuses them: {refused}", remedy)
+
+
+def _is_users(name: str) -> bool:
+    return not name.startswith(PLATFORM_PREFIX) and name not in OWN_HYPERPARAMETERS
+
+
+def _check_channels(nodes: Sequence[Executed], channels: Collection[str]) -> Iterator[Problem]:
+    """Yield the channels that every run of the script reads, and that the job does not have."""
+    in_capitals = {name.upper() for name in channels}
+    read: dict[str, str] = {}
+    for module, node in nodes:
+        if (found_read := channel_read(node)) is not None and found_read.name.upper() not in in_capitals:
+            read.setdefault(found_read.name, f"{module.path}, line {getattr(node, 'lineno', 1)},")
+    for name, place in read.items():
+        found = f"{place} reads the channel {name!r}, and the job has {', '.join(channels) or 'none'}"
+        remedy = f"Give fit() {{{name!r}: 's3://…'}}."
+        if channels:
+            remedy = f"Give fit() a channel named {name!r}, or let the script read another name."
+        yield error("inputs", found, remedy)
