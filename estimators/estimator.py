@@ -24,8 +24,7 @@ from estimators.distribution import from_name
 from estimators.errors import EstimatorError, Problem, nearest, require_valid
 from estimators.instances import instance_preferences as known_preferences
 from estimators.plan import FitArguments, Plan, Prices, local_problems, make_plan
-from estimators.request.backend import Backend
-from estimators.request.completed_job import CompletedJob
+from estimators.request.completed_job import Backend, CompletedJob
 from estimators.training_job import TrainingJob
 from smddp.process.script_multiprocessing import refuse_in_import
 

@@ -21,8 +21,7 @@ from estimators.plan.global_batch import GlobalBatch
 from estimators.plan.plan import Plan
 from estimators.plan.prices import Prices, price_table
 from estimators.plan.resources import Resources, Topology
-from estimators.request.backend import Backend
-from estimators.request.completed_job import CompletedJob
+from estimators.request.completed_job import Backend, CompletedJob
 from estimators.request.job_request import JobRequest, build, build_recipe
 from estimators.request.large_hyperparameters import check_bundled
 from smddp.job import CHECKPOINT_URI_VARIABLE
@@ -156,7 +155,7 @@ def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Ses
     A PYTHONPATH in the job's environment may lead to any module.
     """
     from estimators.sdk import sessions
-    from estimators.sdk.image_packages import KNOWN_MODULES
+    from estimators.sdk.training_images import KNOWN_MODULES
 
     is_here = sessions.runs_in_this_python(session)
     if is_here:

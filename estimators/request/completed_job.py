@@ -1,15 +1,16 @@
-"""A job's parameters as its request needs them: completed once, from the code and the SDK's images."""
+"""A job's parameters as its request needs them: completed once, for the service that runs it, by its code and image."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from estimators import metric_definition, source_code
 from estimators.checks import aws_limits
-from estimators.request.backend import Backend
+from estimators.checks.parameters import is_local_mode
 from estimators.request.large_hyperparameters import BundledHyperparameters, bundle_large_hyperparameters
 from estimators.source_code import SourceCode
 
@@ -17,8 +18,32 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
     from estimators.sdk.training_images import Framework
 
-
 logger = logging.getLogger(__name__)
+
+
+class Backend(Enum):
+    """The service that runs a job: decided once, by the instance type and the session."""
+
+    SAGEMAKER = auto()
+    """AWS, or a local platform."""
+    DOCKER = auto()
+    """Docker on this machine, by our own engine."""
+    SDK_LOCAL_MODE = auto()
+    """Docker on this machine, by the SDK's Local Mode."""
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], session: Session | None) -> Backend:
+        """Return the backend of a job with these parameters on this session."""
+        from estimators.sdk.adapter import adapter
+
+        if not is_local_mode(arguments):
+            return cls.SAGEMAKER
+        return cls.SDK_LOCAL_MODE if adapter().is_local(session) else cls.DOCKER
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine runs the job."""
+        return self is not Backend.SAGEMAKER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
