@@ -23,10 +23,10 @@ from rich.text import Text
 
 from estimators.job_handle.events import ENDED, JobEvent, MetricValue, StatusChange
 from estimators.log_reader import LogLine
+from smddp.display_text import shown_line, shown_text
 from smddp.process.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from smddp.process.terminal_line import TerminalLine
 from smddp.process.terminal_text import PROGRESS_VARIABLE, duration, fitting, is_watched, speed
-from smddp.safe_text import shown_line, shown_text
 
 logger = logging.getLogger(__name__)
 

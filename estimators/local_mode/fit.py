@@ -34,8 +34,8 @@ from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, with_code
 from estimators.source_code import SourceCode
 from estimators.training_job import TrainingJob
+from smddp.display_text import shown_text
 from smddp.process.interrupt import without_traceback
-from smddp.safe_text import shown_text
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session

@@ -326,7 +326,7 @@ def _absent(extra: str) -> list[str] | None:
     """Return the unmet requirements of an extra, of smddp itself for ""; None if smddp is not an installed package."""
     from packaging.requirements import Requirement  # slow to import, and every command imports this file
 
-    from smddp.syntax_parse import call_parser
+    from smddp.python_syntax import call_parser
 
     try:
         listed = [call_parser(Requirement, text) for text in requires("smddp") or ()]
