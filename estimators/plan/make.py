@@ -21,9 +21,8 @@ from estimators.plan.global_batch import GlobalBatch
 from estimators.plan.plan import Plan
 from estimators.plan.prices import Prices, price_table
 from estimators.plan.resources import Resources, Topology
-from estimators.request.completed_job import Backend, CompletedJob
+from estimators.request.completed_job import Backend, CompletedJob, check_bundled
 from estimators.request.job_request import JobRequest, build, build_recipe
-from estimators.request.large_hyperparameters import check_bundled
 from smddp.job import CHECKPOINT_URI_VARIABLE
 from smddp.script_syntax import is_installed_here
 

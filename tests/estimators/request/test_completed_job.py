@@ -12,8 +12,7 @@ import pytest
 from estimators import Estimator
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import Changes, resumed_request
-from estimators.request.completed_job import Backend
-from estimators.request.large_hyperparameters import bundle_large_hyperparameters
+from estimators.request.completed_job import Backend, bundle_large_hyperparameters
 from estimators.sdk import adapter as sdk
 from estimators.source_code import SourceCode
 from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER
