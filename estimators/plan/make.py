@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
 from estimators.checks import aws_limits, channels, local_jobs, parameters
-from estimators.checks.script import imports, model_parallel
+from estimators.checks.script import imports
 from estimators.checks.script.facts import ScriptFacts
 from estimators.errors import Problem, error, nearest
 from estimators.local_mode.request import build_local
@@ -140,7 +140,7 @@ def _model_parallel_problems(
         return
     if script is not None:
         version = arguments.get("framework_version") if job.chosen is not None else None
-        yield from model_parallel.check(script.modules, asked, aws_version=version)
+        yield from script.check_model_parallel(asked, aws_version=version)
     types = [name for _, name in (*topology.hosts, *topology.instead)]
     gpus = {training_images.gpus_of(name, sessions.region(session) or "") for name in types if isinstance(name, str)}
     on_each = topology.processes_per_host or (gpus.pop() if len(gpus) == 1 else None)
