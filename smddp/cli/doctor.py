@@ -194,7 +194,7 @@ def _disk(run_dir: Path) -> Iterator[Finding]:
 
 
 def _disk_at(name: str, directory: Path, purpose: str, remedy: str) -> Finding:
-    from smddp.process.terminal_text import as_size
+    from smddp.display_text import as_size
 
     try:
         with tempfile.TemporaryFile(dir=directory):
@@ -213,7 +213,7 @@ def _not_writable(name: str, directory: Path, error: OSError, purpose: str, reme
 
 
 def _shared_memory() -> Iterator[Finding]:
-    from smddp.process.terminal_text import as_size
+    from smddp.display_text import as_size
 
     size = shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0
     if size < _LITTLE_SHARED_MEMORY:

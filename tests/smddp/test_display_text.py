@@ -1,4 +1,4 @@
-"""What a terminal shows of text and paths."""
+"""What a terminal or a log shows of text, paths and counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.display_text import shown_error, shown_line, shown_name, shown_path, shown_text, with_shown_paths
+from smddp.display_text import counted, shown_error, shown_line, shown_name, shown_path, shown_text, with_shown_paths
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,8 @@ def test_the_paths_of_a_message_are_shown_in_the_same_way(
     monkeypatch.setattr(Path, "cwd", lambda: Path("/home/me/project"))
     monkeypatch.setattr(Path, "home", lambda: Path("/home/me"))
     assert with_shown_paths(text) == (text if shown is None else shown)
+
+
+def test_one_thing_has_no_plural() -> None:
+    assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+    assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]
