@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Literal
 
-from smddp.safe_text import shown_text
+from smddp.display_text import shown_text
 
 Severity = Literal["error", "warning"]
 _LISTED = 40

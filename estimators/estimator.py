@@ -24,8 +24,7 @@ from estimators.distribution import from_name
 from estimators.errors import EstimatorError, Problem, nearest, require_valid
 from estimators.instances import instance_preferences as known_preferences
 from estimators.plan import FitArguments, Plan, Prices, local_problems, make_plan
-from estimators.request.backend import Backend
-from estimators.request.completed_job import CompletedJob
+from estimators.request.completed_job import Backend, CompletedJob
 from estimators.training_job import TrainingJob
 from smddp.process.script_multiprocessing import refuse_in_import
 
@@ -326,7 +325,7 @@ class Estimator:
         return self._trainer()
 
     def _trainer(self) -> Any:
-        from estimators.local_mode import sdk_arguments
+        from estimators.local_mode import request
         from estimators.request.code import upload_code
         from estimators.sdk import sessions
         from estimators.sdk.adapter import adapter
@@ -335,7 +334,7 @@ class Estimator:
         # The SDK's Local Mode mounts the code itself, writable, and forgets the dependencies: so it gets a copy.
         into = Path(tempfile.gettempdir(), f"smddp-source-{secrets.token_hex(8)}") if local_mode else None
         session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
-        arguments = sdk_arguments.for_sdk(self.arguments) if local_mode else self._configured(self.arguments)
+        arguments = request.for_sdk(self.arguments) if local_mode else self._configured(self.arguments)
         job = CompletedJob.of(arguments, session)
         job.log_choice(arguments)
         bundle = source_code.stage(job.source, into=into, more=job.bundled.files)

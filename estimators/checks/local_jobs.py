@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 from estimators import source_code
-from estimators.checks import checkpoint_directory
 from estimators.checks.channels import local_path, uri_of
 from estimators.errors import Problem, error, warning
 
@@ -54,6 +54,13 @@ _ML_ROOT = PurePosixPath("/opt/ml")
 _HOSTS_OWN = ("code", "input", "model", "output")
 """Directories below /opt/ml that each host needs."""
 _OURS = "Leave out sagemaker_session: the Estimator's own local job does it."
+_SYSTEM_DIRECTORIES = tuple(map(Path, ("/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")))
+"""Refused for checkpoints, with everything below them."""
+_SHARED_DIRECTORIES = frozenset(
+    map(Path, ("/dev", "/media", "/mnt", "/opt", "/run", "/srv", "/tmp", "/var", "/var/tmp"))  # noqa: S108 - refused
+)
+"""Refused for checkpoints; directories in them are allowed."""
+_ROOT = 0
 
 
 def check(
@@ -84,7 +91,7 @@ def check(
     yield from _told(arguments, ONLY_SAGEMAKER, "it does nothing on this machine", "Only SageMaker itself does it.")
     uri = arguments.get("checkpoint_s3_uri")
     if directory := local_path(uri):
-        yield from checkpoint_directory.check(str(uri), directory)
+        yield from _check_checkpoints(str(uri), directory)
     elif uri is None and arguments.get("checkpoint_local_path") is not None:
         remedy = "With checkpoint_s3_uri='file:///directory' that directory is mounted there."
         yield warning("checkpoint_local_path", "without checkpoint_s3_uri nothing is kept of it", remedy)
@@ -113,6 +120,32 @@ def check(
             yield from _check_directory(parameter, channel, arguments)
     if by_sdk:
         yield from _check_for_sdk(arguments, data)
+
+
+def _check_checkpoints(uri: str, directory: Path) -> Iterator[Problem]:
+    """Yield the problem of a directory for checkpoints, which must be the user's own: the hosts write there as root.
+
+    After the job the user becomes the owner of the hosts' files, and smddp deletes old checkpoints. Neither is
+    acceptable in a directory that others use. `uri` is the parameter, `directory` its absolute path.
+    """
+    if found := _directory_fault(uri, directory):
+        remedy = "Give file:///directory, one of your own for this job's checkpoints; it is made if missing."
+        yield error("checkpoint_s3_uri", found, remedy)
+
+
+def _directory_fault(uri: str, directory: Path) -> str | None:
+    if not uri.startswith("file:///"):
+        return f"{uri!r} holds no absolute path"
+    if directory.exists() and not directory.is_dir():
+        return f"{directory} is not a directory"
+    if directory in _SHARED_DIRECTORIES or any(directory.is_relative_to(place) for place in _SYSTEM_DIRECTORIES):
+        return f"{directory} belongs to the system"
+    home = Path.home().resolve()
+    if home.is_relative_to(directory):
+        return f"{directory} is your home directory" if directory == home else f"{directory} holds all home directories"
+    if directory.exists() and os.getuid() not in (_ROOT, directory.stat().st_uid):
+        return f"{directory} belongs to another user"
+    return None
 
 
 def _check_mount_point(path: str) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from smddp.safe_text import shown_error
+from smddp.display_text import shown_error
 
 if TYPE_CHECKING:
     from estimators.console.jobs import JobSource

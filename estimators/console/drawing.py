@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from estimators.console.job_watch import MetricPoint
-from smddp.process.terminal_text import duration
-from smddp.safe_text import shown_line
+from smddp.display_text import duration, shown_line
 from smddp.secret_text import masked_text
 
 WIDTH, HEIGHT = 360.0, 170.0

@@ -25,8 +25,8 @@ from estimators.job_handle.events import ENDED, MetricValue, StatusChange
 from estimators.job_handle.follower import Follower
 from estimators.job_handle.metrics import attempts_begun
 from estimators.log_reader import LogLine, LogReader
+from smddp.display_text import shown_line
 from smddp.errors import SmddpError
-from smddp.safe_text import shown_line
 from smddp.secret_text import masked_text
 from smddp.storage.s3_errors import Cancelled
 

@@ -25,9 +25,8 @@ from estimators.console.jobs import SPANS, STATUSES, JobFilter, JobSource, compa
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import sent_request
 from estimators.service_model import service_model, violations
+from smddp.display_text import as_size, duration, shown_line
 from smddp.errors import SmddpError
-from smddp.process.terminal_text import as_size, duration
-from smddp.safe_text import shown_line
 from smddp.secret_text import masked, masked_text
 
 MOST_COMPARED = 8

@@ -12,7 +12,7 @@ import typer
 
 from estimators.console import command as console
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.terminal_text import is_watched
+from smddp.process.terminal_line import is_watched
 
 _NEEDED = ("sagemaker", "moto", "torchvision", "sklearn", "matplotlib", *console.NEEDED)
 

@@ -30,8 +30,8 @@ from estimators.job_handle.events import StatusChange
 from estimators.local import LocalSageMaker
 from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
-from smddp.process.terminal_text import is_watched
-from smddp.safe_text import shown_text
+from smddp.display_text import shown_text
+from smddp.process.terminal_line import is_watched
 
 BATCH_SIZE = 16  # small enough that an epoch takes a second, and the interruption comes in the middle of one
 TARGET_ACCURACY = 0.97

@@ -25,7 +25,7 @@ from estimators.docker.docker_program import DockerError, program, require_engin
 from estimators.source_code import PACKAGE, REQUIREMENTS, package_directory
 from smddp import __version__
 from smddp.process.output_lines import STDOUT, copy_lines
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser
 
 _CHECKOUT = Path(__file__).parents[2]
 _INSTALLED = Path(__file__).with_name("recipe")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from smddp.safe_text import shown_error
+from smddp.display_text import shown_error
 
 app = typer.Typer(no_args_is_help=True, help="Build training images, the containers that jobs run in.")
 

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from smddp.safe_text import shown_error
+from smddp.display_text import shown_error
 
 
 def sbatch(

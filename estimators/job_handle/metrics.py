@@ -21,7 +21,7 @@ from estimators.job_handle.events import MetricValue, StatusChange
 from estimators.job_handle.matcher import MATCH_SECONDS, MEAN_SECONDS
 from estimators.log_reader import LogLine
 from estimators.metric_definition import MetricDefinition, finite, pieces, regex_of_line
-from smddp.safe_text import shown_name
+from smddp.display_text import shown_name
 
 if TYPE_CHECKING:
     import pandas

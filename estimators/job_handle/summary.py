@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from estimators.job_handle.files import model_uri
+from smddp.display_text import duration
 from smddp.process import notebook_html
-from smddp.process.terminal_text import duration
 from smddp.secret_text import masked, masked_text
 
 _OF_THE_SDK = "sagemaker_"

@@ -23,10 +23,9 @@ from rich.text import Text
 
 from estimators.job_handle.events import ENDED, JobEvent, MetricValue, StatusChange
 from estimators.log_reader import LogLine
+from smddp.display_text import duration, shown_line, shown_text, speed
 from smddp.process.heartbeat import HEARTBEAT_SECONDS, Heartbeat
-from smddp.process.terminal_line import TerminalLine
-from smddp.process.terminal_text import PROGRESS_VARIABLE, duration, fitting, is_watched, speed
-from smddp.safe_text import shown_line, shown_text
+from smddp.process.terminal_line import PROGRESS_VARIABLE, TerminalLine, fitting, is_watched
 
 logger = logging.getLogger(__name__)
 

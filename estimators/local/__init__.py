@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from estimators.local.executors.docker import Docker as Docker
-    from estimators.local.executors.processes import Processes as Processes
-    from estimators.local.executors.slurm import Slurm as Slurm
+    from estimators.local.executors.settings import Docker as Docker
+    from estimators.local.executors.settings import Processes as Processes
+    from estimators.local.executors.settings import Slurm as Slurm
     from estimators.local.platform import LocalSageMaker as LocalSageMaker
 
 __all__ = ["Docker", "LocalSageMaker", "Processes", "Slurm"]
@@ -18,16 +18,8 @@ def __getattr__(name: str) -> Any:
         from estimators.local.platform import LocalSageMaker
 
         return LocalSageMaker
-    if name == "Docker":
-        from estimators.local.executors.docker import Docker
+    if name in __all__:
+        from estimators.local.executors import settings
 
-        return Docker
-    if name == "Processes":
-        from estimators.local.executors.processes import Processes
-
-        return Processes
-    if name == "Slurm":
-        from estimators.local.executors.slurm import Slurm
-
-        return Slurm
+        return getattr(settings, name)
     raise AttributeError(f"module 'estimators.local' has no attribute {name!r}; it offers {', '.join(__all__)}")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from smddp.display_text import shown_error
 from smddp.process.program import wait_for
-from smddp.safe_text import shown_error
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -17,9 +17,7 @@ from estimators.local.access import ROLE, Access, PlatformSession, ask
 from estimators.local.api.signature import KeyPair
 from estimators.local.chaos import Fault
 from estimators.local.errors import LocalPlatformError
-from estimators.local.executors.docker import Docker
-from estimators.local.executors.processes import Processes
-from estimators.local.executors.slurm import Slurm
+from estimators.local.executors.settings import Docker, Processes, Slurm
 from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings

@@ -34,7 +34,7 @@ from estimators.local.errors import INSTALL, LocalPlatformError
 from estimators.local.executors import Executor, HostStartError, ProcessExecutor
 from estimators.local.executors.docker import Docker, DockerExecutor, bridge_address
 from estimators.local.executors.process import inherited_environment
-from estimators.local.executors.processes import Processes
+from estimators.local.executors.settings import Processes
 from estimators.local.executors.slurm import SlurmExecutor, own_address
 from estimators.local.executors.warm_hosts import WarmHosts
 from estimators.local.private_directory import make_private

@@ -21,9 +21,7 @@ from estimators.local.access import Access
 from estimators.local.api.signature import KeyPair
 from estimators.local.directory_reaper_process import DirectoryReaperProcess
 from estimators.local.errors import LocalPlatformError
-from estimators.local.executors.docker import Docker
-from estimators.local.executors.processes import Processes
-from estimators.local.executors.slurm import Slurm
+from estimators.local.executors.settings import Docker, Processes, Slurm
 
 logger = logging.getLogger(__name__)
 

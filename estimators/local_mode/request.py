@@ -1,21 +1,25 @@
-"""The request of a job of ``instance_type="local"``: the SDK's, without the places on this machine."""
+"""The parts of a local job that the SDK gets: its request, and the parameters of the SDK's own Local Mode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from estimators.checks import channels
-from estimators.checks.local_jobs import ONLY_SAGEMAKER
-from estimators.local_mode.sdk_arguments import UNUSED_ROLE
+from estimators.checks.local_jobs import NOT_IN_SDK, ONLY_SAGEMAKER
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, build
+from smddp.job import CHECKPOINT_URI_VARIABLE
 
 if TYPE_CHECKING:
     from estimators.sdk.library import Session
 
+UNUSED_ROLE = "arn:aws:iam::000000000000:role/local-mode"
+"""No role is assumed on this machine, but the SDK wants an ARN, and asks AWS for the ARN of a name."""
 _INSTANCE_TYPE = "ml.m5.large"
 """Replaces "local" in the request, because the API's model does not know "local"."""
+_NOT_GIVEN = frozenset({"checkpoint_s3_uri", "checkpoint_local_path", *ONLY_SAGEMAKER, *NOT_IN_SDK})
 
 
 def build_local(
@@ -56,3 +60,15 @@ def build_local(
 def _is_here(place: Any) -> bool:
     """Return whether a channel's data are on this machine."""
     return channels.local_path(channels.uri_of(place)) is not None
+
+
+def for_sdk(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Estimator's parameters as ``PyTorch`` takes them in the SDK's Local Mode."""
+    given = {name: value for name, value in arguments.items() if name not in _NOT_GIVEN}
+    if "/" not in str(given.get("role")):
+        given["role"] = UNUSED_ROLE
+    uri = str(arguments.get("checkpoint_s3_uri"))
+    if uri.startswith("s3://"):
+        given["environment"] = {CHECKPOINT_URI_VARIABLE: uri, **given.get("environment", {})}
+    # Both are on by default.
+    return {**given, "debugger_hook_config": False, "disable_profiler": True}

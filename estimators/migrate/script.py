@@ -22,7 +22,7 @@ from libcst.metadata import (
 )
 
 from estimators.errors import EstimatorError
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser
 
 Edit = Callable[[Any], Any]
 """Returns the replacement of a node, from the node with its children already edited."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
 from estimators.checks import aws_limits, channels, local_jobs, parameters
-from estimators.checks.script import imports, model_parallel
+from estimators.checks.script import imports
 from estimators.checks.script.facts import ScriptFacts
 from estimators.errors import Problem, error, nearest
 from estimators.local_mode.request import build_local
@@ -21,10 +21,8 @@ from estimators.plan.global_batch import GlobalBatch
 from estimators.plan.plan import Plan
 from estimators.plan.prices import Prices, price_table
 from estimators.plan.resources import Resources, Topology
-from estimators.request.backend import Backend
-from estimators.request.completed_job import CompletedJob
+from estimators.request.completed_job import Backend, CompletedJob, check_bundled
 from estimators.request.job_request import JobRequest, build, build_recipe
-from estimators.request.large_hyperparameters import check_bundled
 from smddp.job import CHECKPOINT_URI_VARIABLE
 from smddp.script_syntax import is_installed_here
 
@@ -142,7 +140,7 @@ def _model_parallel_problems(
         return
     if script is not None:
         version = arguments.get("framework_version") if job.chosen is not None else None
-        yield from model_parallel.check(script.modules, asked, aws_version=version)
+        yield from script.check_model_parallel(asked, aws_version=version)
     types = [name for _, name in (*topology.hosts, *topology.instead)]
     gpus = {training_images.gpus_of(name, sessions.region(session) or "") for name in types if isinstance(name, str)}
     on_each = topology.processes_per_host or (gpus.pop() if len(gpus) == 1 else None)
@@ -156,7 +154,7 @@ def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Ses
     A PYTHONPATH in the job's environment may lead to any module.
     """
     from estimators.sdk import sessions
-    from estimators.sdk.image_packages import KNOWN_MODULES
+    from estimators.sdk.training_images import KNOWN_MODULES
 
     is_here = sessions.runs_in_this_python(session)
     if is_here:

@@ -70,7 +70,7 @@ def _image(arguments: Mapping[str, Any], session: Session | None) -> str | None:
 
 def _imported(source: SourceCode) -> list[str]:
     """Return the packages of the image's known list that the code imports, except torch."""
-    from estimators.sdk.image_packages import KNOWN_MODULES
+    from estimators.sdk.training_images import KNOWN_MODULES
 
     modules = KNOWN_MODULES.intersection(imported_modules(source)) - {"torch"}
     return sorted(distributions_of(module)[0] for module in modules)

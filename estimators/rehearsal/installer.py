@@ -12,7 +12,7 @@ from pathlib import Path
 
 from estimators.errors import EstimatorError
 from smddp.container.requirements import cause
-from smddp.process.terminal_text import as_size
+from smddp.display_text import as_size
 
 _CAUSES = (
     (

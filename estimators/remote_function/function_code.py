@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from estimators import source_code
 from estimators.errors import EstimatorError, Problem
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser
 
 ENTRY_POINT = Path(__file__).with_name("smddp_call.py")
 _OWN_PACKAGE = "estimators"

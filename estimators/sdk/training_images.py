@@ -1,6 +1,6 @@
-"""AWS's training images: the SDK's versions of PyTorch and Python, chosen by the job's other parameters.
+"""AWS's PyTorch training images: the versions that the SDK has, chosen by the job's other parameters, and the modules.
 
-This module asks the SDK what it accepts, so a newer SDK needs no change here.
+The versions are asked of the SDK, so a newer SDK needs no change here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,44 @@ from packaging.version import Version
 from estimators.instances import deciding_type, for_pytorch, instance_groups
 from estimators.sdk.library import fw_utils, image_uris, instance_types_gpu_info
 from estimators.sdk.quiet import without_log
+
+_NAMED_MODULES = frozenset(
+    {
+        *("torch", "torchvision", "torchaudio", "torchtnt", "fastai", "accelerate", "s3torchconnector"),
+        *("numpy", "scipy", "pandas", "sklearn", "numba", "h5py", "shap", "spacy", "thinc", "blis"),
+        *("seaborn", "bokeh", "plotly", "imageio", "PIL", "cv2"),
+        *(
+            "Cython",
+            "pybind11",
+            "mpi4py",
+            "psutil",
+            "tqdm",
+            "click",
+            "yaml",
+            "packaging",
+            "setuptools",
+            "pkg_resources",
+        ),
+        *("pip", "requests", "urllib3", "idna", "charset_normalizer", "cryptography", "OpenSSL", "fsspec"),
+        *("IPython", "parso", "cloudpickle", "boto3", "awscli"),
+        *("sagemaker", "smexperiments", "smclarify", "sagemaker_training", "sagemaker_pytorch_container"),
+    }
+)
+_REQUIRED_MODULES = frozenset(
+    {
+        *("typing_extensions", "sympy", "networkx", "jinja2", "filelock"),  # torch
+        *("huggingface_hub", "safetensors"),  # accelerate
+        *("matplotlib", "fastcore", "fastprogress"),  # fastai
+        *("botocore", "s3transfer", "jmespath", "dateutil", "six"),  # boto3
+        *("pytz", "joblib", "threadpoolctl", "llvmlite", "certifi", "mpl_toolkits"),  # pandas, scikit-learn and others
+        *("attr", "google", "jsonschema"),  # sagemaker
+    }
+)
+KNOWN_MODULES = _NAMED_MODULES | _REQUIRED_MODULES
+"""Top-level modules that a script may import in each of these images, as far as they are known: no image is pulled.
+
+They are what the public Dockerfiles of PyTorch 2.0 to 2.8 name (github.com/aws/deep-learning-containers,
+``pytorch/training/docker``), and what those packages require in turn. An image may have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

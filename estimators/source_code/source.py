@@ -18,10 +18,9 @@ from packaging.utils import canonicalize_name
 from estimators.errors import EstimatorError
 from estimators.source_code.tree import Tree
 from smddp.container.requirements import ADDED
-from smddp.process.script_names import full_name
+from smddp.python_syntax import call_parser, full_name
 from smddp.script_syntax import PACKAGE as PACKAGE
 from smddp.script_syntax import Modules, imported_by
-from smddp.syntax_parse import call_parser
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from smddp.safe_text import shown_error, shown_text
+from smddp.display_text import shown_error, shown_text
 
 if TYPE_CHECKING:
     from estimators.submit_script.run import PlannedJobs

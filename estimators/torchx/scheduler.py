@@ -31,7 +31,7 @@ from estimators.estimator import Estimator
 from estimators.local.errors import LocalPlatformError
 from estimators.log_reader import LogLine, LogReader
 from estimators.training_job import TrainingJob
-from smddp.safe_text import shown_text
+from smddp.display_text import shown_text
 from smddp.secret_text import masked
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import typer
 from smddp._version import __version__
 from smddp.cli.help_panels import PanelGroup
 from smddp.cli.options import plot_file, written_file
+from smddp.display_text import shown_text
 from smddp.errors import HyperparameterError, SmddpError
-from smddp.safe_text import shown_text
 
 if TYPE_CHECKING:
     from smddp.collectives.program import Options

@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from smddp.process.terminal_text import as_size
-from smddp.safe_text import shown_name
+from smddp.display_text import as_size, shown_name
 
 if TYPE_CHECKING:
     from smddp.checkpoint import CheckpointInfo

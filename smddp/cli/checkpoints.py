@@ -102,7 +102,7 @@ def prune(
     """Remove the checkpoints that no rule keeps. The newest valid one always stays."""
     from smddp.checkpoint.retention import Retention, plan_pruning
     from smddp.cli.checkpoint_table import describe
-    from smddp.process.terminal_text import as_size
+    from smddp.display_text import as_size
 
     with _one_line_errors():
         if (keep_best > 0) != (metric is not None):

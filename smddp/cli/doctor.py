@@ -194,7 +194,7 @@ def _disk(run_dir: Path) -> Iterator[Finding]:
 
 
 def _disk_at(name: str, directory: Path, purpose: str, remedy: str) -> Finding:
-    from smddp.process.terminal_text import as_size
+    from smddp.display_text import as_size
 
     try:
         with tempfile.TemporaryFile(dir=directory):
@@ -213,7 +213,7 @@ def _not_writable(name: str, directory: Path, error: OSError, purpose: str, reme
 
 
 def _shared_memory() -> Iterator[Finding]:
-    from smddp.process.terminal_text import as_size
+    from smddp.display_text import as_size
 
     size = shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0
     if size < _LITTLE_SHARED_MEMORY:
@@ -326,7 +326,7 @@ def _absent(extra: str) -> list[str] | None:
     """Return the unmet requirements of an extra, of smddp itself for ""; None if smddp is not an installed package."""
     from packaging.requirements import Requirement  # slow to import, and every command imports this file
 
-    from smddp.syntax_parse import call_parser
+    from smddp.python_syntax import call_parser
 
     try:
         listed = [call_parser(Requirement, text) for text in requires("smddp") or ()]

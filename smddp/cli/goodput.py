@@ -80,9 +80,8 @@ def _show(account: Account) -> None:
     from rich.text import Text
 
     from smddp.cli.checkpoint_table import print_table
+    from smddp.display_text import duration, shown_text
     from smddp.goodput.account import shown_losses
-    from smddp.process.terminal_text import duration
-    from smddp.safe_text import shown_text
 
     typer.echo(f"{_goodput(account)} of {duration(account.wall_seconds)}; {shown_losses(account)}")
     parts = Table("part", "seconds", "share")

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from smddp._version import __version__
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser
 
 _EXTRA = re.compile(r"extra == [\"']([^\"']+)[\"']")
 _COMMANDS = "smddp.commands"

@@ -28,8 +28,7 @@ def main() -> None:
     try:
         # Here, because Ctrl-C may come during the imports, too.
         from smddp.cli.app import app
-        from smddp.path_text import shown_path
-        from smddp.safe_text import shown_error, shown_text
+        from smddp.display_text import shown_error, shown_path, shown_text
 
         try:
             app()

@@ -32,9 +32,8 @@ from smddp.job.host_memory import HostMemory
 from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.launch_time import launch_variables
 from smddp.process.log_format import start_log
-from smddp.process.rank_start import RankStart
+from smddp.process.rank_start import RankStart, launch_variables
 from smddp.process.warm_parent import WarmParent
 from smddp.script_syntax.warm_start import start_warm_parent
 from smddp.secret_text import masked

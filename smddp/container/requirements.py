@@ -18,7 +18,7 @@ from smddp.container.job_environment import make_environment
 from smddp.container.job_process import StoppedBeforeStart, raise_on_stop, run
 from smddp.errors import SourceError
 from smddp.process.heartbeat import Heartbeat
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser
 
 logger = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from smddp.accelerator import move_module
+from smddp.display_text import counted
 from smddp.distributed.ddp_options import DDPOptions
 from smddp.distributed.membership import Membership
 from smddp.distributed.meta_device import draw_values, give_memory, has_no_values, without_values
 from smddp.distributed.replica import tensors_of
 from smddp.distributed.sharded import Sharded, has_shards
 from smddp.dtensor import is_dtensor, local_values
-from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 

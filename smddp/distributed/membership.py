@@ -24,6 +24,7 @@ from smddp.accelerator import DEVICE_VARIABLE, check_float64, device_kind, set_c
 from smddp.cluster import Cluster
 from smddp.cluster.slurm import unused_nodes
 from smddp.cluster.strict_variables import check_timeout, read_timeout
+from smddp.display_text import counted
 from smddp.distributed.device import (
     CPU,
     backend_of,
@@ -41,7 +42,6 @@ from smddp.distributed.store import PREFIX, connect, connect_again, meet
 from smddp.errors import DistributedError
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.script_multiprocessing import refuse_in_import
-from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from smddp.accelerator import random_states, set_random_state
-from smddp.process.terminal_text import counted
+from smddp.display_text import counted
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 """The names of the method that draws a layer's values; the second one is torch's own in attention layers."""

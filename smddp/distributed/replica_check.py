@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from smddp.display_text import shown_ranks
 from smddp.distributed.membership import Membership
 from smddp.distributed.replica import Replica, alike
 from smddp.errors import ReplicasDifferError
-from smddp.process.terminal_text import shown_ranks
 
 logger = logging.getLogger(__name__)
 

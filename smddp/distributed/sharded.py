@@ -18,12 +18,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from smddp.display_text import describe
 from smddp.distributed.membership import Membership
 from smddp.distributed.replica import broadcast_alike, tensors_of
 from smddp.dtensor import is_dtensor
 from smddp.job import Job
 from smddp.job.model_parallel import OTHER_DEGREES, SHARD_DEGREE, faults
-from smddp.process.terminal_text import describe
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from smddp.checkpoint.stores import Store
+from smddp.display_text import counted
 from smddp.goodput.attempt import REPEATED, Attempt, read_attempts
-from smddp.process.terminal_text import counted
 
 PARTS = ("training", "evaluation", "data", "checkpoint", "start", "lost", "restart", "waiting", "hang", "other")
 """All parts of a run's wall time, in the order in which they are shown."""

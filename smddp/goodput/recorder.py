@@ -42,7 +42,7 @@ from smddp.goodput.attempt import (
     Seconds,
     read_attempts,
 )
-from smddp.process.launch_time import launched
+from smddp.process.rank_start import launched
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from smddp.cluster import OF_RUN_DIRECTORY, Cluster, without_run_variables
+from smddp.display_text import shown_path
 from smddp.errors import JobError
 from smddp.job.channels import Channels, Inputs, read_inputs
 from smddp.job.hyperparameters import decode_untyped, with_bundled
 from smddp.job.model_parallel import MP_PARAMETERS
-from smddp.path_text import shown_path
 from smddp.secret_text import masked_repr
 
 logger = logging.getLogger(__name__)

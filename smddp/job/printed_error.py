@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from smddp.safe_text import shown_line
+from smddp.display_text import shown_line
 
 LOG_TIME = r"\d\d:\d\d:\d\d "
 """Matches the beginning of a line in the form of `smddp.process.log_format`."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from smddp.cluster import OF_RUN_DIRECTORY, Cluster, openpai, slurm
 from smddp.cluster.gpus import count_gpus, count_visible, host_gpus
 from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_timeout
+from smddp.display_text import counted, shown_path
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
 from smddp.job.job import checked_checkpoint_uri, make_directories, run_directory
@@ -26,13 +27,10 @@ from smddp.job.main_arguments import asks_for_help
 from smddp.job.near_names import no_script
 from smddp.launch.ports import check_port, free_port
 from smddp.launch.script_check import check_script
-from smddp.path_text import shown_path
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.exit_codes import as_shell
-from smddp.process.launch_time import launch_variables
 from smddp.process.program import forward_signals
-from smddp.process.rank_start import RankStart
-from smddp.process.terminal_text import counted
+from smddp.process.rank_start import RankStart, launch_variables
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from smddp.display_text import duration, speed
 from smddp.metrics.metric_lines import shown_epoch
-from smddp.process.terminal_line import TerminalLine
-from smddp.process.terminal_text import duration, fitting, is_watched, speed
+from smddp.process.terminal_line import TerminalLine, fitting, is_watched
 
 _SPAN_SECONDS = 30.0  # the live line shows the speed over the last half minute
 

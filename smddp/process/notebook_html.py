@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 
-from smddp.safe_text import shown_text
+from smddp.display_text import shown_text
 
 _WRAPPED = "white-space:pre-wrap;overflow-wrap:anywhere"
 # Jupyter aligns cells to the right and centers tables.

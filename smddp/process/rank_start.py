@@ -1,4 +1,4 @@
-"""Tell every ten seconds that the ranks are still starting: on a slow disk, their imports take a minute."""
+"""The start of a job's ranks: when their launcher began, and a line every ten seconds while they start."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.process_tree import Descendants, catches, state
+from smddp.process.process_tree import Descendants, age, catches, state
 
 _LOOK_SECONDS = 1.0
 _MOST_SECONDS = 60.0
 """Seconds for which the start is told at most; a script may use smddp without ``smddp.run``."""
+_LAUNCHED_VARIABLE = "SMDDP_LAUNCHED"
+_OF_AGENTS = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK")
+"""Variables of ranks whose parent is the launcher itself."""
 
 
 class RankStart:
@@ -72,3 +76,23 @@ class RankStart:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._heartbeat.stop()
+
+
+def launch_variables() -> dict[str, str]:
+    """Return the variable that tells the ranks when this process, their launcher, began."""
+    return {_LAUNCHED_VARIABLE: f"{_began(os.getpid()):.3f}"}
+
+
+def launched(environ: Mapping[str, str]) -> float:
+    """Return when the launcher of this rank began, in seconds since 1970; without a launcher, when this process began.
+
+    A rank that an agent starts again has the launcher of the first one.
+    """
+    try:
+        return float(environ[_LAUNCHED_VARIABLE])
+    except (KeyError, ValueError):
+        return _began(os.getppid() if any(name in environ for name in _OF_AGENTS) else os.getpid())
+
+
+def _began(process: int) -> float:
+    return time.time() - age(process)

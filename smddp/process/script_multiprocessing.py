@@ -16,8 +16,7 @@ from multiprocessing import current_process
 from pathlib import Path
 
 from smddp.errors import UnguardedScriptError
-from smddp.process.script_names import full_name, imported_names
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser, full_name, imported_names
 
 SPAWN_REMEDY = (
     "Start it with python, or in a job without distribution; or leave the ranks to the launcher, and call the training "

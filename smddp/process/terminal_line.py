@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TextIO
 
-from smddp.process.terminal_text import is_watched
-
 logger = logging.getLogger(__name__)
 
+PROGRESS_VARIABLE = "SMDDP_PROGRESS"
+"""0 turns live lines off."""
+
+_GAP = "  "
 _REFRESH_SECONDS = 0.25
 _ERASE = "\r\x1b[K"
 _LEAST_COLUMNS = 20
@@ -172,6 +174,24 @@ class _WholeLines(_Substitute):
 def make_room_for_other_process() -> None:
     """Write to the terminal in whole lines, so that another process can show a live line there."""
     _replace_streams(_WholeLines)
+
+
+def is_watched(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal that can show a live line, and live lines are not turned off."""
+    on_terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    return on_terminal and os.environ.get(PROGRESS_VARIABLE) != "0"
+
+
+def fitting(parts: list[tuple[int, str]], columns: int) -> str:
+    """Join the parts in order, without the least important ones (the highest numbers) that do not fit."""
+    kept: set[int] = set()
+    used = 0
+    for index in sorted(range(len(parts)), key=lambda index: parts[index][0]):
+        used += len(parts[index][1]) + (len(_GAP) if kept else 0)
+        if used > columns:
+            break
+        kept.add(index)
+    return _GAP.join(text for index, (_, text) in enumerate(parts) if index in kept)[:columns]
 
 
 def _replace_streams(substitute: Callable[[TextIO], Any]) -> list[Callable[[], None]]:

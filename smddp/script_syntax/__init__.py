@@ -3,7 +3,6 @@
 Nothing of the user's is imported or run. A part that the syntax does not decide gives no fault.
 """
 
-from smddp.script_syntax.channel_reads import channel_read as channel_read
 from smddp.script_syntax.config_values import ConfigValues as ConfigValues
 from smddp.script_syntax.config_values import Fault as Fault
 from smddp.script_syntax.config_values import run_main as run_main
@@ -12,8 +11,9 @@ from smddp.script_syntax.executed import executed as executed
 from smddp.script_syntax.imports import brings_modules as brings_modules
 from smddp.script_syntax.imports import is_installed_here as is_installed_here
 from smddp.script_syntax.imports import outside_imports as outside_imports
+from smddp.script_syntax.modules import PACKAGE as PACKAGE
 from smddp.script_syntax.modules import Modules as Modules
-from smddp.script_syntax.option_parser import OptionParser as OptionParser
-from smddp.script_syntax.python_module import PACKAGE as PACKAGE
-from smddp.script_syntax.python_module import PythonModule as PythonModule
-from smddp.script_syntax.python_module import imported_by as imported_by
+from smddp.script_syntax.modules import PythonModule as PythonModule
+from smddp.script_syntax.modules import imported_by as imported_by
+from smddp.script_syntax.script_inputs import OptionParser as OptionParser
+from smddp.script_syntax.script_inputs import channel_read as channel_read

@@ -14,9 +14,8 @@ import pathlib
 import typing
 from typing import Any
 
-from smddp.script_syntax.modules import Modules
-from smddp.script_syntax.python_module import PythonModule
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser
+from smddp.script_syntax.modules import Modules, PythonModule
 
 _PLAIN: dict[str, Any] = {
     **{kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, object)},

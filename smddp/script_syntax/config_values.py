@@ -10,8 +10,7 @@ from typing import Any, Literal
 from smddp.errors import HyperparameterError
 from smddp.job.main_arguments import refused_parameter
 from smddp.script_syntax.config_class import InvalidClassError, UnknownValue, config_class
-from smddp.script_syntax.modules import Modules
-from smddp.script_syntax.python_module import PACKAGE, PythonModule
+from smddp.script_syntax.modules import PACKAGE, Modules, PythonModule
 
 _RUN = f"{PACKAGE}.run"
 _JOB = f"{PACKAGE}.Job"

@@ -15,9 +15,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from smddp.process.script_names import full_name
-from smddp.script_syntax.modules import Modules
-from smddp.script_syntax.python_module import PACKAGE, PythonModule
+from smddp.python_syntax import full_name
+from smddp.script_syntax.modules import PACKAGE, Modules, PythonModule
 
 Executed = tuple[PythonModule, ast.AST]
 """A node, and the module that it is in."""

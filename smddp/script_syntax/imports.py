@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from smddp.job.distribution_names import is_in
-from smddp.script_syntax.modules import Modules
-from smddp.script_syntax.python_module import PACKAGE, PythonModule
+from smddp.script_syntax.modules import PACKAGE, Modules, PythonModule
 
 _ABSENT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 """Exceptions whose handlers expect that a module is absent."""

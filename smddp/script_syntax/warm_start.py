@@ -19,8 +19,7 @@ from pathlib import Path
 from smddp.process.warm_parent import VARIABLE, WarmParent
 from smddp.script_syntax.executed import executed
 from smddp.script_syntax.imports import outside_imports
-from smddp.script_syntax.modules import Modules
-from smddp.script_syntax.python_module import PACKAGE
+from smddp.script_syntax.modules import PACKAGE, Modules
 
 logger = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from smddp.checkpoint.stores import Store
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.opening import open_store
 from smddp.checkpoint.stores.upload_monitor import UploadMonitor
+from smddp.display_text import counted
 from smddp.goodput import PartClock, Recorder
 from smddp.goodput.attempt import End
 from smddp.job import Job
-from smddp.process.terminal_text import counted
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.own_loop import OwnLoop, begin_recorder
 

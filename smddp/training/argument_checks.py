@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from smddp.display_text import describe
 from smddp.distributed import DDPOptions, Membership, Sharded
 from smddp.job import Job
 from smddp.metrics import Profile
-from smddp.process.terminal_text import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 
 _SWITCH = (bool, "True or False")

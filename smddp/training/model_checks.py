@@ -14,11 +14,11 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
+from smddp.display_text import describe
 from smddp.distributed import DDPOptions, Sharded, has_shards, why_not_trainable
 from smddp.distributed.ddp_options import CommHookName
 from smddp.job import Job
 from smddp.job.model_parallel import SHARD_DEGREE
-from smddp.process.terminal_text import describe
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.nonfinite import OnNonfinite
 from smddp.training.optimizer_step import ScheduleEach

@@ -15,10 +15,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from smddp.display_text import counted
 from smddp.distributed import Membership
 from smddp.dtensor import local_values
 from smddp.errors import TrainingDivergedError
-from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 

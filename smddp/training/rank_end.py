@@ -21,10 +21,10 @@ from functools import cache
 from pathlib import Path
 
 from smddp.cluster import Cluster
+from smddp.display_text import shown_path
 from smddp.distributed import Membership
 from smddp.errors import CheckpointError, SmddpError
 from smddp.job import Job, failure_report
-from smddp.path_text import shown_path
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.preemption import stop_signal
 from smddp.training.active_runs import active_runs

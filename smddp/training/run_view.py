@@ -19,15 +19,14 @@ from types import TracebackType
 
 import torch
 
+from smddp.display_text import counted, duration, shown_path
 from smddp.job import Job
 from smddp.metrics.device_use import peak_memory
 from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
 from smddp.metrics.metric_lines import report
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
-from smddp.path_text import shown_path
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.terminal_line import TerminalLine, make_room_for_other_process
-from smddp.process.terminal_text import counted, duration, is_watched
+from smddp.process.terminal_line import TerminalLine, is_watched, make_room_for_other_process
 from smddp.training.active_runs import OpenRun, Progress, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from smddp.checkpoint.run_state import Stateful
+from smddp.display_text import describe
 from smddp.distributed import (
     DDPOptions,
     Membership,
@@ -35,7 +36,6 @@ from smddp.dtensor import local_values
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.terminal_text import describe
 from smddp.training.active_runs import Progress
 from smddp.training.argument_checks import check_options_agree, optimizer_options
 from smddp.training.ema import ExponentialMovingAverage

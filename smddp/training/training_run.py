@@ -25,11 +25,11 @@ from smddp.checkpoint import Checkpointer
 from smddp.checkpoint.run_state import Stateful, capture_random_state, restore_random_state
 from smddp.checkpoint.save.attempt import Moment
 from smddp.data.order import DataOrder
+from smddp.display_text import shown_path
 from smddp.distributed import Membership, PeerFailedError, Ranks
 from smddp.errors import CheckpointError, TrainingDivergedError
 from smddp.goodput import PartClock
 from smddp.job import Job
-from smddp.path_text import shown_path
 from smddp.process.preemption import Stopped
 from smddp.training.active_runs import OpenRun, Progress, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from smddp.display_text import shown_ranks
 from smddp.distributed.first_failure import SAME_COLLECTIVES, SAME_STEPS
-from smddp.process.terminal_text import shown_ranks
 from smddp.watch.position import WAITING_PHASES, Position
 
 _KINDS = {

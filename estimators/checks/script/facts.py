@@ -1,14 +1,33 @@
-"""The facts of a job's script, read once from its syntax for all checks: nothing of it is imported or run."""
+"""The facts of a job's script, read once from its syntax for all checks: nothing of it is imported or run.
+
+The job's own reader and argparse judge its hyperparameters, so that what passes here passes in the job. A script that
+reads them otherwise, by sys.argv, Hydra, click or SM_HP_*, gives no problem.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from estimators.checks.script import channel_names, hyperparameters, portability
-from estimators.errors import Problem
+from packaging.version import InvalidVersion, Version
+
+from estimators.checks.script import portability
+from estimators.errors import Problem, error, warning
+from smddp.container.contract import OWN_HYPERPARAMETERS, PLATFORM_PREFIX
+from smddp.container.environment import user_arguments
 from smddp.job.hyperparameters import decode
-from smddp.script_syntax import ConfigValues, Executed, Modules, executed
+from smddp.job.model_parallel import OTHER_DEGREES, SHARD_DEGREE
+from smddp.script_syntax import PACKAGE, ConfigValues, Executed, Modules, OptionParser, channel_read, executed
+
+_TRAINER, _SHARDED = f"{PACKAGE}.Trainer", f"{PACKAGE}.Sharded"
+_FULLY_SHARD = "fully_shard"
+_PARALLEL = frozenset({"parallel", "ddp", None})
+"""The Trainer's arguments that may divide the weights; None stands for ``**options``."""
+_OLDEST_TORCH = Version("2.6")
+"""The first PyTorch that has what `smddp.Sharded` needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +56,98 @@ class ScriptFacts:
         `channels`, `has_gpus` and `shares_checkpoints` tell of the job's data, of its hosts, and whether they save to
         one place. `own_image` means an image of the user's, not of AWS.
         """
-        yield from hyperparameters.check(self.config, self.nodes, self.texts, own_image=own_image)
-        yield from channel_names.check(self.nodes, channels)
+        yield from _check_hyperparameters(self.config, self.nodes, self.texts, own_image=own_image)
+        yield from _check_channels(self.nodes, channels)
         yield from portability.check(self.modules, self.nodes, has_gpus=has_gpus, shares_checkpoints=shares_checkpoints)
+
+    def check_model_parallel(self, parameters: Mapping[str, Any], *, aws_version: str | None) -> Iterator[Problem]:
+        """Yield the problems of a job that asks for smdistributed.modelparallel: the Trainer must divide its weights.
+
+        Nothing is said of a script that trains by AWS's torch.sagemaker, or by another loop. `parameters` are those of
+        modelparallel; `aws_version` is the PyTorch of AWS's image for the job, or None.
+        """
+        calls = [
+            (module, call, module.full_name(call.func) or "")
+            for module in self.modules.reached
+            for call in module.calls
+        ]
+        names = {name for _, _, name in calls}
+        for module, call, name in calls:
+            if name == _TRAINER and _has_whole_model(call) and not any(each.endswith(_FULLY_SHARD) for each in names):
+                yield warning(
+                    "entry_point",
+                    f"{module.path}, line {call.lineno}, makes a Trainer that divides no weights, and the job asks for "
+                    "modelparallel: the Trainer will refuse it",
+                    "Give it parallel=smddp.Sharded.from_job(job, wrap=(Block,)), or leave modelparallel out.",
+                )
+        for name in OTHER_DEGREES:
+            degree = parameters.get(name)
+            if f"{_SHARDED}.from_job" in names and type(degree) is int and degree > 1:
+                yield error(
+                    "distribution",
+                    f"asks for {name}={degree}, and the script's smddp.Sharded.from_job divides weights alone",
+                    f"Give 1, and a larger {SHARD_DEGREE}, or train with AWS's torch.sagemaker.",
+                )
+        if names & {_SHARDED, f"{_SHARDED}.from_job"} and aws_version is not None and _is_too_old(aws_version):
+            yield error(
+                "image_uri",
+                f"missing: for modelparallel the SDK takes AWS's image of SMP, with PyTorch {aws_version}, and "
+                f"smddp.Sharded needs {_OLDEST_TORCH} or later",
+                f"Give the URI of an image with PyTorch {_OLDEST_TORCH} or later, such as AWS's for PyTorch.",
+            )
 
 
 def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
     in_parts = [name.partition(".")[0] for name in texts if "." in name]
     return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, texts))
+
+
+def _check_hyperparameters(
+    config: ConfigValues, nodes: Sequence[Executed], texts: Mapping[str, str], *, own_image: bool
+) -> Iterator[Problem]:
+    """Yield what the script would refuse.
+
+    `nodes` are those that every run of the script executes. `texts` has the hyperparameters as the request does.
+    `own_image` means that another program than the toolkit may start the script, and with other options.
+    """
+    if (fault := config.fault) is not None:
+        yield error(fault.parameter, fault.found, fault.remedy)
+    parser = OptionParser.of(nodes)
+    if parser is None:
+        return
+    given = {name: json.loads(text) for name, text in texts.items() if _is_users(name)}
+    for refused in parser.faults(user_arguments(given)):
+        remedy = (
+            f"The script has {', '.join(parser.names)}; each hyperparameter reaches it as such an option with a value."
+        )
+        yield (warning if own_image else error)("hyperparameters", f"argparse refuses them: {refused}", remedy)
+
+
+def _is_users(name: str) -> bool:
+    return not name.startswith(PLATFORM_PREFIX) and name not in OWN_HYPERPARAMETERS
+
+
+def _check_channels(nodes: Sequence[Executed], channels: Collection[str]) -> Iterator[Problem]:
+    """Yield the channels that every run of the script reads, and that the job does not have."""
+    in_capitals = {name.upper() for name in channels}
+    read: dict[str, str] = {}
+    for module, node in nodes:
+        if (found_read := channel_read(node)) is not None and found_read.name.upper() not in in_capitals:
+            read.setdefault(found_read.name, f"{module.path}, line {getattr(node, 'lineno', 1)},")
+    for name, place in read.items():
+        found = f"{place} reads the channel {name!r}, and the job has {', '.join(channels) or 'none'}"
+        remedy = f"Give fit() {{{name!r}: 's3://…'}}."
+        if channels:
+            remedy = f"Give fit() a channel named {name!r}, or let the script read another name."
+        yield error("inputs", found, remedy)
+
+
+def _has_whole_model(trainer: ast.Call) -> bool:
+    return _PARALLEL.isdisjoint(keyword.arg for keyword in trainer.keywords)
+
+
+def _is_too_old(version: str) -> bool:
+    try:
+        return Version(version) < _OLDEST_TORCH
+    except InvalidVersion:  # the check of the parameter says so
+        return False

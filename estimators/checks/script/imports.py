@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 from estimators.errors import Problem, error, warning
 from estimators.source_code import REQUIREMENTS, SourceCode
 from smddp.job.distribution_names import distributions_of
+from smddp.python_syntax import call_parser
 from smddp.script_syntax import Executed, PythonModule, brings_modules, outside_imports
-from smddp.syntax_parse import call_parser
 
 _SOURCES = re.compile(r"(-i|-f|--index-url|--extra-index-url|--no-index|--find-links|--trusted-host|--pre)(?=[\s=]|$)")
 """Options of requirements that request no package."""

@@ -20,21 +20,27 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import HTTPServer
 from io import BufferedIOBase
 from typing import Any
-from urllib.parse import unquote
-from xml.sax.saxutils import escape
+from urllib.parse import parse_qs, quote, unquote
+from xml.sax.saxutils import escape, unescape
+
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
 from estimators.local.api.signature import KeyPair, Request, SignatureError, sign_without, verify
 from estimators.local.chaos import Chaos
 from estimators.local.chaos.chaos import ErrorResponse, meet_request_faults
 from estimators.local.errors import StorageEndedError
-from estimators.local.storage.empty_prefixes import has_common_prefixes, has_objects, without_empty
 
 _ENCRYPTION = "x-amz-server-side-encryption"
 _SIGNED_QUERY = re.compile(r"[?&](X-Amz-)?Signature=")
 _PIECE = 1 << 20  # bytes passed on at a time
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "expect"})
 """Headers of one connection, which are not passed on."""
+_COMMON_PREFIX = re.compile(rb"<CommonPrefixes>\s*<Prefix>([^<]*)</Prefix>\s*</CommonPrefixes>")
+_KEY_COUNT = re.compile(rb"(?<=<KeyCount>)\d+(?=</KeyCount>)")
+_URL_ENCODED = b"<EncodingType>url</EncodingType>"
 
 
 class Gateway:
@@ -158,7 +164,7 @@ class _Handler(BoundedHandler):
         if response.status == 200 and has_common_prefixes(self.command, self.path):
             bucket = self.path.partition("?")[0].strip("/")
             # The answer is read before the same connection asks for the prefixes.
-            listing = without_empty(b"".join(pieces), partial(has_objects, upstream, self.keys, bucket))
+            listing = _without_empty(b"".join(pieces), partial(_has_objects, upstream, self.keys, bucket))
             pieces, has_length = iter([listing]), False
         first = next(pieces, b"")  # read before the status is sent, since the read may fail
         self.send_response_only(response.status, response.reason)
@@ -257,3 +263,35 @@ class SocketConnection(HTTPConnection):
         """Connect, when the first request is sent."""
         self.sock = self._make()
         self.sock.settimeout(self.timeout)
+
+
+def has_common_prefixes(command: str, target: str) -> bool:
+    """Return whether the answer to a request is a list that may have common prefixes: of a bucket, by a delimiter."""
+    path, _, query = target.partition("?")
+    return command == "GET" and "/" not in path.strip("/") and "delimiter" in parse_qs(query)
+
+
+def _without_empty(listing: bytes, has_objects: Callable[[str], bool]) -> bytes:
+    """Return a list without the common prefixes for which `has_objects` returns False.
+
+    To S3 a prefix is a part of a key: it is listed as long as an object has it. SeaweedFS lists its directories
+    instead. It removes an empty one some minutes later, or never if it ended before.
+    """
+
+    def kept(found: re.Match[bytes]) -> bytes:
+        text = unescape(found[1].decode())
+        return found[0] if has_objects(unquote(text) if _URL_ENCODED in listing else text) else b""
+
+    shown = _COMMON_PREFIX.sub(kept, listing)
+    removed = listing.count(b"<CommonPrefixes>") - shown.count(b"<CommonPrefixes>")
+    return _KEY_COUNT.sub(lambda found: b"%d" % (int(found[0]) - removed), shown)
+
+
+def _has_objects(connection: HTTPConnection, keys: KeyPair, bucket: str, prefix: str) -> bool:
+    """Ask SeaweedFS whether any key of a bucket begins with a prefix. If it does not answer with a list, say yes."""
+    target = f"/{bucket}?list-type=2&max-keys=1&prefix={quote(prefix, safe='')}"
+    request = AWSRequest(method="GET", url=f"http://{connection.host}{target}")
+    S3SigV4Auth(Credentials(keys.access_key, keys.secret_key), "s3", "us-east-1").add_auth(request)
+    connection.request("GET", target, headers=dict(request.headers.items()))
+    answer = connection.getresponse()
+    return b"<Contents>" in answer.read() or answer.status != 200

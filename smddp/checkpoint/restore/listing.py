@@ -17,9 +17,9 @@ from smddp.checkpoint.format.manifest import MANIFEST_NAME, Manifest, NewerForma
 from smddp.checkpoint.stores.filesystem import MISSING
 from smddp.checkpoint.stores.opening import no_checkpoint_in, open_store
 from smddp.checkpoint.stores.store import Store, StoreError, step_name
+from smddp.display_text import as_size
 from smddp.errors import CheckpointError
 from smddp.process.notebook_html import table
-from smddp.process.terminal_text import as_size
 from smddp.storage.parallel import in_parallel
 
 _Result = TypeVar("_Result")

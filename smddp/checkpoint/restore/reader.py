@@ -18,8 +18,8 @@ from smddp.checkpoint.format.tensors import Entry, allocate, tensor_at
 from smddp.checkpoint.restore.listing import ScanResult, check_sizes, examine, look_until_settled
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores.store import Store, step_name
+from smddp.display_text import shown_path
 from smddp.errors import CheckpointError
-from smddp.path_text import shown_path
 
 logger = logging.getLogger(__name__)
 

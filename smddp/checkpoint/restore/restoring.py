@@ -28,12 +28,11 @@ from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_new
 from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, is_in_pieces, restore_random_state
 from smddp.checkpoint.stores.filesystem import MISSING
 from smddp.checkpoint.stores.store import Store, StoreError
+from smddp.display_text import as_size, shown_path
 from smddp.distributed import PeerFailedError, Ranks
 from smddp.distributed.ranks import error_text
 from smddp.dtensor import is_dtensor
 from smddp.errors import CheckpointError
-from smddp.path_text import shown_path
-from smddp.process.terminal_text import as_size
 from smddp.secret_text import masked
 
 logger = logging.getLogger(__name__)

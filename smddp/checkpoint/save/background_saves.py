@@ -24,9 +24,8 @@ from typing import Any, Generic, TypeVar
 
 from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
 from smddp.checkpoint.save.commit import RankSaver, SaveFailedError
+from smddp.display_text import as_size, shown_path
 from smddp.errors import CheckpointError
-from smddp.path_text import shown_path
-from smddp.process.terminal_text import as_size
 
 logger = logging.getLogger(__name__)
 

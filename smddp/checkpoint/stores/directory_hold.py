@@ -24,7 +24,7 @@ from pathlib import Path
 from smddp.checkpoint.stores import owner_record as owners
 from smddp.checkpoint.stores.filesystem import FileSystem
 from smddp.checkpoint.stores.owner_record import LARGEST_OWNER, OWNER_NAME, LocationTakenError, Owner
-from smddp.path_text import shown_path
+from smddp.display_text import shown_path
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from smddp.data.order.data_order import ALGORITHM, Partition, Permutation, Tail
-from smddp.process.terminal_text import counted
+from smddp.display_text import counted
 
 logger = logging.getLogger(__name__)
 

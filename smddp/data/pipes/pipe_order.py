@@ -12,8 +12,8 @@ from smddp.data.order.data_order import Partition
 from smddp.data.order.sampler import refuse_other_order, saved_epoch
 from smddp.data.pipes.dataset import PipeDataset
 from smddp.data.shards.prefetch import prefetch
+from smddp.display_text import counted
 from smddp.errors import DataError
-from smddp.process.terminal_text import counted
 
 logger = logging.getLogger(__name__)
 

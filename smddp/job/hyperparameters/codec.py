@@ -25,7 +25,7 @@ from smddp.job.hyperparameters.schema import (
     unknown,
 )
 from smddp.job.hyperparameters.typed_values import attempt, build, same_json, to_json
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser
 
 T = TypeVar("T")
 

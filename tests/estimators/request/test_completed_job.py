@@ -1,4 +1,4 @@
-"""Which hyperparameters travel in the bundle, and of which jobs."""
+"""Which hyperparameters travel in the bundle, and of which jobs; which service runs a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from estimators import Estimator
 from estimators.errors import EstimatorError
 from estimators.job_handle.resumed_request import Changes, resumed_request
-from estimators.request.large_hyperparameters import bundle_large_hyperparameters
+from estimators.request.completed_job import Backend, bundle_large_hyperparameters
+from estimators.sdk import adapter as sdk
 from estimators.source_code import SourceCode
 from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER
 
@@ -104,3 +105,22 @@ def test_a_resumed_job_keeps_them_and_takes_none_away(build: Any, requests: list
     assert again["long"] == '"short"'
     with pytest.raises(EstimatorError, match=r"hyperparameters\['long'\] can't be taken away"):
         resumed({"long": None})
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "is_local_session", "backend"),
+    [
+        ("ml.m5.xlarge", False, Backend.SAGEMAKER),
+        ("ml.m5.xlarge", True, Backend.SAGEMAKER),
+        ("local", False, Backend.DOCKER),
+        ("local_gpu", True, Backend.SDK_LOCAL_MODE),
+        (None, False, Backend.SAGEMAKER),
+    ],
+)
+def test_the_instance_type_decides_and_then_the_session(
+    monkeypatch: pytest.MonkeyPatch, instance_type: str | None, is_local_session: bool, backend: Backend
+) -> None:
+    monkeypatch.setattr(sdk.adapter(), "is_local", lambda _session: is_local_session)
+    session: Any = object()
+    found = Backend.of({"instance_type": instance_type}, session)
+    assert (found, found.is_here) == (backend, backend is not Backend.SAGEMAKER)

@@ -1,3 +1,7 @@
+"""When the launcher of the ranks began, and what is logged until they have."""
+
+from __future__ import annotations
+
 import logging
 import os
 import signal
@@ -11,7 +15,8 @@ import pytest
 
 from smddp.process import rank_start
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.rank_start import RankStart
+from smddp.process.process_tree import age
+from smddp.process.rank_start import RankStart, launch_variables, launched
 
 RANK = (
     "import signal, sys; sys.stdin.readline(); signal.signal(signal.SIGTERM, print); print(flush=True); "
@@ -19,7 +24,7 @@ RANK = (
 )
 
 
-def start_rank(number: int = 0) -> "subprocess.Popen[str]":
+def start_rank(number: int = 0) -> subprocess.Popen[str]:
     launched = {"TORCHELASTIC_RUN_ID": "0", "TORCHELASTIC_RESTART_COUNT": "0", "RANK": str(number)}
     return subprocess.Popen(
         [sys.executable, "-c", RANK],
@@ -84,3 +89,19 @@ def test_no_line_follows_the_failure_of_a_rank(
             time.sleep(1.2)  # two lines, if it went on
         starting.kill()
     assert caplog.messages == []
+
+
+def test_a_launcher_tells_its_ranks_when_it_began() -> None:
+    assert launched(launch_variables()) == pytest.approx(time.time() - age(os.getpid()), abs=0.1)
+
+
+def test_without_a_launcher_it_is_the_process_itself() -> None:
+    assert launched({}) == pytest.approx(time.time() - age(os.getpid()), abs=0.1)
+    assert launched({"SMDDP_LAUNCHED": "yesterday"}) == pytest.approx(launched({}), abs=0.1)
+
+
+def test_a_rank_of_stock_torchrun_takes_its_parent() -> None:
+    program = "from smddp.process.rank_start import launched; import os; print(launched(os.environ))"
+    environ = {**os.environ, "TORCHELASTIC_RUN_ID": "run"}
+    told = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert float(told.stdout) == pytest.approx(time.time() - age(os.getpid()), abs=0.1)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.transfers.objects import FileUri, S3Uri, Transfers, explaining, upload
-from smddp.safe_text import shown_name
+from smddp.display_text import shown_name
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

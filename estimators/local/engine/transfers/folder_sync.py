@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from estimators.hosts.opt_ml_tree import HostTree, LeadsOutError
 from estimators.local.engine.transfers.channels import Fetch, fetch_all, prefix_objects, relative_path
 from estimators.local.engine.transfers.objects import S3Uri, Transfers, explaining, upload
-from smddp.safe_text import shown_name
+from smddp.display_text import shown_name
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

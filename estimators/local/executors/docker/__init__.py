@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from estimators.local.executors.docker.executor import DockerExecutor, bridge_address
-from estimators.local.executors.docker.settings import Docker
+from estimators.local.executors.settings import Docker
 
 __all__ = ["Docker", "DockerExecutor", "bridge_address"]

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 from estimators.docker import docker_program
 from estimators.docker.docker_program import DockerError, docker, program
 from estimators.hosts.failure import Exit
-from estimators.local.executors.docker.settings import Docker
 from estimators.local.executors.executor import ExecutorError, HostStartError
+from estimators.local.executors.settings import Docker
 from smddp.process.output_lines import merge_lines
 
 logger = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from estimators.local.directory_reaper_process import Lifeline
 from estimators.local.executors.docker.container import HostContainer, create, not_started
 from estimators.local.executors.docker.container_reaper import LABEL
 from estimators.local.executors.docker.container_reaper_process import ContainerReaperProcess
-from estimators.local.executors.docker.settings import Docker
 from estimators.local.executors.executor import ClusterSpec, HandOverError, HostSpec, NoImageError
+from estimators.local.executors.settings import Docker
 
 logger = logging.getLogger(__name__)
 

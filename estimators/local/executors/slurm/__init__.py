@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from estimators.local.executors.settings import Slurm
 from estimators.local.executors.slurm.executor import SlurmExecutor
-from estimators.local.executors.slurm.settings import Slurm
 from estimators.local.executors.slurm.slurm_program import own_address
 
 __all__ = ["Slurm", "SlurmExecutor", "own_address"]

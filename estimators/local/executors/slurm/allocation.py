@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from estimators.local.executors.executor import ExecutorError, HostStartError
+from estimators.local.executors.settings import Slurm
 from estimators.local.executors.slurm import slurm_program
-from estimators.local.executors.slurm.settings import Slurm
 from estimators.local.executors.slurm.slurm_program import program
 
 logger = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from typing import IO, Any, BinaryIO, cast
 
 from estimators.local.executors.executor import ClusterSpec, ExecutorError, HostSpec
 from estimators.local.executors.process import inherited_environment, train
+from estimators.local.executors.settings import Slurm
 from estimators.local.executors.slurm import slurm_program
 from estimators.local.executors.slurm.allocation import Allocation, options_for_host
-from estimators.local.executors.slurm.settings import Slurm
 from estimators.local.executors.supervised_process import (
     START_SECONDS,
     SUPERVISOR,

@@ -24,8 +24,7 @@ from estimators.local.api.signature import KeyPair, Request, SignatureError, ver
 from estimators.local.chaos import Chaos, Throttle
 from estimators.local.errors import StorageEndedError
 from estimators.local.storage import Gateway
-from estimators.local.storage.empty_prefixes import has_common_prefixes
-from estimators.local.storage.gateway import _problem_of_key
+from estimators.local.storage.gateway import _problem_of_key, has_common_prefixes
 
 KEYS = KeyPair.random()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from estimators.local_mode.run import run_to_its_end
+from estimators.local_mode.fit import run_to_its_end
 
 
 class Job:

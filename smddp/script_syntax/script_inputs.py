@@ -1,8 +1,4 @@
-"""The options that a script reads by argparse, made again from its syntax: argparse itself then judges a command line.
-
-The parser is made only if its syntax decides it: one ``ArgumentParser``, whose options every run of the script adds,
-and which parses this process's own command line. An option's `type` that is unknown takes every text.
-"""
+"""The inputs of its job that a script reads, by its syntax: options by argparse, and channels by name."""
 
 from __future__ import annotations
 
@@ -14,10 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+from smddp.job.channels import VARIABLE_PREFIX
 from smddp.job.near_names import near_name
-from smddp.process.script_names import full_name
+from smddp.python_syntax import full_name
 from smddp.script_syntax.executed import Executed
-from smddp.script_syntax.python_module import PythonModule
+from smddp.script_syntax.modules import PythonModule
 
 _PARSER = "argparse.ArgumentParser"
 _PARSER_SHOWN = frozenset({"description", "prog", "epilog", "formatter_class", "usage"})
@@ -45,7 +42,11 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionParser:
-    """The options of a script."""
+    """The options that a script reads by argparse, made again from its syntax: argparse then judges a command line.
+
+    The parser is made only if its syntax decides it: one ``ArgumentParser``, whose options every run of the script
+    adds, and which parses this process's own command line. An option's `type` that is unknown takes every text.
+    """
 
     parser: argparse.ArgumentParser
     names: tuple[str, ...]
@@ -185,3 +186,27 @@ def _literal(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as fault:
         raise _NotReadError from fault
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelRead:
+    """A place where a script reads a channel."""
+
+    name: str
+    is_variable: bool
+    """Whether the script reads the variable SM_CHANNEL_*, not the job."""
+
+
+def channel_read(node: ast.AST) -> ChannelRead | None:
+    """Return the channel of ``job.channels["training"]``, ``job.inputs[…]`` or ``os.environ["SM_CHANNEL_TRAINING"]``.
+
+    Return None for any other node.
+    """
+    match node:
+        case ast.Subscript(value=owner, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
+            text = full_name(owner, {})
+            if text in ("job.channels", "job.inputs"):
+                return ChannelRead(name=name, is_variable=False)
+            if text == "os.environ" and name.startswith(VARIABLE_PREFIX):
+                return ChannelRead(name=name.removeprefix(VARIABLE_PREFIX).lower(), is_variable=True)
+    return None

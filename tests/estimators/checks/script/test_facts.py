@@ -1,4 +1,4 @@
-"""Hyperparameters are judged by what the script reads, from its syntax alone; what the syntax leaves open is silent."""
+"""A job is judged by the syntax of its script alone. What the syntax leaves open is silent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from estimators.checks import channels
 from estimators.checks.script.facts import ScriptFacts
 from estimators.source_code import SourceCode
 
@@ -61,6 +62,7 @@ class Config(Base):
     amp: bool = True
     every: "int | Literal['auto']" = 2**3
 """
+READS = "import os, smddp\ndef main(job):\n    {}\nif __name__ == '__main__':\n    smddp.run(main)\n"
 
 
 def faults(tmp_path: Path, script: str, given: dict[str, Any], **modules: str) -> str:
@@ -264,3 +266,105 @@ def test_other_readers_are_not_judged(tmp_path: Path, script: str) -> None:
 )
 def test_a_configuration_that_is_no_dataclass_is_told(tmp_path: Path, config: str, main: str, said: str) -> None:
     assert said in faults(tmp_path, f"{HEAD}{config}\n{main}\nsmddp.run(main)\n", {})
+
+
+def told(tmp_path: Path, line: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
+    (tmp_path / "train.py").write_text(READS.format(line))
+    source = SourceCode.of({"entry_point": "train.py", "source_dir": str(tmp_path)})
+    problems = ScriptFacts.of(source.modules, {}).check(
+        channels=names, has_gpus=True, shares_checkpoints=True, own_image=False
+    )
+    return [(problem.severity, str(problem)) for problem in problems]
+
+
+@pytest.mark.parametrize(
+    "line", ["data = job.channels['train']", "job.inputs['train'].pipe(0)", "print(os.environ['SM_CHANNEL_TRAIN'])"]
+)
+def test_a_channel_by_another_name_is_an_error(tmp_path: Path, line: str) -> None:
+    ((severity, said),) = told(tmp_path, line, ("training", "validation"))
+    assert severity == "error"
+    assert "line 3, reads the channel 'train', and the job has training, validation" in said
+    assert "Give fit() a channel named 'train'" in said
+    assert told(tmp_path, line, ("train",)) == []
+
+
+def test_a_job_without_channels_is_refused_too(tmp_path: Path) -> None:
+    ((severity, said),) = told(tmp_path, "job.channels['train']", ())
+    assert (severity, said) == (
+        "error",
+        f"inputs: {tmp_path / 'train.py'}, line 3, reads the channel 'train', and the job has none. "
+        "Give fit() {'train': 's3://…'}.",
+    )
+
+
+@pytest.mark.parametrize(
+    "line", ["job.channels.get('train')", "if 'train' in job.channels: job.channels['train']", "job.channels[name]"]
+)
+def test_a_channel_that_the_script_chooses_is_not_told(tmp_path: Path, line: str) -> None:
+    assert told(tmp_path, line, ("training",)) == []
+
+
+def test_models_and_variables_are_channels_too() -> None:
+    arguments = {"model_uri": "s3://a/model.tar.gz", "environment": {"SM_CHANNEL_EXTRA": "/data", "OTHER": "1"}}
+    assert channels.names(arguments, "s3://a/data") == ("training", "model", "extra")
+
+
+def found(
+    tmp_path: Path, script: str, aws_version: str | None = None, *, degree: int = 1, **modules: str
+) -> list[tuple[str, str]]:
+    (tmp_path / "train.py").write_text(script)
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    source = SourceCode.of({"entry_point": "train.py", "source_dir": str(tmp_path)})
+    parameters = {"tensor_parallel_degree": degree}
+    problems = ScriptFacts.of(source.modules, {}).check_model_parallel(parameters, aws_version=aws_version)
+    return [(problem.severity, problem.found) for problem in problems]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import smddp\nsmddp.Trainer(job, model, optimizer)\n",
+        "from smddp import Trainer as T\nT(job, model, optimizer, ema=0.9)\n",
+    ],
+)
+def test_a_trainer_that_divides_no_weights_is_told_with_its_line(tmp_path: Path, script: str) -> None:
+    told = "line 2, makes a Trainer that divides no weights, and the job asks for modelparallel"
+    for files in {"script": script}, {"script": "import training\n", "training": script}:
+        ((severity, text),) = found(tmp_path, **files)
+        assert (severity, told in text) == ("warning", True), text
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import smddp\nsmddp.Trainer(job, model, optimizer, parallel=chosen)\n",
+        "import smddp\nsmddp.Trainer(job, model, optimizer, ddp=chosen)\n",
+        "import smddp\nsmddp.Trainer(job, model, optimizer, **options)\n",
+        "import smddp\nfrom torch.distributed.fsdp import fully_shard\nfully_shard(model)\nsmddp.Trainer(job, model)\n",
+        "import torch.sagemaker as tsm\ntsm.init()\nmodel = tsm.transform(model)\n",
+        "import lightning\nlightning.Trainer()\n",
+    ],
+)
+def test_a_script_that_may_divide_its_weights_is_not_complained_of(tmp_path: Path, script: str) -> None:
+    assert found(tmp_path, script) == []
+
+
+@pytest.mark.parametrize("call", ["smddp.Sharded(wrap=(Block,))", "smddp.Sharded.from_job(job, wrap=(Block,))"])
+def test_an_image_of_aws_whose_pytorch_is_too_old_for_sharded_is_an_error(tmp_path: Path, call: str) -> None:
+    script = f"import smddp\nsmddp.Trainer(job, model, optimizer, parallel={call})\n"
+    ((severity, text),) = found(tmp_path, script, "2.5.1")
+    assert severity == "error"
+    assert "the SDK takes AWS's image of SMP, with PyTorch 2.5.1, and smddp.Sharded needs 2.6" in text
+    for other in "2.6.0", "2.10", None, "newest":
+        assert found(tmp_path, script, other) == []
+
+
+def test_a_degree_that_from_job_refuses_is_an_error(tmp_path: Path) -> None:
+    script = "import smddp\nsmddp.Trainer(job, model, parallel=smddp.Sharded.from_job(job, wrap=(Block,)))\n"
+    ((severity, text),) = found(tmp_path, script, degree=2)
+    assert (severity, text) == (
+        "error",
+        "asks for tensor_parallel_degree=2, and the script's smddp.Sharded.from_job divides weights alone",
+    )
+    assert found(tmp_path, script) == found(tmp_path, "import torch.sagemaker\n", degree=2) == []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from smddp.syntax_parse import call_parser
+from smddp.python_syntax import call_parser
 
 
 class _Cycle:
