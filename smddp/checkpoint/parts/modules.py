@@ -18,8 +18,8 @@ from torch.nn.parameter import is_lazy
 from smddp.checkpoint.format.frozen import LeftOut, bit_sums, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, in_names_of, plain_name, plain_state
 from smddp.checkpoint.parts.optimizers import some
+from smddp.display_text import as_size
 from smddp.distributed import Ranks, has_shards
-from smddp.process.terminal_text import as_size
 
 logger = logging.getLogger(__name__)
 
