@@ -11,11 +11,14 @@ of one attempt meet:
 3. Rank 0 answers each hello with the prefix, under a key with the nonce. A hello of an earlier attempt gets an answer,
    too, but under a nonce that no living rank reads.
 4. Each rank reads the answer to its own nonce, and sets its arrival under the prefix.
-5. The meeting is complete when all arrivals are set.
+5. The meeting is complete when all arrivals are set, and rank 0 has said so.
+
+A stop ends each wait: Python's signal handlers run between two looks at the store, and not during torch's own wait.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import secrets
@@ -31,6 +34,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
+from smddp.process.exit_codes import RESUMABLE
+from smddp.process.preemption import Stopped, stop_signal
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "smddp"
 """The prefix of all keys that ranks write."""
@@ -41,7 +48,12 @@ NEWEST = "meeting"
 _JOB = "smddp_job"
 """The key of the id of the job that the server belongs to."""
 
+_COMPLETE = "complete"
+"""The key of a meeting that rank 0 sets when all ranks have arrived."""
+
 _LOOK_SECONDS = 0.01
+_MOST_LOOK_SECONDS = 0.1
+_SIGNAL_SECONDS = 0.5
 _PROBE_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
 
@@ -90,11 +102,14 @@ def open_store(address: str, port: int, timeout: timedelta, *, who: str, is_serv
             opened.put(store)
 
     threading.Thread(target=handshake, name="store-handshake", daemon=True).start()
-    outcome, silent_since = None, math.inf
+    outcome, silent_since, next_probe = None, math.inf, time.monotonic() + _PROBE_SECONDS
     while outcome is None:
         with suppress(queue.Empty):
-            outcome = opened.get(timeout=_PROBE_SECONDS)
-        if outcome is None and not is_server:
+            outcome = opened.get(timeout=min(_PROBE_SECONDS, _SIGNAL_SECONDS))
+        if outcome is None:
+            _end_if_stopped()
+        if outcome is None and not is_server and time.monotonic() >= next_probe:
+            next_probe = time.monotonic() + _PROBE_SECONDS
             silent = _is_silent(address, port)
             if silent is not None:
                 silent_since = min(silent_since, time.monotonic()) if silent else math.inf
@@ -112,6 +127,13 @@ def open_store(address: str, port: int, timeout: timedelta, *, who: str, is_serv
     elif job is not None:
         _check_job(outcome, job, f"{who} could not join at {address}:{port}")
     return outcome
+
+
+def _end_if_stopped() -> None:
+    """Raise Stopped if ``smddp.run`` was told to stop."""
+    if stop_signal.requested:
+        logger.warning("told to stop before the ranks had met, exit code %d: nothing was saved", RESUMABLE)
+        raise Stopped
 
 
 def _is_silent(address: str, port: int) -> bool | None:
@@ -140,6 +162,7 @@ def _check_job(store: TCPStore, job: str, failed: str) -> None:
     while not store.check([_JOB]):  # the server sets it at once
         if time.monotonic() > deadline:
             raise DistributedError(f"{failed}: another program's store answers there. {_OTHER_PORT}")
+        _end_if_stopped()
         time.sleep(_LOOK_SECONDS)
     found = store.get(_JOB).decode(errors="replace")
     if found and job and found != job:
@@ -176,11 +199,38 @@ def meet(store: Store, cluster: Cluster, timeout: timedelta) -> str:
     arrivals = [_arrival(rank) for rank in range(cluster.world_size)]
     meeting.set(arrivals[cluster.rank], "")
     try:
-        meeting.wait(arrivals, timeout)
-    except RuntimeError as error:
+        has_all = _wait(meeting, _COMPLETE, cluster, timeout)
+    except (Stopped, KeyboardInterrupt):  # the others must not take this rank for one that has come
+        with suppress(RuntimeError):
+            meeting.delete_key(arrivals[cluster.rank])
+        raise
+    if not has_all:
         missing = [rank for rank, arrival in enumerate(arrivals) if not meeting.check([arrival])]
-        raise _missing(missing, cluster, timeout) from error
+        raise _missing(missing, cluster, timeout)
     return prefix
+
+
+def _wait(store: Store, key: str, cluster: Cluster, timeout: timedelta) -> bool:
+    """Wait until a key is set, and return whether it is; raise DistributedError if the store is lost.
+
+    It is a single key, and looked at more and more rarely: each of thousands of ranks asks for it.
+    """
+    deadline, pause = time.monotonic() + timeout.total_seconds(), _LOOK_SECONDS
+    while True:
+        try:
+            if store.check([key]):
+                return True
+        except RuntimeError as error:
+            _end_if_stopped()
+            raise DistributedError(
+                f"rank {cluster.rank} lost the store at {cluster.master_addr}:{cluster.master_port} before the ranks "
+                "had met: rank 0 or its launcher has ended, and its log says why"
+            ) from error
+        if time.monotonic() > deadline:
+            return False
+        _end_if_stopped()
+        time.sleep(pause)
+        pause = min(1.2 * pause, _MOST_LOOK_SECONDS)
 
 
 def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
@@ -201,9 +251,14 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
                 store.set(_answer(nonce.decode()), prefix)
                 answered[rank] = nonce
         missing = {rank for rank in missing if not meeting.check([_arrival(rank)])}
+        if not missing:  # one may have been stopped since
+            missing = {rank for rank in range(1, cluster.world_size) if not meeting.check([_arrival(rank)])}
         if missing and time.monotonic() > deadline:
             raise _missing(sorted(missing), cluster, timeout)
+        if missing:
+            _end_if_stopped()
         time.sleep(_LOOK_SECONDS if missing else 0)
+    meeting.set(_COMPLETE, "")
     return prefix
 
 
@@ -211,10 +266,8 @@ def _ask(store: Store, cluster: Cluster, timeout: timedelta) -> str:
     """Ask rank 0 for the prefix; called on every other rank."""
     nonce = secrets.token_hex(8)
     store.set(_hello(cluster.rank), nonce)
-    try:
-        store.wait([_answer(nonce)], timeout)
-    except RuntimeError as error:
-        raise _missing([0], cluster, timeout) from error
+    if not _wait(store, _answer(nonce), cluster, timeout):
+        raise _missing([0], cluster, timeout)
     return bytes(store.get(_answer(nonce))).decode()
 
 
