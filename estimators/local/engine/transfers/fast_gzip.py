@@ -10,10 +10,7 @@ import io
 import struct
 import time
 import zlib
-from typing import TYPE_CHECKING, BinaryIO
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any, BinaryIO
 
 _BLOCK = 1 << 20
 """Bytes that are compressed by one method."""
@@ -46,8 +43,8 @@ class _Member(io.RawIOBase):
     def tell(self) -> int:
         return self._size
 
-    def write(self, content: ReadableBuffer, /) -> int:
-        block = memoryview(content)
+    def write(self, content: Any, /) -> int:
+        block = memoryview(content)  # a buffer: its type has a public name since Python 3.12
         method = _method(block)
         self._target.write(method.compress(block) + method.flush(zlib.Z_SYNC_FLUSH))
         self._checksum = zlib.crc32(block, self._checksum)
