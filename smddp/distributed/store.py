@@ -48,6 +48,12 @@ NEWEST = "meeting"
 _JOB = "smddp_job"
 """The key of the id of the job that the server belongs to."""
 
+_COUNT = "smddp_world_size"
+"""The key of rank 0's number of ranks, set before the job's id."""
+
+_OTHER_COUNT = "smddp_other_world_size"
+"""The key that a rank sets which counts another number; the value says which rank, and how many."""
+
 _COMPLETE = "complete"
 """The key of a meeting that rank 0 sets when all ranks have arrived."""
 
@@ -56,6 +62,8 @@ _MOST_LOOK_SECONDS = 0.1
 _SIGNAL_SECONDS = 0.5
 _PROBE_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
+
+_SAME_COUNT = "All ranks of a job need the same number: set WORLD_SIZE to it on each rank."
 
 _OTHER_PORT = (
     "Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host, the same on all hosts."
@@ -76,14 +84,25 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
         who=f"rank {cluster.rank} on {cluster.host}",
         is_server=checks_job and cluster.is_main,
         job=cluster.job_id if checks_job else None,
+        count=cluster.world_size if checks_job else None,
     )
     return PrefixStore(PREFIX, store)
 
 
-def open_store(address: str, port: int, timeout: timedelta, *, who: str, is_server: bool, job: str | None) -> TCPStore:
+def open_store(
+    address: str,
+    port: int,
+    timeout: timedelta,
+    *,
+    who: str,
+    is_server: bool,
+    job: str | None,
+    count: int | None = None,
+) -> TCPStore:
     """Start a job's store at this address, or connect to it; raise DistributedError, with ``who`` as its subject.
 
-    ``job`` is the job's id, "" if it has none; None does not check whose store it is.
+    ``job`` is the job's id, "" if it has none; None does not check whose store it is. ``count`` is the number of ranks,
+    which must be the server's.
 
     TCPStore's timeout does not end its handshake with a program that listens and never answers, so the handshake has a
     thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when such a program was found.
@@ -123,10 +142,23 @@ def open_store(address: str, port: int, timeout: timedelta, *, who: str, is_serv
             "rank 0 running, is the port open between the hosts?"
         ) from outcome
     if job is not None and is_server:
+        outcome.delete_key(_OTHER_COUNT)  # of an earlier attempt in this process
+        if count is not None:
+            outcome.set(_COUNT, str(count))
         outcome.set(_JOB, job)
     elif job is not None:
         _check_job(outcome, job, f"{who} could not join at {address}:{port}")
+        if count is not None and outcome.check([_COUNT]):
+            _check_count(outcome, f"{who} counts {count} ranks", count)
     return outcome
+
+
+def _check_count(store: TCPStore, own: str, count: int) -> None:
+    """Refuse a number of ranks that is not rank 0's, and let rank 0 refuse it, too."""
+    found = store.get(_COUNT).decode(errors="replace")
+    if found != str(count):
+        store.set(_OTHER_COUNT, own)
+        raise DistributedError(f"{own}, and rank 0 counts {found}. {_SAME_COUNT}")
 
 
 def _end_if_stopped() -> None:
@@ -238,6 +270,7 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
 
     The first hello found may be from an earlier attempt, so hellos are read again until their rank has arrived.
     """
+    server = innermost(store)
     prefix = f"meeting/{secrets.token_hex(8)}"
     meeting = PrefixStore(prefix, store)
     meeting.set(_arrival(0), "")
@@ -253,6 +286,9 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
         missing = {rank for rank in missing if not meeting.check([_arrival(rank)])}
         if not missing:  # one may have been stopped since
             missing = {rank for rank in range(1, cluster.world_size) if not meeting.check([_arrival(rank)])}
+        if missing and server.check([_OTHER_COUNT]):
+            other = server.get(_OTHER_COUNT).decode(errors="replace")
+            raise DistributedError(f"rank 0 counts {cluster.world_size} ranks, and {other}. {_SAME_COUNT}")
         if missing and time.monotonic() > deadline:
             raise _missing(sorted(missing), cluster, timeout)
         if missing:
