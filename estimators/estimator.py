@@ -271,11 +271,12 @@ class Estimator:
     def rehearse(
         self, inputs: Any = None, *, steps: int = 20, seconds: int = 600, isolated: bool = False, logs: bool = True
     ) -> Rehearsal:
-        """Train some steps of the job on this machine, with its hosts and ranks, and resume from the checkpoint.
+        """Train some steps of the job on this machine, with its number of hosts, and resume from the checkpoint.
 
         The script runs to its end in the embedded platform (``LocalSageMaker``), in this Python's environment: it reads
         data, writes a checkpoint and saves a model. With ``checkpoint_s3_uri`` a second attempt resumes. Nothing is
         sent to AWS; of each channel on S3 a sample of about 64 MiB is fetched.
+        If the container decides the number of ranks, one for each GPU, this machine's GPUs count.
 
         Args:
             inputs: The channels, as for `fit`, or directories and files of this machine.

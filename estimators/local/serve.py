@@ -46,9 +46,10 @@ from smddp.process.warm_parent import VARIABLE
 logger = logging.getLogger(__name__)
 
 ENGINE_S3 = Config(
-    max_pool_connections=64, read_timeout=15, retries={"mode": "standard"}, user_agent_extra=PLATFORM_AGENT
+    max_pool_connections=64, read_timeout=120, retries={"mode": "standard"}, user_agent_extra=PLATFORM_AGENT
 )
-"""Several jobs read at once, each in several threads. S3 is on this machine: 15 seconds of silence are a failure."""
+"""Several jobs read at once, each in several threads. S3 is on this machine: two minutes of silence are a failure. Not
+less: the join of an upload's parts is silent, for seconds a GB, and can't be asked for again."""
 ENGINE_REQUESTS = Config(user_agent_extra=PLATFORM_AGENT)
 
 OPEN_FILES = 4 * 2 * MAX_CONNECTIONS + 256

@@ -15,6 +15,7 @@ from estimators.plan import Topology
 from estimators.plan.runtime import named, versions_here
 from estimators.rehearsal.sample import bring, objects
 from estimators.source_code import PACKAGE, SourceCode, imports_package
+from smddp.display_text import counted
 from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
 from smddp.job.printed_error import LOG_TIME
 from smddp.process import notebook_html
@@ -43,6 +44,9 @@ _RESUMED = re.compile(rf"(?:{LOG_TIME}|.*\bsmddp\.training\.\w+\b.*\b)resumed at
 _MEMORY = re.compile(r"\bThe largest process had (\d+) MiB of memory\.")
 """The last line of each host's log."""
 
+_RANKS = re.compile(r"\btraining on (\d+) (?:GPUs?|CPU process(?:es)?) of \d+ hosts?\b")
+"""The line of rank 0 about the number of ranks."""
+
 _PLACE = "rehearsal/checkpoints"
 _CHECKPOINT = re.compile(rf"{_PLACE}/(?:(?P<part>.*?)/)??step-(?P<step>\d+)/")
 """A key of a checkpoint; a named Trainer keeps its checkpoints below its own part of the prefix."""
@@ -63,6 +67,8 @@ class Rehearsal:
 
     topology: str
     """The hosts and the launcher of the ranks."""
+    ranks: int
+    """Ranks over all hosts, as this machine's GPUs allow; 0 if no log reports them."""
     runtime: str
     """PyTorch and Python of the hosts, and whose they are: this machine's, or those of an isolated environment."""
     seconds: float
@@ -84,7 +90,7 @@ class Rehearsal:
 
     def __str__(self) -> str:
         return (
-            f"rehearsed on {self.topology}, with {self.runtime}: "
+            f"rehearsed on {self._hosts}: "
             f"{self.steps} steps in {self.seconds:.0f} s; {self._checkpoints}; "
             f"model.tar.gz {_size(self.model_bytes)}; largest process {_size(self.memory_bytes)}; "
             f"{'; '.join([self._metrics, *self.samples])}"
@@ -92,7 +98,7 @@ class Rehearsal:
 
     def _repr_html_(self) -> str:
         rows = [
-            ("rehearsed on", f"{self.topology}, with {self.runtime}"),
+            ("rehearsed on", self._hosts),
             ("steps", f"{self.steps} in {self.seconds:.0f} s"),
             ("checkpoints", self._checkpoints),
             ("model.tar.gz", _size(self.model_bytes)),
@@ -101,6 +107,11 @@ class Rehearsal:
             *(("data", sample) for sample in self.samples),
         ]
         return notebook_html.table((name, masked_text(value)) for name, value in rows)
+
+    @property
+    def _hosts(self) -> str:
+        ranks = f", as {counted(self.ranks, 'rank')}" if self.ranks else ""
+        return f"{self.topology}{ranks}, with {self.runtime}"
 
     @property
     def _checkpoints(self) -> str:
@@ -154,13 +165,14 @@ def rehearse(
         keeps = bool(arguments.get("checkpoint_s3_uri") or saves_directly)
         if keeps:
             here["checkpoint_s3_uri"] = f"s3://{bucket}/{_PLACE}"
-        job, resumed_at, metrics, memory = None, None, dict[str, float](), [0]
+        job, resumed_at, metrics, memory, ranks = None, None, dict[str, float](), [0], [0]
         for attempt in (1, 2) if keeps else (1,):
             environment = {**given, MAX_STEPS_VARIABLE: str(attempt * steps)}
             job = _attempt(fit, {**here, "environment": environment}, platform.session, data)
             metrics |= job.final_metrics()  # the second has none if the first trained to the end
             lines = [line for _, line in job.logs()]
             memory += [int(match[1]) << 20 for line in lines if (match := _MEMORY.search(line))]
+            ranks += [int(match[1]) for line in lines if (match := _RANKS.search(line))]
             if attempt > 1:
                 resumed_at = _resumed_at(lines)
         assert job is not None
@@ -169,6 +181,7 @@ def rehearse(
         logged = int(metrics.pop("step", 0))
         return Rehearsal(
             topology=str(topology),
+            ranks=max(ranks),
             runtime=runtime,
             seconds=time.monotonic() - began,
             steps=max((step for step, _ in newest), default=logged),

@@ -48,25 +48,30 @@ def plan(
 
 
 def rehearse(
-    submit: Annotated[Path, typer.Argument(help="The script that calls Estimator.fit().")],
+    submit: Annotated[Path, typer.Argument(help="The script that calls Estimator.fit() or Estimator.rehearse().")],
     arguments: Annotated[
         list[str], typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own command line.")
     ] = [],  # noqa: B006  # typer makes a new one
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each attempt.")] = 20,
-    seconds: Annotated[int, typer.Option(min=1, help="Time limit of each attempt.")] = 600,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Optimizer steps of each attempt; by default the script's own, or 20.")
+    ] = None,
+    seconds: Annotated[
+        int | None, typer.Option(min=1, help="Time limit of each attempt; by default the script's own, or 600.")
+    ] = None,
     isolated: Annotated[
         bool, typer.Option("--isolated", help="Run it without this Python's packages, with those of AWS's image.")
     ] = False,
 ) -> None:
     """Train some steps of SUBMIT's first job on this machine, and resume from its checkpoint. Nothing is sent to AWS.
 
-    The script really runs up to its first Estimator.fit(). Exit code 1 if the job fails, 2 if it can't be rehearsed.
+    The script really runs up to its first Estimator.fit() or Estimator.rehearse(). Exit code 1 if the job fails, 2 if
+    it can't be rehearsed.
     """
     from estimators.errors import EstimatorError, TrainingJobFailed
     from estimators.submit_script.run import rehearsed_job
 
     try:
-        rehearsal = rehearsed_job(submit, arguments, steps=steps, seconds=seconds, isolated=isolated)
+        rehearsal = rehearsed_job(submit, arguments, steps=steps, seconds=seconds, isolated=isolated or None)
     except (EstimatorError, TrainingJobFailed) as error:
         typer.echo(f"smddp rehearse: {shown_error(str(error))}", err=True)
         raise typer.Exit(1 if isinstance(error, TrainingJobFailed) else 2) from error

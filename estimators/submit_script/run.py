@@ -6,7 +6,8 @@
 4. Other Python programs that the script starts inherit an environment variable that makes their `fit` refuse.
 5. The script can't end this process before its jobs are reported, by ``os._exit`` or ``os.exec…``.
 6. A process that the script forks ends where the script ends, and reports nothing.
-7. A rehearsal sends its jobs to a local platform, from the thread in which the script calls `fit`: no other thread may.
+7. A rehearsal sends its jobs to a local platform, from the thread in which the script calls `fit` or `rehearse`: no
+   other thread may.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _ENDING = {
 _THREADS_END = 60.0
 """Seconds to wait for the script's threads after its main line."""
 
-_FIT = inspect.signature(Estimator.fit)
+_FIT, _REHEARSE = inspect.signature(Estimator.fit), inspect.signature(Estimator.rehearse)
 
 _Found = TypeVar("_Found")
 _Fault: TypeAlias = EstimatorError | TrainingJobFailed
@@ -69,8 +70,7 @@ class SentJob:
     @classmethod
     def of(cls, estimator: Estimator, *arguments: Any, **named: Any) -> SentJob:
         """Take the job from a call of ``fit``; raise TypeError if ``fit`` does not accept the arguments."""
-        call = _FIT.bind(estimator, *arguments, **named).arguments
-        return cls(estimator=estimator, call={name: value for name, value in call.items() if name != "self"})
+        return cls(estimator=estimator, call=_by_name(_FIT, estimator, *arguments, **named))
 
     @property
     def inputs(self) -> Any:
@@ -121,12 +121,16 @@ class _Run:
 
     on_job: Callable[[_Run, SentJob], Any]
     """Takes an unsent job; returns the object that `fit` returns to the script."""
+    on_rehearsal: Callable[[_Run, Estimator, Mapping[str, Any]], Any]
+    """Takes the Estimator and the arguments of a call of `rehearse`; returns the object that `rehearse` returns."""
     ends: list[_Ended] = field(default_factory=list)
     """All early ends, also those raised in threads or caught by the script."""
     process: int = field(default_factory=os.getpid)
     is_over: bool = False
     rehearsing: int | None = None
     """The thread that rehearses a job; None at other times."""
+    has_skipped_rehearsal: bool = False
+    """Whether the script called `rehearse`, and nothing was rehearsed."""
 
     @property
     def may_send(self) -> bool:
@@ -169,6 +173,9 @@ class _NotRun:
     def __getattr__(self, name: str) -> NoReturn:
         raise self._run.ended(f"it reads .{name} of {self._what}")
 
+    def __repr__(self) -> str:
+        return f"({self._what})"
+
 
 class _UnsentJob(_NotRun):
     """Stands for the `TrainingJob` of an unsent job: it has only the name that the script gave."""
@@ -195,26 +202,32 @@ def first_job(script: Path, arguments: Sequence[str] = ()) -> SentJob:
         raise run.ended()
 
     run = _run(script, arguments, stop)
-    return _some(jobs, script, run.reason)[0]
+    return _some(jobs, script, run)[0]
 
 
 def rehearsed_job(script: Path, arguments: Sequence[str], **options: Any) -> Rehearsal:
-    """Run a submit script until it sends a job, and rehearse that job; `options` are those of `Estimator.rehearse`.
+    """Run a submit script until it sends or rehearses a job, and rehearse that job.
 
-    The output of both goes to standard error. Raise as `first_job` and `Estimator.rehearse` do.
+    `options` are those of `Estimator.rehearse`; None leaves an option as the script's call has it. The output of both
+    goes to standard error. Raise as `first_job` and `Estimator.rehearse` do.
     """
     rehearsals: list[Rehearsal] = []
+    chosen = {name: value for name, value in options.items() if value is not None}
 
-    def rehearse(run: _Run, job: SentJob) -> NoReturn:
+    def rehearse(run: _Run, estimator: Estimator, call: Mapping[str, Any]) -> NoReturn:
         try:
             with run.rehearsal():
-                rehearsals.append(job.estimator.rehearse(job.inputs, **options))
+                rehearsals.append(estimator.rehearse(**{**call, **chosen}))
         except (EstimatorError, TrainingJobFailed) as fault:
             raise run.ended(error=fault) from fault
         raise run.ended()
 
-    run = _run(script, arguments, rehearse)
-    return _some(rehearsals, script, run.reason)[0]
+    def rehearse_sent(run: _Run, job: SentJob) -> NoReturn:
+        steps = job.call.get("rehearse")
+        rehearse(run, job.estimator, {"inputs": job.inputs, **({} if steps is None else {"steps": steps})})
+
+    run = _run(script, arguments, rehearse_sent, rehearse)
+    return _some(rehearsals, script, run)[0]
 
 
 def planned_jobs(
@@ -238,16 +251,31 @@ def planned_jobs(
 
     run = _run(script, arguments, go_on)
     return PlannedJobs(
-        plans=tuple(_some(plans, script, run.reason)),
+        plans=tuple(_some(plans, script, run)),
         stopped=run.reason,
         is_refused=any(each.is_refused for each in run.ends),
     )
 
 
-def _some(found: list[_Found], script: Path, reason: str = "") -> list[_Found]:
+def _by_name(signature: inspect.Signature, estimator: Estimator, *arguments: Any, **named: Any) -> dict[str, Any]:
+    """Return the arguments of a call of an Estimator's method, without the Estimator, by name."""
+    call = signature.bind(estimator, *arguments, **named).arguments
+    return {name: value for name, value in call.items() if name != "self"}
+
+
+def _skip_rehearsal(run: _Run, _estimator: Estimator, _call: Mapping[str, Any]) -> _NotRun:
+    run.has_skipped_rehearsal = True
+    return _NotRun(run, "a rehearsal, and none is run here")
+
+
+def _some(found: list[_Found], script: Path, run: _Run) -> list[_Found]:
     if not found:
-        ended = f"was not run to its end: {reason}" if reason else "has ended, and sent no job"
-        raise EstimatorError(f"{script} {ended}. It must call fit() of an estimators.Estimator.")
+        ended = f"was not run to its end: {run.reason}" if run.reason else "has ended, and sent no job"
+        rehearses = f" It calls rehearse(), which sends no job: run smddp rehearse {script}."
+        raise EstimatorError(
+            f"{script} {ended}. It must call fit() of an estimators.Estimator."
+            f"{rehearses if run.has_skipped_rehearsal else ''}"
+        )
     return found
 
 
@@ -262,7 +290,12 @@ def _only_trains(script: Path) -> bool:
     return f"{PACKAGE}.run" in calls and not any(name.partition(".")[0] == "estimators" for name in imported)
 
 
-def _run(script: Path, arguments: Sequence[str], on_job: Callable[[_Run, SentJob], Any]) -> _Run:
+def _run(
+    script: Path,
+    arguments: Sequence[str],
+    on_job: Callable[[_Run, SentJob], Any],
+    on_rehearsal: Callable[[_Run, Estimator, Mapping[str, Any]], Any] = _skip_rehearsal,
+) -> _Run:
     """Run a script whose jobs are collected instead of sent."""
     if not script.is_file():
         raise EstimatorError(no_script(script, "submit script"))
@@ -273,7 +306,7 @@ def _run(script: Path, arguments: Sequence[str], on_job: Callable[[_Run, SentJob
         )
     words, path, threads = sys.argv, sys.path[:], threading.enumerate()
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.resolve().parent)]
-    run = _Run(on_job=on_job)
+    run = _Run(on_job=on_job, on_rehearsal=on_rehearsal)
     _send_nothing(run)
     try:
         with contextlib.redirect_stdout(sys.stderr), _output_to_stderr():
@@ -349,7 +382,8 @@ def _send_nothing(run: _Run) -> None:
     def rehearse(self: Estimator, *arguments: Any, **named: Any) -> Any:
         if run.may_send:
             return own_rehearse(self, *arguments, **named)
-        return _NotRun(run, "a rehearsal, and none is run here")
+        on_call = _skip_rehearsal if run.is_over or run.is_forked else run.on_rehearsal
+        return on_call(run, self, _by_name(_REHEARSE, self, *arguments, **named))
 
     def refuse(model: Any, **_: Any) -> None:
         if not model.name.startswith(_READING) and not run.may_send:

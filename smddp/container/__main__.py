@@ -68,7 +68,8 @@ def train(environ: Mapping[str, str]) -> int:
     logger.debug("The command is %s", " ".join(masked(line)))
     memory = HostMemory()
     of_job = activated({**process_environment(contract, environ, gpus=gpus), **launch_variables()}, python)
-    with RankStart(contract.code_dir / entry_point) as start:
+    meeting = len(contract.hosts) if command.many else 1  # a script alone begins at once
+    with RankStart(contract.code_dir / entry_point, nodes=meeting) as start:
         result = run(
             line,
             environ=of_job,

@@ -11,11 +11,14 @@ of one attempt meet:
 3. Rank 0 answers each hello with the prefix, under a key with the nonce. A hello of an earlier attempt gets an answer,
    too, but under a nonce that no living rank reads.
 4. Each rank reads the answer to its own nonce, and sets its arrival under the prefix.
-5. The meeting is complete when all arrivals are set.
+5. The meeting is complete when all arrivals are set, and rank 0 has said so.
+
+A stop ends each wait: Python's signal handlers run between two looks at the store, and not during torch's own wait.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import secrets
@@ -31,6 +34,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
 from smddp.errors import DistributedError
+from smddp.process.exit_codes import RESUMABLE
+from smddp.process.preemption import Stopped, stop_signal
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "smddp"
 """The prefix of all keys that ranks write."""
@@ -41,9 +48,22 @@ NEWEST = "meeting"
 _JOB = "smddp_job"
 """The key of the id of the job that the server belongs to."""
 
+_COUNT = "smddp_world_size"
+"""The key of rank 0's number of ranks, set before the job's id."""
+
+_OTHER_COUNT = "smddp_other_world_size"
+"""The key that a rank sets which counts another number; the value says which rank, and how many."""
+
+_COMPLETE = "complete"
+"""The key of a meeting that rank 0 sets when all ranks have arrived."""
+
 _LOOK_SECONDS = 0.01
+_MOST_LOOK_SECONDS = 0.1
+_SIGNAL_SECONDS = 0.5
 _PROBE_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
+
+_SAME_COUNT = "All ranks of a job need the same number: set WORLD_SIZE to it on each rank."
 
 _OTHER_PORT = (
     "Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host, the same on all hosts."
@@ -64,14 +84,25 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
         who=f"rank {cluster.rank} on {cluster.host}",
         is_server=checks_job and cluster.is_main,
         job=cluster.job_id if checks_job else None,
+        count=cluster.world_size if checks_job else None,
     )
     return PrefixStore(PREFIX, store)
 
 
-def open_store(address: str, port: int, timeout: timedelta, *, who: str, is_server: bool, job: str | None) -> TCPStore:
+def open_store(
+    address: str,
+    port: int,
+    timeout: timedelta,
+    *,
+    who: str,
+    is_server: bool,
+    job: str | None,
+    count: int | None = None,
+) -> TCPStore:
     """Start a job's store at this address, or connect to it; raise DistributedError, with ``who`` as its subject.
 
-    ``job`` is the job's id, "" if it has none; None does not check whose store it is.
+    ``job`` is the job's id, "" if it has none; None does not check whose store it is. ``count`` is the number of ranks,
+    which must be the server's.
 
     TCPStore's timeout does not end its handshake with a program that listens and never answers, so the handshake has a
     thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when such a program was found.
@@ -90,11 +121,14 @@ def open_store(address: str, port: int, timeout: timedelta, *, who: str, is_serv
             opened.put(store)
 
     threading.Thread(target=handshake, name="store-handshake", daemon=True).start()
-    outcome, silent_since = None, math.inf
+    outcome, silent_since, next_probe = None, math.inf, time.monotonic() + _PROBE_SECONDS
     while outcome is None:
         with suppress(queue.Empty):
-            outcome = opened.get(timeout=_PROBE_SECONDS)
-        if outcome is None and not is_server:
+            outcome = opened.get(timeout=min(_PROBE_SECONDS, _SIGNAL_SECONDS))
+        if outcome is None:
+            _end_if_stopped()
+        if outcome is None and not is_server and time.monotonic() >= next_probe:
+            next_probe = time.monotonic() + _PROBE_SECONDS
             silent = _is_silent(address, port)
             if silent is not None:
                 silent_since = min(silent_since, time.monotonic()) if silent else math.inf
@@ -108,10 +142,30 @@ def open_store(address: str, port: int, timeout: timedelta, *, who: str, is_serv
             "rank 0 running, is the port open between the hosts?"
         ) from outcome
     if job is not None and is_server:
+        outcome.delete_key(_OTHER_COUNT)  # of an earlier attempt in this process
+        if count is not None:
+            outcome.set(_COUNT, str(count))
         outcome.set(_JOB, job)
     elif job is not None:
         _check_job(outcome, job, f"{who} could not join at {address}:{port}")
+        if count is not None and outcome.check([_COUNT]):
+            _check_count(outcome, f"{who} counts {count} ranks", count)
     return outcome
+
+
+def _check_count(store: TCPStore, own: str, count: int) -> None:
+    """Refuse a number of ranks that is not rank 0's, and let rank 0 refuse it, too."""
+    found = store.get(_COUNT).decode(errors="replace")
+    if found != str(count):
+        store.set(_OTHER_COUNT, own)
+        raise DistributedError(f"{own}, and rank 0 counts {found}. {_SAME_COUNT}")
+
+
+def _end_if_stopped() -> None:
+    """Raise Stopped if ``smddp.run`` was told to stop."""
+    if stop_signal.requested:
+        logger.warning("told to stop before the ranks had met, exit code %d: nothing was saved", RESUMABLE)
+        raise Stopped
 
 
 def _is_silent(address: str, port: int) -> bool | None:
@@ -140,6 +194,7 @@ def _check_job(store: TCPStore, job: str, failed: str) -> None:
     while not store.check([_JOB]):  # the server sets it at once
         if time.monotonic() > deadline:
             raise DistributedError(f"{failed}: another program's store answers there. {_OTHER_PORT}")
+        _end_if_stopped()
         time.sleep(_LOOK_SECONDS)
     found = store.get(_JOB).decode(errors="replace")
     if found and job and found != job:
@@ -176,11 +231,38 @@ def meet(store: Store, cluster: Cluster, timeout: timedelta) -> str:
     arrivals = [_arrival(rank) for rank in range(cluster.world_size)]
     meeting.set(arrivals[cluster.rank], "")
     try:
-        meeting.wait(arrivals, timeout)
-    except RuntimeError as error:
+        has_all = _wait(meeting, _COMPLETE, cluster, timeout)
+    except (Stopped, KeyboardInterrupt):  # the others must not take this rank for one that has come
+        with suppress(RuntimeError):
+            meeting.delete_key(arrivals[cluster.rank])
+        raise
+    if not has_all:
         missing = [rank for rank, arrival in enumerate(arrivals) if not meeting.check([arrival])]
-        raise _missing(missing, cluster, timeout) from error
+        raise _missing(missing, cluster, timeout)
     return prefix
+
+
+def _wait(store: Store, key: str, cluster: Cluster, timeout: timedelta) -> bool:
+    """Wait until a key is set, and return whether it is; raise DistributedError if the store is lost.
+
+    It is a single key, and looked at more and more rarely: each of thousands of ranks asks for it.
+    """
+    deadline, pause = time.monotonic() + timeout.total_seconds(), _LOOK_SECONDS
+    while True:
+        try:
+            if store.check([key]):
+                return True
+        except RuntimeError as error:
+            _end_if_stopped()
+            raise DistributedError(
+                f"rank {cluster.rank} lost the store at {cluster.master_addr}:{cluster.master_port} before the ranks "
+                "had met: rank 0 or its launcher has ended, and its log says why"
+            ) from error
+        if time.monotonic() > deadline:
+            return False
+        _end_if_stopped()
+        time.sleep(pause)
+        pause = min(1.2 * pause, _MOST_LOOK_SECONDS)
 
 
 def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
@@ -188,6 +270,7 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
 
     The first hello found may be from an earlier attempt, so hellos are read again until their rank has arrived.
     """
+    server = innermost(store)
     prefix = f"meeting/{secrets.token_hex(8)}"
     meeting = PrefixStore(prefix, store)
     meeting.set(_arrival(0), "")
@@ -201,9 +284,17 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
                 store.set(_answer(nonce.decode()), prefix)
                 answered[rank] = nonce
         missing = {rank for rank in missing if not meeting.check([_arrival(rank)])}
+        if not missing:  # one may have been stopped since
+            missing = {rank for rank in range(1, cluster.world_size) if not meeting.check([_arrival(rank)])}
+        if missing and server.check([_OTHER_COUNT]):
+            other = server.get(_OTHER_COUNT).decode(errors="replace")
+            raise DistributedError(f"rank 0 counts {cluster.world_size} ranks, and {other}. {_SAME_COUNT}")
         if missing and time.monotonic() > deadline:
             raise _missing(sorted(missing), cluster, timeout)
+        if missing:
+            _end_if_stopped()
         time.sleep(_LOOK_SECONDS if missing else 0)
+    meeting.set(_COMPLETE, "")
     return prefix
 
 
@@ -211,10 +302,8 @@ def _ask(store: Store, cluster: Cluster, timeout: timedelta) -> str:
     """Ask rank 0 for the prefix; called on every other rank."""
     nonce = secrets.token_hex(8)
     store.set(_hello(cluster.rank), nonce)
-    try:
-        store.wait([_answer(nonce)], timeout)
-    except RuntimeError as error:
-        raise _missing([0], cluster, timeout) from error
+    if not _wait(store, _answer(nonce), cluster, timeout):
+        raise _missing([0], cluster, timeout)
     return bytes(store.get(_answer(nonce))).decode()
 
 

@@ -179,7 +179,7 @@ class NodeRendezvous(RendezvousHandler):
             self._address,
             self._port,
             timedelta(seconds=JOIN_SECONDS),
-            who=f"node {self._node}",
+            who=f"node {self._node} of {self._nodes}",
             is_server=self._node == 0,
             job=self._job_id,
         )

@@ -115,6 +115,8 @@ def launch(node: Node, command: Sequence[str], environ: Mapping[str, str], warm:
     ranks.close_warm()
     ranks.end_leftovers()
     if isinstance(ended, BaseException):
+        if not failed and isinstance(ended, DistributedError):  # it says itself what is wrong, and of which node
+            raise ended
         if not failed:
             where = f"{node.master_addr}:{node.master_port}"
             cut_off = f"Node {node.rank} of {node.nodes} is cut off from the others at {where}"

@@ -24,12 +24,14 @@ _OF_AGENTS = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK")
 class RankStart:
     """The start of the ranks below this process: a context around their run, in which `look` is called repeatedly.
 
-    It tells nothing of a `script` that does not name smddp: such a script never shows that it has begun.
+    It tells nothing of a `script` that does not name smddp: such a script never shows that it has begun. Several
+    `nodes` meet before any of them starts a rank.
     """
 
-    def __init__(self, script: Path) -> None:
+    def __init__(self, script: Path, *, nodes: int = 1) -> None:
+        self._nodes = nodes
         self._is_told = script.is_file() and b"smddp" in script.read_bytes()
-        self._heartbeat = Heartbeat("the ranks are starting", until=self._is_over, most=_MOST_SECONDS)
+        self._heartbeat = Heartbeat(self._what, until=self._is_over, most=_MOST_SECONDS)
         self._until = time.monotonic() + _MOST_SECONDS
         self._next_look = 0.0
         self._program: int | None = None
@@ -50,6 +52,13 @@ class RankStart:
             if self._is_over():
                 self._until = now
                 self._heartbeat.stop()
+
+    def _what(self) -> str:
+        with self._lock:
+            has_ranks = bool(self._seen)
+        if self._nodes > 1 and not has_ranks:
+            return f"no rank has started yet, for the {self._nodes} nodes must meet first"
+        return "the ranks are starting"
 
     def _is_over(self) -> bool:
         """Return whether all ranks have begun, or one has ended: its failure is in the log.

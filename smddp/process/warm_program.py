@@ -148,14 +148,15 @@ def _prepare(order: Mapping[str, Any], connection: socket.socket) -> None:
 
 def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
     """Return a request and its descriptors; end this process if the other end is closed."""
-    descriptors = array.array("i")
-    data, ancillary, _, _ = connection.recvmsg(_PIECE_BYTES, socket.CMSG_SPACE(_MOST_PASSED * descriptors.itemsize))
-    for _, _, content in ancillary:
-        descriptors.frombytes(content)
-    while data and not data.endswith(b"\n"):
-        piece = connection.recv(_PIECE_BYTES)
-        data = data + piece if piece else b""
-    if not data:
+    descriptors, data = array.array("i"), b""
+    with suppress(ConnectionResetError):  # the other end was closed before it had read the last answer
+        data, ancillary, _, _ = connection.recvmsg(_PIECE_BYTES, socket.CMSG_SPACE(_MOST_PASSED * descriptors.itemsize))
+        for _, _, content in ancillary:
+            descriptors.frombytes(content)
+        while data and not data.endswith(b"\n"):
+            piece = connection.recv(_PIECE_BYTES)
+            data = data + piece if piece else b""
+    if not data.endswith(b"\n"):
         os._exit(0)
     return json.loads(data), list(descriptors)
 
@@ -164,7 +165,7 @@ def _answer(connection: socket.socket, answer: Mapping[str, Any]) -> None:
     """Send an answer; end this process if the other end is closed."""
     try:
         connection.sendall(json.dumps(answer).encode() + b"\n")
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         os._exit(0)
 
 

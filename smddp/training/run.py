@@ -154,6 +154,9 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             again = isinstance(error, UnguardedScriptError)
             record_failure(output_dir, failure_report.describe(error, cluster), keep_longer=again)
             return 1
+        except KeyboardInterrupt:
+            logger.warning("interrupted before the ranks had met, exit code %d: nothing was saved", INTERRUPTED)
+            return INTERRUPTED
         if cluster.is_main:
             watching.enter_context(Heartbeat("no step yet", until=lambda: _steps_taken > 0, most=_PREPARING_SECONDS))
         question = StopQuestion(membership.ranks, stop_signal)

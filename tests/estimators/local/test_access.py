@@ -129,7 +129,7 @@ def test_the_sagemaker_sdk_finds_its_bucket_and_sends_no_telemetry(tmp_path, mon
     assert modules == {"TelemetryOptOut": True, "Session": {"DefaultS3Bucket": "sagemaker-eu-west-1-123456789012"}}
 
 
-def test_the_engine_waits_for_s3_for_seconds_only_and_reads_much_at_a_time(hostile):
+def test_the_engine_waits_for_the_join_of_a_large_upload_and_reads_much_at_a_time(hostile):
     config = ACCESS.boto_session().client("s3", config=ENGINE_S3).meta.config
-    assert (config.max_pool_connections, config.read_timeout, config.retries["mode"]) == (64, 15, "standard")
+    assert (config.max_pool_connections, config.read_timeout, config.retries["mode"]) == (64, 120, "standard")
     assert config.proxies == {}  # what the session says of every client stays

@@ -147,6 +147,41 @@ def test_a_rehearsal_is_not_run(plan: Any) -> None:
     assert "it reads .resumed of a rehearsal, and none is run here" in shown.stdout
 
 
+@pytest.mark.parametrize(
+    ("body", "options", "rehearsed"),
+    [
+        ("print(estimator.rehearse('data', steps=3))", [], "('data', 3, 600, False)"),
+        ("estimator.rehearse(isolated=True, steps=3)", ["--steps=5", "--seconds=9"], "(None, 5, 9, True)"),
+        ("estimator.fit('data', rehearse=7)", [], "('data', 7, 600, False)"),
+        ("estimator.fit('data')", ["--isolated"], "('data', 20, 600, True)"),
+    ],
+)
+def test_the_first_call_of_fit_or_rehearse_is_rehearsed_once(
+    tmp_path: Path,
+    may_send_again: None,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    options: list[str],
+    rehearsed: str,
+) -> None:
+    def rehearse(
+        _: Estimator, inputs: Any = None, *, steps: int = 20, seconds: int = 600, isolated: bool = False
+    ) -> Any:
+        return (inputs, steps, seconds, isolated)
+
+    monkeypatch.setattr(Estimator, "rehearse", rehearse)
+    (tmp_path / "submit.py").write_text(f"{SUBMIT}{body}\nestimator.rehearse('second')\nestimator.fit()\n")
+    shown = CliRunner().invoke(app, ["rehearse", "submit.py", *options])
+    assert (shown.exit_code, shown.stdout) == (0, f"{rehearsed}\n"), shown.output
+
+
+def test_a_plan_of_a_script_that_only_rehearses_names_the_command_that_does(plan: Any) -> None:
+    shown = plan("print(estimator.rehearse())")
+    assert shown.exit_code == 2
+    assert "(a rehearsal, and none is run here)\n" in shown.stderr
+    assert "It calls rehearse(), which sends no job: run smddp rehearse submit.py." in shown.stderr
+
+
 @pytest.mark.slow
 def test_jobs_that_threads_send_are_shown(plan: Any) -> None:
     body = """

@@ -110,6 +110,27 @@ def test_a_rank_of_another_job_with_the_same_port_is_refused(make_cluster: MakeC
     assert kept.check([module._JOB]) is False  # the job's id is no key of the ranks
 
 
+@pytest.mark.parametrize(("own", "other"), [(2, 3), (3, 2)])
+def test_ranks_that_count_differently_refuse_one_another_at_once(
+    make_cluster: MakeCluster, own: int, other: int
+) -> None:
+    port = free_port()
+    first, second = (
+        replace(make_cluster(rank, count), master_addr="127.0.0.1", master_port=port, sources={"master_port": "PORT=1"})
+        for rank, count in enumerate((own, other))
+    )
+    kept = connect(first, WAIT, {}, serve=True)
+    told = join(second) or ""
+    assert re.match(rf"rank 1 on \S+ counts {other} ranks, and rank 0 counts {own}\. All ranks .* set WORLD_SIZE", told)
+    with pytest.raises(
+        DistributedError, match=rf"^rank 0 counts {own} ranks, and rank 1 on \S+ counts {other} ranks\. "
+    ):
+        meet(kept, first, timedelta(seconds=60))
+    again = connect(first, WAIT, {}, serve=True)  # in the same process, by the same server
+    with pytest.raises(DistributedError, match="rank 0 waited 0"):
+        meet(again, first, timedelta(seconds=0.1))
+
+
 def test_a_master_that_begins_late_is_waited_for(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PROBE_SECONDS", 0.05)
     monkeypatch.setattr(module, "_ANSWER_SECONDS", 20.0)

@@ -82,6 +82,7 @@ def test_the_first_node_goes_last_and_waits_for_nobody_for_ever(nodes, monkeypat
 def test_a_node_of_another_job_with_the_same_port_is_refused(nodes):
     stranger = NodeRendezvous(node=1, nodes=2, address="127.0.0.1", port=nodes[0]._port, job_id="b", lines=None)
     with pytest.raises(
-        DistributedError, match=r"^node 1 could not join at .*: the store of another job answers \(a; this job: b\)"
+        DistributedError,
+        match=r"^node 1 of 2 could not join at .*: the store of another job answers \(a; this job: b\)",
     ):
         stranger.next_rendezvous()

@@ -105,3 +105,22 @@ def test_a_rank_of_stock_torchrun_takes_its_parent() -> None:
     environ = {**os.environ, "TORCHELASTIC_RUN_ID": "run"}
     told = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert float(told.stdout) == pytest.approx(time.time() - age(os.getpid()), abs=0.1)
+
+
+def test_no_rank_is_said_to_start_before_the_nodes_have_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.02))
+    script = tmp_path / "train.py"
+    script.write_text("import smddp")
+    with RankStart(script, nodes=2) as start:
+        while not caplog.messages:
+            time.sleep(0.01)
+        alone = list(caplog.messages)
+        with start_rank() as rank:
+            start.look()
+            while not any("the ranks are starting" in each for each in caplog.messages):
+                time.sleep(0.01)
+            rank.kill()
+    assert all("no rank has started yet, for the 2 nodes must meet first: " in each for each in alone)

@@ -397,3 +397,21 @@ def test_the_parent_outlives_a_stop_and_ends_with_its_own_parent(tmp_path: Path)
         assert time.monotonic() < deadline
         time.sleep(0.05)
     owner.stdout.close()
+
+
+@pytest.mark.parametrize("extras", [[], ["csv"]])
+def test_the_parent_ends_without_a_word_if_its_owner_closes_before_it_reads_the_answer(
+    tmp_path: Path, extras: list[str]
+) -> None:
+    program = (
+        "import os, pathlib, select\nfrom smddp.process.warm_parent import WarmParent\n"
+        "parent = WarmParent.start(dict(os.environ), command_bytes=99)\n"
+        f"parent.prepare(pathlib.Path(), modules=[], extras={extras}, environ=dict(os.environ))\n"
+        "select.select([parent._connection], [], [])\n"
+        "parent._connection.close()\n"
+        "print(parent._process.wait())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")

@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from estimators.hosts.opt_ml_tree import HostTree
+from estimators.local.engine.transfers.fast_gzip import fast_gzip
 from estimators.local.engine.transfers.objects import FileUri, S3Uri, Transfers, explaining, upload
 from smddp.display_text import shown_name
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FASTEST = 1
-"""gzip level: weights hardly compress, and the job waits for it."""
+_PIECE = 1 << 20
+"""Bytes that are read of a file at a time."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -111,7 +112,11 @@ def _upload_file(s3: S3Client, file: _File, uri: S3Uri | FileUri) -> None:
 
 def _upload_archive(s3: S3Client, files: dict[str, _File], uri: S3Uri | FileUri, archive: Path) -> None:
     try:
-        with tarfile.open(archive, "w:gz", compresslevel=_FASTEST) as bundle:
+        with (
+            archive.open("wb") as target,
+            fast_gzip(target) as packed,
+            tarfile.TarFile(fileobj=packed, mode="w", copybufsize=_PIECE) as bundle,
+        ):
             for name, file in files.items():
                 _add(bundle, name, file)
         upload(s3, archive, uri)
