@@ -5,7 +5,8 @@ the stall is compared with one copy of the base in memory.
 
     python benchmarks/frozen.py [--saves 10] [--directory DIR]
 
-Target: a save without the base stalls training for less than a save with it, and writes the adapters' bytes only.
+Target: without the base a save is durable sooner, and has the bytes of the adapters only. Its stall is the time in
+which the base is hashed, which finds a weight that has changed.
 """
 
 from __future__ import annotations

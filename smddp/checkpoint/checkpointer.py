@@ -46,9 +46,9 @@ class Checkpointer:
     call it at every step, it is cheap. The next `save`, `wait` or `close` raises the error, too. A save that fails on
     one rank fails on every rank.
 
-    `open`, which ``with`` calls, `load`, `check_writable`, `is_empty` and `lock_location` are collective. `save` and
-    `warm_up` are not, unless a part of the state is sharded among the ranks; but every rank must save the same steps.
-    Without ``with`` and `open`, the first call of any of them opens.
+    `open`, `load`, `check_writable`, `is_empty` and `lock_location` are collective. `save` and `warm_up` are not, unless
+    a part of the state is sharded among the ranks; but every rank must save the same steps. Without `open`, the first
+    call of any of them opens.
 
     Examples:
         >>> with Checkpointer(
@@ -100,8 +100,9 @@ class Checkpointer:
             tolerate_failures: How many saves in a row may fail because of the disk, the network or the like. They are
                 logged as errors; the next failure is raised.
             save_frozen: False leaves out the frozen weights of a module that trains others, as long as they do not
-                change, and saves a fingerprint of each. The script must then load the same weights before `open` at
-                each start; a resume with others fails. Each save reads these weights once.
+                change, and saves a fingerprint of each. The script must then load the same weights at each
+                start, then call `open` or `load` before it trains; a resume with others fails. Each save reads these
+                weights once.
             listener: Follows each checkpoint, on rank 0, to a second place. A checkpoint that must be durable has to
                 arrive there, too.
 
@@ -111,6 +112,8 @@ class Checkpointer:
         """
         self._state, self._per_rank = dict(state), dict(per_rank or {})
         check_parts(self._state, self._per_rank)
+        if type(save_frozen) is not bool:
+            raise ValueError(f"save_frozen is {save_frozen!r}: True or False")
         if tolerate_failures < 0 or share not in ("node", "all", "alone"):
             raise ValueError(
                 f"tolerate_failures is {tolerate_failures} and share {share!r}: 0 or more; 'node', 'all' or 'alone'"
@@ -149,6 +152,8 @@ class Checkpointer:
             with same_error(ranks):
                 group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
                 self._check_writers(group)
+                if not ranks.have_equal(self._save_frozen):
+                    raise CheckpointError("save_frozen is False on some ranks only: give all ranks the same")
                 self._parts = {name: self._part(name, part, ranks) for name, part in self._state.items()}
             committer = Committer(
                 self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
@@ -272,6 +277,10 @@ class Checkpointer:
 
     def save_moment(self, moment: Moment, *, failure: Exception | None = None) -> None:
         """Save the run as it is at this moment, like `save`; with a failure, fail on every rank, and raise it here."""
+        if self._rank_saver is None and not self._save_frozen:
+            raise CheckpointError(
+                "save_frozen=False compares the frozen weights: call load() or open() before training"
+            )
         saver = self._opened()
         with self._observed.stall():
             self._saves.save(saver, moment, failure)

@@ -40,7 +40,7 @@ class CheckpointPolicy:
 
     save_frozen: bool = True
     """False leaves out the frozen weights of a model that is fine-tuned, such as the base model under LoRA, as long as
-    they do not change. The script loads them at each start; a resume compares them, and fails if they are others."""
+    they do not change. The script loads them at each start; a resume compares them, and fails if they differ."""
 
     tolerate_failures: int = 2
     """How many saves in a row may fail because of the storage, each with an error in the log, before training ends."""

@@ -194,14 +194,14 @@ def _match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str
     own = module.state_dict(keep_vars=True)
     names, origins = _pair_names(own, weights, prefix)
     match = _Match(unexpected=[origin for name, origin in origins.items() if name not in names])
+    same = _left_out_and_same(own, {names[name]: weights[origins[name]] for name in names.keys() & origins.keys()})
     ties: dict[int, list[str]] = {}
     for name, own_name in names.items():
         ties.setdefault(id(own[own_name]), []).append(own_name)
         if name not in origins:
             continue
-        value, wanted = weights[origins[name]], own[own_name]
-        if isinstance(value, LeftOut):
-            value = _own_if_same(value, wanted)
+        wanted = own[own_name]
+        value = wanted.detach() if own_name in same else weights[origins[name]]
         tied = next((each for each in ties[id(wanted)] if each in match.state), None)
         if reason := _misfit(value, wanted):
             match.misshapen[own_name] = reason
@@ -279,15 +279,19 @@ def _aligned(own: dict[str, str], theirs: dict[str, str]) -> tuple[dict[str, str
     return max(sides, key=lambda pair: len(pair[0].keys() & pair[1].keys()))
 
 
-def _own_if_same(saved: LeftOut, wanted: Any) -> Any:
-    """Return the module's own weight if it is the one that was left out, else what stands for it.
+def _left_out_and_same(own: Mapping[str, Any], left_out: Mapping[str, Any]) -> set[str]:
+    """Return the names of the module's weights that the source leaves out, and that have the same values here.
 
-    Collective for a DTensor.
+    Collective if one is a DTensor.
     """
-    if not isinstance(wanted, torch.Tensor) or is_lazy(wanted) or wanted.is_meta:
-        return saved
-    (fingerprint,) = fingerprints({"": wanted}, Ranks.current()).values()
-    return wanted.detach() if LeftOut.of(wanted, fingerprint) == saved else saved
+    weights = {
+        name: own[name]
+        for name, value in left_out.items()
+        if isinstance(value, LeftOut) and isinstance(own[name], torch.Tensor)
+        if not (is_lazy(own[name]) or own[name].is_meta)
+    }
+    found = fingerprints(weights, Ranks.current(), in_pieces=any(map(is_dtensor, weights.values())))
+    return {name for name, each in found.items() if LeftOut.of(weights[name], each) == left_out[name]}
 
 
 def _misfit(value: Any, wanted: Any) -> str:

@@ -9,8 +9,7 @@ pseudorandom number generators", 2014). It is a part of the format, and has thre
   2. It is the same on each device.
   3. Ranks with pieces of a weight sum their own words, and add up the sums: it is the same on any number of ranks.
 
-It takes ten times as long as a copy on a CPU, so each save only compares the `bit_sums` of the weights with the first
-ones, which takes less than a copy.
+It finds another base model, not a forged one: who can write a checkpoint can also write its weights.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ _CPU_ROWS, _GPU_ROWS = 1, 64
 """Rows of words at a time: on a CPU their products fit the cache, on a GPU few kernels are started."""
 
 _FIRST_OF_B = 2**32
-
-_TABLE_ROW = 8 * 4096  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +66,35 @@ class LeftOut:
         return {"dtype": self.dtype, "shape": list(self.shape), "fingerprint": self.fingerprint}
 
 
-def fingerprints(weights: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str, str]:
-    """Return the fingerprint of each weight, by its name; collective if one is a DTensor. It waits for a GPU."""
-    if not weights:
-        return {}
-    sums = [_sum_of(each, ranks.rank) for each in weights.values()]
-    own = torch.stack([each.to(sums[0].device) for each in sums]).tolist()  # one wait for the GPU
-    of_ranks = [own]
-    if any(map(is_dtensor, weights.values())):
-        of_ranks = ranks.gather(lambda: own)
-    found = {}
-    for number, (name, weight) in enumerate(weights.items()):
-        total = sum(each[number] for each in of_ranks) if is_dtensor(weight) else own[number]
-        found[name] = f"{total % 2**64:016x}"
-    return found
+def fingerprints(weights: Mapping[str, torch.Tensor], ranks: Ranks, *, in_pieces: bool) -> dict[str, str]:
+    """Return the fingerprint of each weight, by its name; collective if the ranks have pieces. It waits for a GPU.
 
-
-def bit_sums(weight: torch.Tensor) -> torch.Tensor:
-    """Return sums over the bits that this rank has of a weight, equal only if no bit has changed.
-
-    The bits are words of 64 in a table of 4096 columns; the sums are those of its rows and of its columns, then the
-    words that fill no row. A change that leaves all of them as they were has to touch four words in a rectangle, by
-    amounts that cancel in both directions.
+    Raise CheckpointError if the ranks have other names.
     """
-    values = local_values(weight.detach()).resolve_conj().resolve_neg().reshape(-1)
-    if values.storage_offset() * values.element_size() % 8:
-        values = values.clone()  # words of 64 bits need an address of such a word
-    in_rows = values.nbytes // _TABLE_ROW * _TABLE_ROW // values.element_size()
-    table = values[:in_rows].view(torch.int64).view(-1, _TABLE_ROW // 8)
-    return torch.cat([table.sum(1), table.sum(0), words_of(values[in_rows:]).to(torch.int64)])
+
+    def sums() -> dict[str, int]:
+        found = {name: _sum_of(each, ranks.rank) for name, each in weights.items()}
+        by_device: dict[torch.device, list[str]] = {}
+        for name, each in found.items():
+            by_device.setdefault(each.device, []).append(name)
+        return {
+            name: total
+            for names in by_device.values()
+            for name, total in zip(names, torch.stack([found[name] for name in names]).tolist(), strict=True)
+        }
+
+    # Inside of the action of `gather`: an error on one rank would leave the others waiting there.
+    of_ranks = ranks.gather(sums) if in_pieces else [sums()]
+    if other := next(
+        (each.keys() ^ of_ranks[0].keys() for each in of_ranks if each.keys() != of_ranks[0].keys()), None
+    ):
+        raise CheckpointError(f"{min(other)} is frozen on some ranks only: freeze the same weights on all ranks")
+    own = of_ranks[ranks.rank if in_pieces else 0]
+    totals = {
+        name: sum(each[name] for each in of_ranks) if is_dtensor(weight) else own[name]
+        for name, weight in weights.items()
+    }
+    return {name: f"{total % 2**64:016x}" for name, total in totals.items()}
 
 
 def _sum_of(weight: torch.Tensor, rank: int) -> torch.Tensor:
@@ -108,8 +105,7 @@ def _sum_of(weight: torch.Tensor, rank: int) -> torch.Tensor:
         piece = next((each for each in pieces_of(weight) if each.box == box), None)
         if piece is None or piece.ranks[0] != rank:  # it has no values, or another rank adds the same ones
             return torch.zeros((), dtype=torch.int64, device=values.device)
-    words = words_of(values)
-    runs = list(_runs(box, shape))
+    words, runs = words_of(values), list(_runs(box, shape))
     words_each = len(words) // max(values.numel(), 1)
     sums = [_sum(run, offset * words_each) for offset, run in zip(runs, words.chunk(len(runs)), strict=True)]
     return torch.stack(sums).sum()

@@ -84,11 +84,21 @@ class ShardedEntry:
 
 def sharded_entries(skeleton: Any) -> Iterator[ShardedEntry]:
     """Yield the tensors of a skeleton that are in pieces. Raise CheckpointError for one that is malformed."""
+    return (_sharded_entry(node) for node in _nodes(skeleton, "sharded"))
+
+
+def has_left_out(skeleton: Any) -> bool:
+    """Return whether a skeleton has a weight that is not saved."""
+    return any(_nodes(skeleton, "frozen"))
+
+
+def _nodes(skeleton: Any, kind: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the values of a kind, which are not looked into."""
     pending = [skeleton]
     while pending:
         value = pending.pop()
-        if isinstance(value, dict) and value.get(_TAG) == "sharded":
-            yield _sharded_entry(value)
+        if isinstance(value, dict) and value.get(_TAG) == kind:
+            yield value
         elif isinstance(value, list | dict):
             pending.extend(value.values() if isinstance(value, dict) else value)
 

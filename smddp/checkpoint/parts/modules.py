@@ -1,13 +1,14 @@
 """A module as a part of a checkpoint: by plain names, checked before it is loaded, and without frozen weights if asked.
 
 A weight is left out if it was frozen when training began, is frozen now, and has not changed a bit since. So a layer
-that the script thaws is saved from then on. A module with nothing to train, such as an average of the weights or a
-teacher, is saved whole: who loads its first weights is not known.
+that the script unfreezes and trains is saved from then on. A module with nothing to train, such as an average of the
+weights or a teacher, is saved whole: its first values may be drawn anew at each start.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,34 +16,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from smddp.checkpoint.format.frozen import LeftOut, bit_sums, fingerprints
+from smddp.checkpoint.format.frozen import LeftOut, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, in_names_of, plain_name, plain_state
 from smddp.checkpoint.parts.optimizers import some
 from smddp.display_text import as_size
 from smddp.distributed import Ranks, has_shards
+from smddp.distributed.replica_check import hash_of
+from smddp.dtensor import is_dtensor, local_values
 
 logger = logging.getLogger(__name__)
 
 
 class ModulePart:
-    """A module as a part of a checkpoint. Making it is collective if the module is divided among the ranks."""
+    """A module as a part of a checkpoint. Making it is collective if the ranks have pieces of the module.
+
+    Each save compares a hash of each frozen weight with the first one, on this rank's own values.
+    """
 
     def __init__(self, name: str, module: nn.Module, ranks: Ranks, *, save_frozen: bool) -> None:
-        self._name = name
         self.module = module
-        self._ranks = ranks
+        self._name, self._ranks, self._save_frozen = name, ranks, save_frozen
+        self._is_in_pieces = has_shards(module) or any(map(is_dtensor, module.parameters()))
         frozen = {} if save_frozen else _frozen(module)
-        self._at_first = {name: LeftOut.of(frozen[name], each) for name, each in fingerprints(frozen, ranks).items()}
-        self._first_sums = {name: bit_sums(each) for name, each in frozen.items()}
-        if frozen and ranks.is_main:
-            logger.info(
-                "checkpoints leave out %d frozen weights of %s (%s): each start must load the same ones",
-                len(frozen),
-                name,
-                as_size(sum(each.nbytes for each in frozen.values())),
-            )
-        self._left_out: dict[str, LeftOut] = {}
-        self._own: dict[str, str] = {}
+        self._first = {} if save_frozen else self._described(frozen)
+        self._first_hashes = {name: _hash(each) for name, each in frozen.items()}
+        self._left_out: dict[str, LeftOut] | None = None
+        self._present: dict[str, LeftOut] = {}
 
     @property
     def buffer_names(self) -> set[str]:
@@ -50,32 +49,40 @@ class ModulePart:
         return {plain_name(name) for name, _ in self.module.named_buffers()}
 
     def gather_state_dict(self, *, keep: bool) -> None:
-        """Find the weights that the next ``state_dict`` leaves out; collective if the module is divided."""
-        if not self._at_first:
+        """Find the weights that the next ``state_dict`` leaves out; collective if the ranks have pieces."""
+        if self._save_frozen:
             return
-        frozen = {name: each for name, each in _frozen(self.module).items() if name in self._at_first}
-        unchanged = {name for name, each in frozen.items() if self._is_as_at_first(name, each)}
-        if has_shards(self.module):  # a weight is left out only if no rank's piece has changed
-            unchanged = set.intersection(*self._ranks.gather(lambda: unchanged))
-        self._left_out = {name: self._at_first[name] for name in frozen if keep and name in unchanged}
+        frozen = {name: each for name, each in _frozen(self.module).items() if name in self._first}
+
+        def unchanged() -> set[str]:
+            return {name for name, each in frozen.items() if self._is_unchanged(name, each)}
+
+        # Of a weight in pieces no rank's piece may have changed.
+        names = set.intersection(*self._ranks.gather(unchanged)) if self._is_in_pieces else unchanged()
+        before, self._left_out = self._left_out, {name: self._first[name] for name in self._first if name in names}
+        if self._ranks.is_main and keep:
+            self._tell(before, frozen)
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the module's state with plain names, and a `LeftOut` for each weight that is not saved."""
         state = plain_state(self.module.state_dict())
-        return _with(state, self._left_out) if self._left_out else state
+        left_out = {name: each for name, each in (self._left_out or {}).items() if name in state}
+        return _with(state, left_out) if left_out else state
 
-    def read_left_out(self, state: Mapping[str, Any]) -> None:
+    def describe_left_out(self, state: Any) -> None:
         """Take the fingerprints of the weights that a saved state leaves out, for `check_state_dict`.
 
-        Collective if the module is divided.
+        Collective if the ranks have pieces.
         """
-        own = plain_state(self.module.state_dict())
-        left_out = [name for name, value in plain_state(state).items() if isinstance(value, LeftOut)]
-        weights = {name: own[name] for name in left_out if isinstance(own.get(name), Tensor)}
-        self._own = fingerprints({name: each for name, each in weights.items() if not is_lazy(each)}, self._ranks)
+        saved = plain_state(state) if isinstance(state, Mapping) else {}
+        names = {name for name, value in saved.items() if isinstance(value, LeftOut)}
+        own = plain_state(self.module.state_dict()) if names else {}
+        self._present = self._described({name: own[name] for name in own if name in names and _is_plain(own[name])})
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if a saved state is of another model. Call `read_left_out` before."""
+        """Raise ValueError if a saved state is of another model. Call `describe_left_out` before."""
+        if not isinstance(state, Mapping):
+            raise ValueError(f"it is a {type(state).__name__}, and no state of a module")
         present, saved = plain_state(self.module.state_dict()), plain_state(state)
         misshapen = [
             f"{key} ({_shape(saved[key])} instead of {_shape(present[key])})"
@@ -93,10 +100,13 @@ class ModulePart:
         if found:
             raise ValueError(f"it is of another model: {'; '.join(found)}")
         left_out = {key: value for key, value in saved.items() if isinstance(value, LeftOut)}
-        if other := [key for key, value in left_out.items() if not self._has(present[key], key, value)]:
+        if other := [key for key, value in left_out.items() if self._present.get(key) != value]:
+            remedy = "load the same base model, in the same precision, before training begins"
+            if all(self._first.get(key) == left_out[key] for key in other):  # a rewind
+                remedy = "this run has changed them since, and only a new start of the job loads them again"
             raise ValueError(
                 f"{len(other)} of {len(left_out)} frozen weights, which it leaves out, have other values here: "
-                f"{some(other)}; load the same base model, in the same precision, before training begins"
+                f"{some(other)}; {remedy}"
             )
         casts = sorted(
             {
@@ -109,37 +119,70 @@ class ModulePart:
             logger.warning("the checkpoint's values of %s are cast from %s", self._name, ", ".join(casts))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `check_state_dict` has accepted. The weights that it leaves out stay as they are."""
+        """Load a state that `check_state_dict` has accepted. The weights that it leaves out are not touched."""
         own = self.module.state_dict()
         state = in_names_of(own, state)
         device = next((weight.device for weight in self.module.parameters()), None)
         for owner, buffer, key in _empty_buffers(self.module, state):
             setattr(owner, buffer, state[key].to(device, copy=True))
-        left_out = {key: own[key] for key, value in state.items() if isinstance(value, LeftOut)}
-        self.module.load_state_dict(_with(state, left_out) if left_out else state)
+        left_out = {key for key, value in state.items() if isinstance(value, LeftOut)}
+        if not left_out:
+            self.module.load_state_dict(state)
+            return
+        # Not onto themselves: a layer that converts the values of an older version of it would convert its own.
+        there = OrderedDict((key, value) for key, value in state.items() if key not in left_out)
+        setattr(there, METADATA, getattr(state, METADATA, None))
+        result = self.module.load_state_dict(there, strict=False)
+        if result.unexpected_keys or set(result.missing_keys) - left_out:
+            raise ValueError(f"it did not take {some([*result.unexpected_keys, *result.missing_keys])}")
 
-    def _is_as_at_first(self, name: str, weight: Tensor) -> bool:
-        first, sums = self._at_first[name], self._first_sums[name]
-        if LeftOut.of(weight, first.fingerprint) != first:  # another shape or type
-            return False
-        return torch.equal(bit_sums(weight).to(sums.device), sums)
+    def _described(self, weights: Mapping[str, Tensor]) -> dict[str, LeftOut]:
+        found = fingerprints(weights, self._ranks, in_pieces=self._is_in_pieces)
+        return {name: LeftOut.of(weights[name], each) for name, each in found.items()}
 
-    def _has(self, weight: Any, name: str, saved: LeftOut) -> bool:
-        return isinstance(weight, Tensor) and name in self._own and LeftOut.of(weight, self._own[name]) == saved
+    def _is_unchanged(self, name: str, weight: Tensor) -> bool:
+        first = self._first[name]
+        is_alike = LeftOut.of(weight, first.fingerprint) == first
+        return is_alike and _hash(weight) == self._first_hashes[name]
+
+    def _tell(self, before: Mapping[str, LeftOut] | None, frozen: Mapping[str, Tensor]) -> None:
+        """Log what checkpoints leave out: at the first save, and once less."""
+        now = self._left_out or {}
+        if before is None and now:
+            size = sum({id(frozen[name]): frozen[name].nbytes for name in now}.values())
+            logger.info(
+                "checkpoints leave out %d frozen weights of %s (%s): each start must load the same ones",
+                len(now),
+                self._name,
+                as_size(size),
+            )
+        if changed := [name for name in (self._first if before is None else before) if name not in now]:
+            logger.info("checkpoints have %s of %s now, which has changed or is trained", some(changed), self._name)
+
+
+def _hash(weight: Tensor) -> tuple[int, int]:
+    return hash_of([local_values(weight.detach())])
 
 
 def _frozen(module: nn.Module) -> dict[str, Tensor]:
     """Return the frozen weights, by plain name; none if nothing is trained."""
-    state = plain_state(module.state_dict(keep_vars=True))
-    weights = {name: value for name, value in state.items() if isinstance(value, nn.Parameter) and not is_lazy(value)}
+    weights = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
     if not any(each.requires_grad for each in weights.values()):
         return {}
-    return {name: each for name, each in weights.items() if not (each.requires_grad or each.is_meta)}
+    return {name: each for name, each in weights.items() if _is_plain(each) and not each.requires_grad}
+
+
+def _is_plain(weight: Any) -> bool:
+    """Return whether a weight has bits to hash: what can't be saved either is told when it is saved."""
+    if not isinstance(weight, Tensor) or is_lazy(weight) or weight.is_meta or weight.is_quantized:
+        return False
+    return weight.layout == torch.strided
 
 
 def _with(state: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a state with some other values."""
-    changed = type(state)({**state, **values})  # type: ignore[call-arg]
+    changed = OrderedDict(state)
+    changed.update(values)
     if hasattr(state, METADATA):
         setattr(changed, METADATA, getattr(state, METADATA))
     return changed

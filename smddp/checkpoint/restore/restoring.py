@@ -22,6 +22,7 @@ import torch
 
 from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.format.plain_names import plain_state
+from smddp.checkpoint.format.state_tree import has_left_out
 from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, weights_in_order
 from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_newest
@@ -71,7 +72,7 @@ def restore_newest(
         return None
     for name, part in state.items():
         if isinstance(part, ModulePart) and name in loaded.skeletons:
-            part.read_left_out(loaded.unflatten(name))
+            part.describe_left_out(loaded.unflatten(name))
     restoration = ranks.agree(lambda: Restoration(loaded, state=state, per_rank=per_rank, rank=ranks.rank))
     ranks.agree(restoration.check)  # note 3
     ranks.agree(lambda: restoration.apply(kept))
@@ -252,6 +253,8 @@ class Restoration:
                 "same parts, or start anew in another directory"
             )
         for name, part in self._state.items():
+            if not isinstance(part, ModulePart) and has_left_out(self._loaded.skeletons[name]):
+                raise CheckpointError(f"{self._what} leaves out values of {name}: only a model's may be left out")
             if isinstance(part, Checking):
                 self._check_part(name, part.check_state_dict, self._loaded.unflatten(name))
             elif isinstance(part, torch.optim.Optimizer):

@@ -33,6 +33,7 @@ def checkpointer(directory: Path, model: nn.Module, *, save_frozen: bool = False
 
 def saved(directory: Path, model: nn.Module, step: int = 1, **options: Any) -> None:
     with checkpointer(directory, model, **options) as run:
+        run.open()
         run.save(step)
 
 
@@ -96,6 +97,7 @@ def exchange(model: nn.Module) -> None:
 def test_a_weight_that_is_trained_or_changed_is_saved(tmp_path: Path, change: Callable[[nn.Module], None]) -> None:
     model = fine_tuned()
     with checkpointer(tmp_path, model) as run:
+        run.open()
         run.save(1)
         run.wait()
         change(model)
@@ -108,6 +110,158 @@ def test_a_weight_that_is_trained_or_changed_is_saved(tmp_path: Path, change: Ca
     assert left_out(tmp_path, 3) == {"0.1.weight", "0.1.bias"}
     for name, value in again.state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
+
+
+def shuffle_rows(model: nn.Module) -> None:
+    model[0].weight.data.copy_(model[0].weight.detach().roll(8, dims=0))  # type: ignore[index, union-attr]
+
+
+@pytest.mark.parametrize("weight", [torch.eye(1024), torch.eye(512).double(), torch.ones(64, 64).tril()])
+def test_an_exchange_of_rows_is_a_change(tmp_path: Path, weight: torch.Tensor) -> None:
+    def model() -> nn.Sequential:
+        table = nn.Embedding.from_pretrained(weight.clone(), freeze=True)
+        return nn.Sequential(table, nn.Linear(2, 2))
+
+    trained = model()
+    with checkpointer(tmp_path, trained) as run:
+        run.open()
+        shuffle_rows(trained)
+        run.save(1)
+    assert left_out(tmp_path) == set()
+
+
+def test_a_log_tells_what_is_left_out_and_what_no_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = fine_tuned()
+    with caplog.at_level(logging.INFO, "smddp.checkpoint.parts.modules"), checkpointer(tmp_path, model) as run:
+        run.open()
+        for step in (1, 2):
+            run.save(step)
+            run.wait()
+        thaw_and_train(model)
+        for step in (3, 4):
+            run.save(step)
+            run.wait()
+    assert caplog.messages == [
+        "checkpoints leave out 4 frozen weights of model (224 B): each start must load the same ones",
+        "checkpoints have 0.0.weight, 0.0.bias of model now, which has changed or is trained",
+    ]
+
+
+def test_a_run_that_has_changed_them_can_not_go_back(tmp_path: Path) -> None:
+    model = fine_tuned()
+    with checkpointer(tmp_path, model) as run:
+        run.open()
+        run.save(1)
+        run.wait()
+        thaw_and_train(model)
+        changed = (
+            r"0\.0\.weight, 0\.0\.bias; this run has changed them since, and only a new start of the job loads them"
+        )
+        with pytest.raises(CheckpointError, match=changed):
+            run.load()
+    with checkpointer(tmp_path, fine_tuned()) as run:
+        assert run.load() is not None
+
+
+def test_a_first_save_without_a_load_before_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"call load\(\) or open\(\) before training"):
+        checkpointer(tmp_path, fine_tuned()).save(1)
+    with pytest.raises(ValueError, match="save_frozen is 'no': True or False"):
+        checkpointer(tmp_path, fine_tuned(), save_frozen="no")  # type: ignore[arg-type]
+
+
+class Converting(nn.Linear):
+    """A layer whose older version had its weight negated."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        if metadata.get("version", 1) < 2 and f"{prefix}weight" in state:
+            state[f"{prefix}weight"] = -state[f"{prefix}weight"]
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_a_base_is_not_converted_by_the_layer_s_newer_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(Converting(3, 3).requires_grad_(False), nn.Linear(3, 1))
+
+    with monkeypatch.context() as older:
+        older.setattr(Converting, "_version", 1)
+        saved(tmp_path, model())
+    again = model()
+    with checkpointer(tmp_path, again) as run:
+        run.load()
+    assert torch.equal(again[0].weight, model()[0].weight)
+
+
+class Plain(nn.Module):
+    """A module whose `state_dict` takes no arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = fine_tuned()
+
+    def state_dict(self) -> Any:  # type: ignore[override]
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: Any, strict: bool = True) -> Any:  # type: ignore[override]
+        return self.inner.load_state_dict(state, strict=strict)
+
+
+@pytest.mark.parametrize("save_frozen", [True, False])
+def test_a_state_of_other_names_than_the_parameters_is_saved_whole(tmp_path: Path, save_frozen: bool) -> None:
+    saved(tmp_path, Plain(), save_frozen=save_frozen)
+    assert left_out(tmp_path) == set()
+    with checkpointer(tmp_path, Plain(), save_frozen=save_frozen) as run:
+        assert run.load() is not None
+
+
+def strided() -> torch.Tensor:
+    return torch.randn(6, 4)[:, 0]
+
+
+@pytest.mark.parametrize("make", [strided, lambda: torch.ones(1).expand(5), lambda: torch.empty(0, 3)])
+def test_a_weight_of_any_strides_is_left_out(tmp_path: Path, make: Callable[[], torch.Tensor]) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.codes = nn.Parameter(make(), requires_grad=False)
+            self.head = nn.Linear(2, 2)
+
+    saved(tmp_path, Model())
+    assert left_out(tmp_path) == {"codes"}
+    with checkpointer(tmp_path, Model()) as run:
+        assert run.load() is not None
+
+
+@pytest.mark.parametrize("kind", ["sparse", "quantized", "meta"])
+def test_what_can_not_be_saved_is_told_as_ever(tmp_path: Path, kind: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    weight = torch.ones(2, 2)
+    weight = {
+        "sparse": weight.to_sparse,
+        "quantized": lambda: torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        "meta": lambda: weight.to("meta"),
+    }[kind]()
+    model.codes = nn.Parameter(weight, requires_grad=False)
+    with pytest.raises(CheckpointError, match=r"model\.codes is a "):
+        saved(tmp_path, model)
+
+
+def test_only_a_model_may_leave_something_out(tmp_path: Path) -> None:
+    class Forged:
+        def state_dict(self) -> Any:
+            return {"lr": LeftOut("float32", (), "0" * 16)}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError(state)
+
+    with Checkpointer(tmp_path, {"part": Forged()}) as run:
+        run.save(1)
+    with pytest.raises(CheckpointError, match="leaves out values of part: only a model's may be left out"):
+        Checkpointer(tmp_path, {"part": Forged()}).load()
 
 
 def test_another_base_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -155,6 +309,7 @@ def test_a_module_with_nothing_to_train_is_saved_whole(tmp_path: Path) -> None:
     model, teacher = fine_tuned(), fine_tuned(seed=1).requires_grad_(False)
     average = AveragedModel(model).requires_grad_(False)
     with checkpointer(tmp_path, model, average=average, teacher=teacher) as run:
+        run.open()
         run.save(1)
     assert (left_out(tmp_path), left_out(tmp_path, part="average"), left_out(tmp_path, part="teacher")) == (
         BASE,
