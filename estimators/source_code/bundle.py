@@ -1,7 +1,8 @@
 """A job's code as a directory, for the SDK to upload or mount.
 
 The bundle brings smddp to a container that lacks it: the package itself, and its light requirements in the bundle's
-requirements.txt. The user's directory is never changed: the bundle is a temporary copy.
+requirements.txt. The user's directory is never changed: the bundle is a temporary copy. `contents` chooses its files,
+by the .smddpignore that `tree` reads.
 
 A container without a network can't install the requirements from an index: it gets them as wheels, which pip downloads
 here for the image's Python and processor. The user's own requirements.txt is not included: it may need torch, which is

@@ -34,7 +34,7 @@ from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-_THE_LAST_THREE = Retention()
+_DEFAULT_RETENTION = Retention()
 _CHECK_SECONDS = 5.0  # bound on the question whether the listener's place has the newest checkpoint
 _ARRIVAL_SECONDS = 60.0  # bound on the wait for it when the run is closed
 
@@ -46,9 +46,9 @@ class Checkpointer:
     call it at every step, it is cheap. The next `save`, `wait` or `close` raises the error, too. A save that fails on
     one rank fails on every rank.
 
-    `open`, `load`, `check_writable`, `is_empty` and `lock_location` are collective. `save` and `warm_up` are not, unless
-    a part of the state is sharded among the ranks; but every rank must save the same steps. Without `open`, the first
-    call of any of them opens.
+    `open`, `load`, `check_writable`, `is_empty` and `lock_location` are collective. `save` and `warm_up` are not,
+    unless a part of the state is sharded among the ranks; but every rank must save the same steps. Without `open`, the
+    first call of any of them opens.
 
     Examples:
         >>> with Checkpointer(
@@ -75,7 +75,7 @@ class Checkpointer:
         state: Mapping[str, Stateful],
         *,
         per_rank: Mapping[str, Stateful] | None = None,
-        keep: Retention = _THE_LAST_THREE,
+        keep: Retention = _DEFAULT_RETENTION,
         share: Literal["node", "all", "alone"] = "node",
         hyperparameters: Mapping[str, Any] | None = None,
         tolerate_failures: int = 0,

@@ -2,7 +2,7 @@
 
 A metric line is ``step=120 epoch=4/5 loss=0.1234 lr=0.05 samples_per_second=8123``, for people and for SageMaker's
 metric definitions: a regular expression such as ``loss=([0-9.eE+-]+)`` finds each value. Lines count epochs from 1,
-all else from 0. This file only formats and counts; the trainer decides when to report.
+all else from 0. This file only formats and counts: `smddp.training.run_report` chooses the metrics and when to report.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class Progress:
     """Whether the script has ended the training, by ``finish_if``."""
 
     training_id: str = ""
-    """The id of this training, the same after each resume; empty until it begins. A manifest's ``run`` is another id:
-    it names the process that saved."""
+    """The id of this training, the same after each resume; empty until it begins. A manifest's ``run`` is another id,
+    new at each start of the job."""
 
     earlier_seconds: float = 0.0
     """Seconds of the earlier attempts, each up to its last checkpoint."""
@@ -68,7 +68,7 @@ class Progress:
             "steps": self.steps,
             "epoch": self.epoch,
             "finished": self.finished,
-            "run": self.training_id,
+            "run": self.training_id,  # the key is older than the name
             "seconds": round(self.seconds, 3),
         }
 
@@ -140,7 +140,7 @@ class OpenRun:
             )
 
     def saved(self) -> None:
-        """Note in the ledger that this step was saved."""
+        """Note in the ledger that a save of this step has begun."""
         self.clock.mark(self._progress.steps)
         if self.ledger is not None:
             self.ledger.saved()

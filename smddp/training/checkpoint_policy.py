@@ -36,7 +36,8 @@ class CheckpointPolicy:
     of a machine costs. With ``every="auto"`` it holds only until the first save is measured."""
 
     keep: Retention = field(default_factory=Retention)
-    """Which checkpoints to keep: the last ones, the best ones by a metric, every n-th."""
+    """Which checkpoints to keep: the last ones, the best ones by a metric, every n-th; by default `Retention`'s last
+    three."""
 
     save_frozen: bool = True
     """False leaves out the frozen weights of a model that is fine-tuned, such as the base model under LoRA, as long as

@@ -69,7 +69,10 @@ class TrainingLoop:
         return self._membership.cluster.is_main
 
     def resume(self) -> bool:
-        """Load the newest valid checkpoint. If the script does not call ``resume``, ``epochs`` does.
+        """Load the newest valid checkpoint, once, before the training.
+
+        If the script has not called it, the first call of ``epochs``, ``steps_to``, ``batches``, ``finish_if`` or
+        ``save`` does.
 
         Returns:
             Whether a checkpoint was loaded.
@@ -77,6 +80,7 @@ class TrainingLoop:
         Raises:
             CheckpointError: On every rank: the location can't be written, it has checkpoints and none is valid, or the
                 newest valid one does not fit the model.
+            ValueError: The training has begun already.
         """
         is_resumed = self._checkpoints.resume()
         self._report.begin(self._run.open_run)
@@ -216,12 +220,14 @@ class TrainingLoop:
     def save(self, *, wait: bool = False) -> None:
         """Save a checkpoint between two steps, replacing one of the same step; all ranks call it.
 
+        Before the training has begun, it resumes first.
+
         Args:
             wait: Return only once the checkpoint is durable. Otherwise it becomes durable later; ``smddp.run`` waits
                 for it at the end.
 
         Raises:
-            CheckpointError: More saves in a row failed than the policy tolerates.
+            CheckpointError: More saves in a row failed than the policy tolerates; with ``wait``, this save failed.
             TrainingDivergedError: The weights are not finite.
             ReplicasDifferError: The ranks have different weights.
         """
@@ -229,7 +235,7 @@ class TrainingLoop:
         self._data.settle()
         self._run.save(again=True)
         if wait:
-            self._run.finish()
+            self._run.await_durable()
 
     def _check_new(self) -> None:
         """Raise ValueError if the script can't make a training loader, or no other one."""

@@ -1,6 +1,8 @@
-"""One training run: how far it has come, its checkpoints, and its stop. Never lose more than seconds of work.
+"""One training run: how far it has come, its checkpoints, and its stop.
 
-`SaveSchedule` decides when to save and when to stop; this file does it, when all ranks are between the same two steps.
+A stop loses no step; a sudden loss costs at most the time between two checkpoints. `SaveSchedule` decides when to save
+and when to stop; this file does it, when all ranks are between the same two steps. A moment is saved once the state is
+copied, while the write may be under way; it is durable once the checkpoint is on disk or in S3.
 
 How a stop becomes a checkpoint:
 
@@ -268,6 +270,12 @@ class TrainingRun:
         self.is_inner = True
         active_runs.discard(self)
 
+    def await_durable(self) -> None:
+        """Wait until the last checkpoint is durable; raise CheckpointError if it failed, tolerated or not."""
+        assert self._open is not None
+        with self._clock.within("checkpoint"):
+            self._open.checkpointer.wait()
+
     def finish(self) -> None:
         """Wait until the last checkpoint is durable, or log that it failed."""
         if self._open is not None:
@@ -277,7 +285,10 @@ class TrainingRun:
     def _open_run(
         self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
     ) -> OpenRun:
-        assert self._open is None, "a run begins once"
+        if self._open is not None:
+            raise ValueError(
+                "this training has begun already: call resume() once, before the first step, epoch or save"
+            )
         self._order = order
         location = self._job.checkpoint_location
         if _is_saved_to(location):

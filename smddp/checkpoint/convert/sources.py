@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 _FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz", INDEX_SUFFIX)
-"""A URI with one of these suffixes is an object, since S3 has no directories to tell apart."""
+"""A URI with one of these suffixes is an object, since S3 has no directories to tell apart. Local files are told by
+their content, and a model's files in a directory by `WEIGHTS_NAMES`."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

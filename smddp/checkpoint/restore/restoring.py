@@ -1,4 +1,4 @@
-"""Restores one checkpoint on all ranks, or on none.
+"""Restores one checkpoint: checks it on all ranks, then loads it on all. A run whose load fails must end.
 
 Notes on the order, each step agreed by all ranks before the next:
   1. Rank 0 reads and verifies the checkpoint. Where the run has DTensors, each rank reads its own pieces of them.

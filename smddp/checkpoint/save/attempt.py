@@ -39,7 +39,7 @@ class Moment:
 
     @property
     def boundary(self) -> tuple[int, int]:
-        """Step and epoch. Two checkpoints of one run differ in it."""
+        """Step and epoch, which tell whether a moment is saved. A store knows the step only."""
         return self.step, self.epoch
 
 
@@ -99,7 +99,7 @@ class WrittenFile:
 
 
 def write(store: Store, step: int, directory: str, files: Sequence[StagedFile]) -> dict[str, WrittenFile]:
-    """Write the bytes of files durably to an attempt's directory, and return their digests by file name.
+    """Write files to a save attempt's directory and flush their bytes; return their digests by file name.
 
     The memory of the files must not change until this returns.
     """

@@ -1,7 +1,7 @@
 """The saves of one run in the background, one at a time: how each ended, and which failures are tolerated.
 
 Notes on the hand-over:
-  1. `begin` counts a save before anything can fail on one rank, so the numbers are the same on all ranks.
+  1. `save` counts a save before anything can fail on one rank, so the numbers are the same on all ranks.
   2. The thread sets `last_report` before `_durable`; `_durable` is read first.
   3. The checkpoint is durable before older ones are removed, so after a timeout of `wait` the thread may still prune.
   4. Each action has its own thread, so that between two saves no thread runs that a fork or the exit could interrupt.

@@ -137,20 +137,20 @@ class RankSaver:
         return save_result.size
 
     def _lead(self, request: SaveRequest, cancelled: threading.Event) -> int:
-        size, failure, cause, existing_manifest = 0, None, None, None
+        size, failure, cause, replaced = 0, None, None, None
         try:
             result = RankResult()
             try:
                 if request.failure is None:
                     self.committer.lock_location(request.run, make=True)
-                existing_manifest = self.committer.existing_manifest(request)
+                replaced = self.committer.manifest_to_replace(request)
                 result = self._write(request)
             except Exception as error:  # not swallowed: rank 0 collects all reports first, so that no rank still writes
                 result, cause = RankResult(failure=Failure.of(error, rank=0)), error
             results = self.group.results.collect(request.number, result, cancelled)
             failure = next((each.failure for each in results if each.failure is not None), None)
             if failure is None:
-                size = self.committer.commit(request, results, replacing=existing_manifest)
+                size = self.committer.commit(request, results, replacing=replaced)
         except Exception as error:  # not swallowed: raised below, after the announcement
             failure, cause = Failure.of(error, rank=0), error
         if failure is not None:
@@ -230,7 +230,7 @@ class Committer:
             self._hold.release()
             self._hold = None
 
-    def existing_manifest(self, request: SaveRequest) -> bytes | None:
+    def manifest_to_replace(self, request: SaveRequest) -> bytes | None:
         """Return the manifest already committed at this step, or None. Raise CheckpointError if it must stay.
 
         Only a checkpoint of this run, the loaded one, and a damaged one may be replaced.
@@ -259,7 +259,7 @@ class Committer:
     def commit(self, request: SaveRequest, results: Sequence[RankResult], *, replacing: bytes | None) -> int:
         """Commit the attempt durably, and return the checkpoint's size in bytes.
 
-        `results` has one success per rank, in order. `replacing` is the value of `existing_manifest`.
+        `results` has one success per rank, in order. `replacing` is the value of `manifest_to_replace`.
         """
         step, directory = request.step, request.directory
         written = {name: file for result in results for name, file in result.files.items()}

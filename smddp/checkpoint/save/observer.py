@@ -1,4 +1,4 @@
-"""What a Checkpointer tells of its calls, for a room above to measure: the goodput ledger of a script's own loop."""
+"""What a Checkpointer tells of its calls: `smddp.training` measures them, for the goodput of a script's own loop."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ class RankResult:
     """The files and per-rank state that one rank adds to a save, or its failure."""
 
     files: Mapping[str, WrittenFile] = field(default_factory=dict)
-    """The files that the rank wrote durably, by name."""
+    """The files that the rank wrote, their bytes flushed, by name."""
     fingerprint: str = ""
-    """A digest of the names and sizes of the replicated tensors. Empty on a rank that writes none of them."""
+    """A digest of the names and sizes of the replicated tensors. Empty on a rank that is no writer."""
     skeleton: Any = None
     """The per-rank state without its tensors, in the form of `smddp.checkpoint.format.state_tree`."""
     tensors: bytes = b""

@@ -24,15 +24,15 @@ class Snapshot:
     """A copy of the state at one moment. Training does not change it."""
 
     skeletons: Mapping[str, Any]
-    """The replicated state without its tensors, by part. Empty on a rank that writes none of it."""
+    """The state that all ranks share, without its tensors, by part. Empty on a rank that is not among the writers."""
     sizes: Mapping[str, Mapping[str, int]]
-    """Bytes of the replicated tensors and of all pieces, by part and name. Empty on a rank that writes no file."""
+    """Bytes of the replicated tensors and of all pieces, by part and name. Empty on a rank that is no writer."""
     files: Sequence[StagedFile]
     """The files of replicated tensors and of pieces that this rank writes."""
     own_skeleton: Any
     """The per-rank state without its tensors."""
     own_file: StagedFile
-    """The tensors of the per-rank state. Each name begins with the rank."""
+    """The tensors of the per-rank state, which rank 0 receives and writes. Each name begins with the rank."""
 
 
 class Snapshotter:
@@ -102,7 +102,8 @@ class Snapshotter:
         tensors: dict[str, Tensors] = {}
         owners: dict[str, dict[str, int]] = {}
         writes = self._rank in self._writers
-        for part in self._state.values():  # first: after an error here, others would wait
+        # All collectives first: after an error of a `state_dict` on one rank, the others would wait in the next one.
+        for part in self._state.values():
             if isinstance(part, Gathering):
                 part.gather_state_dict(keep=writes)
         if writes:

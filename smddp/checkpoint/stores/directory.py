@@ -1,6 +1,7 @@
 """Checkpoints in a directory: an order of operations that is safe under kill and power loss at any point.
 
-Notes on a save, in order. After each step, a reader finds either no checkpoint of this step or a complete one.
+Notes on a save, in order. After each of them a reader finds the former checkpoint of this training step, if any, or the
+complete new one.
   1. `write` creates each file of the attempt and flushes its bytes (fsync). Nothing refers to the attempt yet.
   2. `commit` writes and flushes the manifest under a partial name, in the attempt's directory.
   3. `commit` flushes the names: the attempt's directory, the step's directory, the root.
@@ -128,9 +129,8 @@ class DirectoryStore:
         partial = attempt / (MANIFEST_NAME + PARTIAL_SUFFIX)
         with telling("write", final):
             if self._files.status(partial) is not None:
-                self._files.unlink(
-                    partial
-                )  # after a failed try it may be a hard link to the manifest: do not overwrite
+                # After a failed try it may be a hard link to the manifest, which must not be overwritten.
+                self._files.unlink(partial)
             self._write(partial, [memoryview(manifest)])
             for path in (attempt, self._step(step), self.root):
                 self._files.sync_directory(path)

@@ -520,3 +520,12 @@ def test_pipes_that_cannot_do_it_are_refused(job: Job, tmp_path: Path, use: str)
     options = {"tail": "short"} if use == "loader" else {}
     with pytest.raises(ValueError, match="'training' comes through pipes"):
         getattr(trainer, use)(pipes, batch_size=4, **options)
+
+
+@pytest.mark.parametrize("begin", [Trainer.resume, Trainer.save])
+def test_a_resume_comes_once_and_before_a_save(job: Job, begin: Callable[[Trainer], object]) -> None:
+    model = nn.Linear(2, 1)
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), progress=False)
+    begin(trainer)
+    with pytest.raises(ValueError, match=r"has begun already: call resume\(\) once, before the first step"):
+        trainer.resume()

@@ -208,6 +208,16 @@ def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_s
     assert consequence.endswith("the next attempt resumes from " + str(job.checkpoint_dir / "step-000000000001"))
 
 
+def test_who_waits_for_a_checkpoint_hears_that_it_failed(job: Job, broken_disk: Callable[[], None]) -> None:
+    guarded = guard(job, every=1)
+    step(guarded)
+    guarded.await_durable()
+    broken_disk()
+    step(guarded)
+    with pytest.raises(CheckpointError, match="I/O error"):
+        guarded.await_durable()
+
+
 def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_deadline, "STOP_SECONDS", 0.0)
     guarded = guard(job)
