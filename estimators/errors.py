@@ -1,4 +1,4 @@
-"""What is wrong with a job: problems found before it is sent, and the errors that it raises."""
+"""A job's problems, found before it is sent, and the exceptions raised for a job."""
 
 from __future__ import annotations
 

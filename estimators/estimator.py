@@ -379,7 +379,7 @@ def _check_session(session: object) -> None:
 
 
 def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
-    """Return the values that the SDK encodes as JSON; a dict's values stay as they are, as with ``PyTorch``."""
+    """Return the hyperparameters for the SDK to encode as JSON; a dict is unchanged, as with ``PyTorch``."""
     if hyperparameters is None:
         return None
     if isinstance(hyperparameters, Mapping):

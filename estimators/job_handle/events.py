@@ -157,7 +157,7 @@ class Listener:
 def _run_in_shell(command: str, text: str) -> tuple[int, str]:
     """Run a command with `text` as its input; return its exit code and the end of its output.
 
-    1. Input and output are files, not pipes: a background process of the command may keep them open, and nobody waits.
+    1. Input and output are files, not pipes: nothing waits for a background process that keeps them open.
     2. On a timeout the whole process group is killed before TimeoutExpired is raised.
     3. OSError and ValueError (a NUL in the command) mean that it was not started.
     """

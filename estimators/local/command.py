@@ -163,7 +163,7 @@ def run(
     partition: _Partition = None,
     slurm_option: _SlurmOptions = [],  # noqa: B006  # typer makes a new one
 ) -> None:
-    """Run a program all of whose AWS calls go to a platform that lasts as long as it."""
+    """Run a program on a temporary platform, which answers all its AWS calls."""
     executor = _executor(slurm, partition, slurm_option, docker, image, cpus, memory)
     with _platform(None, region=region, executor=executor) as sagemaker:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}

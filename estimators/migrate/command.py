@@ -22,10 +22,10 @@ def migrate(
         bool, typer.Option("--write", help="Change the file; as it was, it stays beside it as SUBMIT.orig.")
     ] = False,
 ) -> None:
-    """Show a script of PyTorch (SDK V2) or ModelTrainer (V3) as one of smddp's Estimator; nothing is run or sent.
+    """Convert a script of PyTorch (SDK V2) or ModelTrainer (V3) to smddp's Estimator; nothing is run or sent.
 
-    The diff goes to standard output, notes on what changes to standard error. It ends with 0 if all is migrated, with
-    1 if something is left to do, with 2 if the file can't be read or describes no job.
+    The diff goes to standard output, notes on the changes to standard error. Exit code 0 if all is migrated, 1 if
+    something is left to do, 2 if the file can't be read or describes no job.
     """
     try:
         import libcst  # noqa: F401 - an extra's

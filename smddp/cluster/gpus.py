@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def count_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """Return the host's number of GPUs: its share, what nvidia-smi lists, or the device files without that program."""
+    """Count the host's GPUs: its share if it has one, else nvidia-smi's list, else the device files."""
     if environ.get(HOST_GPUS_VARIABLE, "").isdecimal():
         return int(environ[HOST_GPUS_VARIABLE])
     if shutil.which("nvidia-smi") is not None:

@@ -100,7 +100,7 @@ class PartClock:
             self.mark(step)
 
     def mark(self, step: int) -> None:
-        """Note what was spent when the step was saved, or when the training began there."""
+        """Record the seconds spent until this step was saved, or until training began."""
         self.enter(self.part)  # a hang that follows takes only the time from now on
         marks = [mark for mark in self.marks if mark.step < step]
         if len(marks) >= MOST_MARKS:

@@ -139,7 +139,7 @@ class NodeLines:
             threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def _serve(self, line: socket.socket) -> None:
-        """Read one other node's messages until its end. Only on the first node."""
+        """Read another node's messages until it disconnects. Only on node 0."""
         parted = False
         heard = _receive(line)
         hello = next(heard, None)

@@ -221,7 +221,7 @@ class _Group:
         self.digests = {each: known for each, known in self.digests.items() if each in newest} | {number: self._digest}
 
     def _name(self) -> None:
-        """Take the group's name and ranks, which PyTorch tells only after its registration."""
+        """Take the group's name and ranks, unknown until PyTorch has registered the group."""
         group = self._group()
         if group is None:
             return

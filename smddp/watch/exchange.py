@@ -1,6 +1,6 @@
-"""Shares the ranks' positions through the job's store, in a thread of its own.
+"""Shares the ranks' positions through the job's store, in a separate thread.
 
-A request to a store whose process is stopped does not end. It blocks this thread, and no other.
+If the store's process is stopped, a request never ends, and blocks this thread only.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Recorded(NamedTuple):
 def switch_on(environ: MutableMapping[str, str]) -> dict[str, str]:
     """Have NCCL record collectives, and return the variables set; call it before the process group is made.
 
-    It sets none for a PyTorch that has hooks or no CUDA, or if the user has said how many to record. At a timeout
-    PyTorch would leave a file of them in /tmp: not for a recorder that the user did not ask for.
+    Set none if PyTorch has hooks or no CUDA, or if the user has set the recorder's size. Unless the user has set
+    it, the variable for PyTorch's dump file in /tmp at a timeout is set to 0.
     """
     added: dict[str, str] = {}
     has_hooks = hasattr(dist, "ProcessGroup") and hasattr(dist.ProcessGroup, "register_pre_hook")

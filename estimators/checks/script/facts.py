@@ -105,10 +105,10 @@ def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
 def _check_hyperparameters(
     config: ConfigValues, nodes: Sequence[Executed], texts: Mapping[str, str], *, own_image: bool
 ) -> Iterator[Problem]:
-    """Yield what the script would refuse.
+    """Yield the hyperparameter problems.
 
-    `nodes` are those that every run of the script executes. `texts` has the hyperparameters as the request does.
-    `own_image` means that another program than the toolkit may start the script, and with other options.
+    `nodes` are those that every run of the script executes. `texts` are the request's hyperparameters.
+    `own_image`: a program other than the toolkit may start the script, with other options.
     """
     if (fault := config.fault) is not None:
         yield error(fault.parameter, fault.found, fault.remedy)

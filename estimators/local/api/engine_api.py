@@ -65,7 +65,7 @@ class TrainingJobApi:
         return request.is_own or (of_engine and _is_about_engine_job(request))
 
     def __call__(self, request: ApiRequest) -> Answer:
-        """Answer a request that it `answers`."""
+        """Answer a request `answers` accepts."""
         if request.is_own:
             return document_answer(self._call_own(request.operation, request.document))
         return document_answer(self._engine.call(request.operation, dict(request.document), region=request.region))

@@ -130,7 +130,7 @@ class JobFault(Fault):
 class NoCapacity(JobFault):
     """An attempt of a job finds no instances: it waits in Starting, or fails with CapacityError.
 
-    A job with instance preferences takes the next one instead, as long as there is one.
+    A job with instance preferences takes its next preference instead, if it has one.
 
     Examples:
         >>> str(NoCapacity(seconds=30))

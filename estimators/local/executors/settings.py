@@ -38,7 +38,7 @@ class Processes:
 
     @property
     def runs_here(self) -> bool:
-        """Whether it is the Python that starts the platform."""
+        """Whether `python` is the platform's own Python."""
         return self.python == sys.executable
 
 

@@ -1,8 +1,8 @@
 """Warm parents of hosts: a Python that has imported torch and smddp once, from which the hosts of jobs are forked.
 
-The first job of a kind starts without it, while it imports; later jobs start in a fraction of a second. A host gets a
-copy of what was imported, and nothing of another job: its supervisor, a fork of the warm parent, puts it into
-namespaces of its own, and neither writes back. Jobs whose variables for libraries differ have separate parents.
+The first job of a kind starts cold, while its warm parent imports; later jobs start in a fraction of a second. A host
+gets a copy of the imports, and nothing of another job: its supervisor, a fork of the warm parent, puts it into separate
+namespaces, and cannot change the parent. Jobs with different variables for libraries have separate parents.
 """
 
 from __future__ import annotations

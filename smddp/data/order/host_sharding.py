@@ -115,7 +115,7 @@ class HostShardedSampler(ElasticSampler):
 
     @property
     def share(self) -> Share:
-        """The data this rank takes part in: its host's part."""
+        """This host's data, divided among its ranks."""
         # With one seed, hosts whose parts have the same size would combine the same samples in every epoch.
         seed = self.seed * len(self.sizes) + self.host
         return Share(partition=self._own, rank=self.local_rank, size=self.sizes[self.host], seed=seed)

@@ -131,7 +131,7 @@ def decode_untyped(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def assemble(cls: type[T], given: Mapping[str, Any], problems: Sequence[str] = ()) -> T:
-    """Make a dataclass from values by dotted name; raise HyperparameterError for ``problems`` and new ones at once.
+    """Make a dataclass from values by dotted name; raise one HyperparameterError for ``problems`` and new problems.
 
     A key that names a field twice is a problem, too.
     """

@@ -68,7 +68,7 @@ class ContainerReaperProcess:
         return self._alive.fileno()
 
     def begin(self, *, unsure: bool) -> None:
-        """Start the removal; ``unsure`` says that Docker may still be making something."""
+        """Start the removal; ``unsure``: Docker may still be creating a container."""
         with suppress(BrokenPipeError), self._alive:
             self._alive.write(b"?" if unsure else b"")
 
