@@ -113,7 +113,8 @@ def run(
 
     def train(warm_up: int, steps: int) -> float:
         clock = Clock(device=settings.device, warm_up=warm_up, steps=steps)
-        with tempfile.TemporaryDirectory() as directory:
+        # The Trainer's ledger is written until the process ends, also while the directory is removed.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
             case = Case(
                 model=settings.model,
                 batches=settings.batches(kind, warm_up + steps),

@@ -86,7 +86,8 @@ def by_hand(steps: int) -> float:
 def with_smddp(steps: int, **options: Any) -> float:
     model, optimizer, batches = make()
     data = repeated(batches, steps)
-    with tempfile.TemporaryDirectory() as directory:
+    # The Trainer's ledger is written until the process ends, also while the directory is removed.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         trainer = smddp.Trainer(Job.detect({"SMDDP_RUN_DIR": directory}), model, optimizer, **options)
         trainer.loader(range(steps * BATCH_SIZE), BATCH_SIZE)  # its place in the data is counted; it is not read
         epochs = trainer.epochs(1)
