@@ -66,8 +66,12 @@ class ModulePart:
     def state_dict(self) -> Mapping[str, Any]:
         """Return the module's state with plain names, and a `LeftOut` for each weight that is not saved."""
         state = plain_state(self.module.state_dict())
-        left_out = {name: each for name, each in (self._left_out or {}).items() if name in state}
-        return _with(state, left_out) if left_out else state
+        if not self._left_out:
+            return state
+        # A hook of the module may give other values by the same name: a resume would not find them equal.
+        own = {name: _address(each) for name, each in _frozen(self.module).items()}
+        here = {name for name in self._left_out if name in state and _address(state[name]) == own.get(name)}
+        return _with(state, {name: self._left_out[name] for name in here})
 
     def describe_left_out(self, state: Any) -> None:
         """Take the fingerprints of the weights that a saved state leaves out, for `check_state_dict`.
@@ -170,6 +174,10 @@ def _frozen(module: nn.Module) -> dict[str, Tensor]:
     if not any(each.requires_grad for each in weights.values()):
         return {}
     return {name: each for name, each in weights.items() if _is_plain(each) and not each.requires_grad}
+
+
+def _address(value: Any) -> tuple[int, torch.Size] | None:
+    return (local_values(value).data_ptr(), value.shape) if isinstance(value, Tensor) else None
 
 
 def _is_plain(weight: Any) -> bool:

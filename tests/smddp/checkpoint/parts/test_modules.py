@@ -217,6 +217,21 @@ def test_a_state_of_other_names_than_the_parameters_is_saved_whole(tmp_path: Pat
         assert run.load() is not None
 
 
+def test_values_that_a_hook_changes_are_saved(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        def double(_module: nn.Module, state: Any, *_rest: Any) -> None:
+            state["0.0.weight"] = 2 * state["0.0.weight"]
+
+        made = fine_tuned()
+        made.register_state_dict_post_hook(double)
+        return made
+
+    saved(tmp_path, model())
+    assert left_out(tmp_path) == BASE - {"0.0.weight"}
+    with checkpointer(tmp_path, model()) as run:
+        assert run.load() is not None
+
+
 def strided() -> torch.Tensor:
     return torch.randn(6, 4)[:, 0]
 
