@@ -227,7 +227,7 @@ def rehearsed_job(script: Path, arguments: Sequence[str], **options: Any) -> Reh
         rehearse(run, job.estimator, {"inputs": job.inputs, **({} if steps is None else {"steps": steps})})
 
     run = _run(script, arguments, rehearse_sent, rehearse)
-    return _some(rehearsals, script, run)[0]
+    return _some(rehearsals, script, run, calls="fit() or rehearse()")[0]
 
 
 def planned_jobs(
@@ -268,12 +268,12 @@ def _skip_rehearsal(run: _Run, _estimator: Estimator, _call: Mapping[str, Any]) 
     return _NotRun(run, "a rehearsal, and none is run here")
 
 
-def _some(found: list[_Found], script: Path, run: _Run) -> list[_Found]:
+def _some(found: list[_Found], script: Path, run: _Run, *, calls: str = "fit()") -> list[_Found]:
     if not found:
         ended = f"was not run to its end: {run.reason}" if run.reason else "has ended, and sent no job"
         rehearses = f" It calls rehearse(), which sends no job: run smddp rehearse {script}."
         raise EstimatorError(
-            f"{script} {ended}. It must call fit() of an estimators.Estimator."
+            f"{script} {ended}. It must call {calls} of an estimators.Estimator."
             f"{rehearses if run.has_skipped_rehearsal else ''}"
         )
     return found

@@ -18,9 +18,9 @@ import torch
 from smddp.accelerator import device_count, device_kind, random_states, set_random_state
 from smddp.checkpoint.format.manifest import is_part_name
 from smddp.checkpoint.format.shards import why_unsupported
-from smddp.checkpoint.parts.modules import ModulePart
+from smddp.checkpoint.parts.modules import ModulePart, has_pieces
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
-from smddp.distributed import has_shards, is_flat
+from smddp.distributed import is_flat
 from smddp.dtensor import is_dtensor
 
 logger = logging.getLogger(__name__)
@@ -81,10 +81,10 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
 
 def is_in_pieces(part: object) -> bool:
     """Return whether a module or an optimizer has DTensors: each rank then saves and loads its own pieces."""
-    part = part.module if isinstance(part, ModulePart) else part
-    # The weights of a module are no DTensors while a forward pass has them gathered.
-    is_unit = isinstance(part, torch.nn.Module) and has_shards(part)
-    return is_unit or any(is_dtensor(tensor) for _, tensor in _tensors_of(part))
+    module = part.module if isinstance(part, ModulePart) else part
+    if isinstance(module, torch.nn.Module):
+        return has_pieces(module)
+    return any(is_dtensor(tensor) for _, tensor in _tensors_of(part))
 
 
 def _why_not_savable(part: object) -> str | None:

@@ -20,6 +20,8 @@ from smddp.dtensor import local_values
 
 logger = logging.getLogger(__name__)
 
+_COARSE = (torch.half, torch.bfloat16)
+
 
 class ExponentialMovingAverage(AveragedModel):
     """An AveragedModel with ``average = decay × average + (1 - decay) × weights``, in evaluation mode.
@@ -27,7 +29,7 @@ class ExponentialMovingAverage(AveragedModel):
     It is a copy of the model, on its devices. The first update copies the weights. Floating-point buffers are averaged,
     too, so that BatchNorm's running statistics fit the averaged weights; other buffers, such as
     ``num_batches_tracked``, are copied. A layer that is added or replaced later begins as a copy. Making it raises
-    ValueError for a decay outside of 0 to 1, and for float16 or bfloat16 weights, which are too coarse.
+    ValueError for a decay outside of 0 to 1, and for trained float16 or bfloat16 weights, which are too coarse.
 
     A module whose weights are divided among the ranks can't be copied: ``outline`` is a copy of it without values, to
     be divided in the same way. It follows changes of buffers, and refuses other layers.
@@ -82,7 +84,8 @@ class ExponentialMovingAverage(AveragedModel):
         Buffers count by name: each step may assign a new tensor.
         """
         parts, parameters = [id(part) for part in model.modules()], tensors_of(model)[0]
-        weights = [(id(weight), weight.dtype) for weight in parameters]
+        # A coarse weight is averaged only as long as it is frozen: so a change of that counts, too.
+        weights = [(id(each), each.dtype, each.dtype in _COARSE and each.requires_grad) for each in parameters]
         return parts, weights, [(name, buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()]
 
     def _follow(self, model: nn.Module) -> None:
@@ -120,9 +123,10 @@ class ExponentialMovingAverage(AveragedModel):
 
 
 def _check_weights(model: nn.Module, decay: float) -> None:
-    coarse = {str(weight.dtype) for weight in model.parameters() if weight.dtype in (torch.half, torch.bfloat16)}
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    coarse = {str(weight.dtype) for weight in trained if weight.dtype in _COARSE}
     if coarse:
         raise ValueError(
-            f"ema={decay} of weights in {', '.join(sorted(coarse))}: an update would round to "
+            f"ema={decay} of trained weights in {', '.join(sorted(coarse))}: an update would round to "
             "nothing; keep the weights in float32, as precision 'bf16', 'fp16' and 'O2' do"
         )

@@ -22,6 +22,8 @@ from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.format.frozen import LeftOut, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, plain_name
 from smddp.checkpoint.format.shards import take_piece, why_unsupported
+from smddp.checkpoint.parts.modules import has_bits
+from smddp.checkpoint.parts.optimizers import some
 from smddp.checkpoint.restore.reader import FindTargets, Unread
 from smddp.distributed import Ranks
 from smddp.dtensor import is_dtensor, local_values
@@ -194,14 +196,16 @@ def _match_weights(module: nn.Module, weights: Mapping[str, Any], *, prefix: str
     own = module.state_dict(keep_vars=True)
     names, origins = _pair_names(own, weights, prefix)
     match = _Match(unexpected=[origin for name, origin in origins.items() if name not in names])
-    same = _left_out_and_same(own, {names[name]: weights[origins[name]] for name in names.keys() & origins.keys()})
+    found = {names[name]: weights[origins[name]] for name in names if name in origins}
+    left_out = {name: value for name, value in found.items() if isinstance(value, LeftOut)}
+    _check_left_out(own, left_out)
     ties: dict[int, list[str]] = {}
     for name, own_name in names.items():
         ties.setdefault(id(own[own_name]), []).append(own_name)
         if name not in origins:
             continue
         wanted = own[own_name]
-        value = wanted.detach() if own_name in same else weights[origins[name]]
+        value = wanted.detach() if own_name in left_out else found[own_name]
         tied = next((each for each in ties[id(wanted)] if each in match.state), None)
         if reason := _misfit(value, wanted):
             match.misshapen[own_name] = reason
@@ -279,27 +283,27 @@ def _aligned(own: dict[str, str], theirs: dict[str, str]) -> tuple[dict[str, str
     return max(sides, key=lambda pair: len(pair[0].keys() & pair[1].keys()))
 
 
-def _left_out_and_same(own: Mapping[str, Any], left_out: Mapping[str, Any]) -> set[str]:
-    """Return the names of the module's weights that the source leaves out, and that have the same values here.
+def _check_left_out(own: Mapping[str, Any], left_out: Mapping[str, LeftOut]) -> None:
+    """Raise WeightsError unless the module has the frozen weights that the source leaves out.
 
-    Collective if one is a DTensor.
+    What was trained beside them is worth nothing beside others, so ``strict=False`` is no way around it. Collective if
+    one is a DTensor.
     """
-    weights = {
-        name: own[name]
-        for name, value in left_out.items()
-        if isinstance(value, LeftOut) and isinstance(own[name], torch.Tensor)
-        if not (is_lazy(own[name]) or own[name].is_meta)
-    }
+    weights = {name: own[name] for name in left_out if has_bits(own[name])}
     found = fingerprints(weights, Ranks.current(), in_pieces=any(map(is_dtensor, weights.values())))
-    return {name for name, each in found.items() if LeftOut.of(weights[name], each) == left_out[name]}
+    same = {name for name, each in found.items() if LeftOut.of(weights[name], each) == left_out[name]}
+    if other := [name for name in left_out if name not in same]:
+        raise WeightsError(
+            f"{len(other)} of {len(left_out)} frozen weights, which the checkpoint leaves out, have other values here: "
+            f"{some(other)}. Nothing was loaded; load the same base model first, in the same precision, or choose "
+            "other weights by prefix="
+        )
 
 
 def _misfit(value: Any, wanted: Any) -> str:
     """Return why a value cannot be loaded into a weight; empty if it can."""
     if not isinstance(wanted, torch.Tensor):
         return ""  # extra state, which only the module can check
-    if isinstance(value, LeftOut):
-        return "left out there, as it was frozen, and of other values here"
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__qualname__} there, a tensor here"
     if is_dtensor(wanted) and (why := why_unsupported(wanted)) is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class ModulePart:
     def __init__(self, name: str, module: nn.Module, ranks: Ranks, *, save_frozen: bool) -> None:
         self.module = module
         self._name, self._ranks, self._save_frozen = name, ranks, save_frozen
-        self._is_in_pieces = has_shards(module) or any(map(is_dtensor, module.parameters()))
+        self._is_in_pieces = has_pieces(module)
         frozen = {} if save_frozen else _frozen(module)
         self._first = {} if save_frozen else self._described(frozen)
         self._first_hashes = {name: _hash(each) for name, each in frozen.items()}
@@ -50,7 +51,7 @@ class ModulePart:
 
     def gather_state_dict(self, *, keep: bool) -> None:
         """Find the weights that the next ``state_dict`` leaves out; collective if the ranks have pieces."""
-        if self._save_frozen:
+        if self._save_frozen or not (keep or self._is_in_pieces):
             return
         frozen = {name: each for name, each in _frozen(self.module).items() if name in self._first}
 
@@ -81,7 +82,7 @@ class ModulePart:
         saved = plain_state(state) if isinstance(state, Mapping) else {}
         names = {name for name, value in saved.items() if isinstance(value, LeftOut)}
         own = plain_state(self.module.state_dict()) if names else {}
-        self._present = self._described({name: own[name] for name in own if name in names and _is_plain(own[name])})
+        self._present = self._described({name: own[name] for name in own if name in names and has_bits(own[name])})
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if a saved state is of another model. Call `describe_left_out` before."""
@@ -150,8 +151,11 @@ class ModulePart:
         return is_alike and _hash(weight) == self._first_hashes[name]
 
     def _tell(self, before: Mapping[str, LeftOut] | None, frozen: Mapping[str, Tensor]) -> None:
-        """Log what checkpoints leave out: at the first save, and once less."""
+        """Log what checkpoints leave out, at the first save and when it becomes less."""
         now = self._left_out or {}
+        is_trained = any(weight.requires_grad for weight in self.module.parameters())
+        if before is None and is_trained and not self._first:
+            logger.info("save_frozen=False leaves nothing out: no weight of %s is frozen", self._name)
         if before is None and now:
             size = sum({id(frozen[name]): frozen[name].nbytes for name in now}.values())
             logger.info(
@@ -161,7 +165,18 @@ class ModulePart:
                 as_size(size),
             )
         if changed := [name for name in (self._first if before is None else before) if name not in now]:
-            logger.info("checkpoints have %s of %s now, which has changed or is trained", some(changed), self._name)
+            logger.info(
+                "%d frozen weights of %s have changed or are trained, and are saved from now on: %s",
+                len(changed),
+                self._name,
+                some(changed),
+            )
+
+
+def has_pieces(module: nn.Module) -> bool:
+    """Return whether each rank has pieces of a module, as DTensors."""
+    # The weights are no DTensors while a forward pass has them gathered.
+    return has_shards(module) or any(map(is_dtensor, chain(module.parameters(), module.buffers())))
 
 
 def _hash(weight: Tensor) -> tuple[int, int]:
@@ -173,14 +188,14 @@ def _frozen(module: nn.Module) -> dict[str, Tensor]:
     weights = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
     if not any(each.requires_grad for each in weights.values()):
         return {}
-    return {name: each for name, each in weights.items() if _is_plain(each) and not each.requires_grad}
+    return {name: each for name, each in weights.items() if has_bits(each) and not each.requires_grad}
 
 
 def _address(value: Any) -> tuple[int, torch.Size] | None:
     return (local_values(value).data_ptr(), value.shape) if isinstance(value, Tensor) else None
 
 
-def _is_plain(weight: Any) -> bool:
+def has_bits(weight: Any) -> bool:
     """Return whether a weight has bits to hash: what can't be saved either is told when it is saved."""
     if not isinstance(weight, Tensor) or is_lazy(weight) or weight.is_meta or weight.is_quantized:
         return False

@@ -64,8 +64,23 @@ def test_a_decay_out_of_its_range_is_refused(job: Job, decay: float) -> None:
 
 def test_the_average_of_half_weights_is_refused_for_it_would_stand_still(job: Job) -> None:
     model = network()
-    with pytest.raises(ValueError, match=r"ema=0.999 of weights in torch.float16: an update would round to nothing"):
+    with pytest.raises(
+        ValueError, match=r"ema=0.999 of trained weights in torch.float16: an update would round to nothing"
+    ):
         Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), precision="O3", ema=0.999)
+
+
+def test_frozen_half_weights_are_averaged_until_they_are_trained() -> None:
+    model = nn.Sequential(nn.Linear(2, 2).bfloat16().requires_grad_(False), nn.Linear(2, 1))
+    average = ExponentialMovingAverage(model, 0.5)
+    for _ in range(3):
+        model[1].weight.data.add_(1.0)
+        average.update_parameters(model)
+    assert torch.equal(average.module[0].weight, model[0].weight)
+    assert torch.allclose(average.module[1].weight, model[1].weight - 0.75)
+    model[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"ema=0.5 of trained weights in torch.bfloat16"):
+        average.update_parameters(model)
 
 
 def test_a_step_that_fp16_skips_leaves_the_average_as_it_was(job: Job) -> None:

@@ -143,8 +143,14 @@ def test_a_log_tells_what_is_left_out_and_what_no_longer(tmp_path: Path, caplog:
             run.wait()
     assert caplog.messages == [
         "checkpoints leave out 4 frozen weights of model (224 B): each start must load the same ones",
-        "checkpoints have 0.0.weight, 0.0.bias of model now, which has changed or is trained",
+        "2 frozen weights of model have changed or are trained, and are saved from now on: 0.0.weight, 0.0.bias",
     ]
+
+
+def test_a_log_tells_that_nothing_is_frozen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "smddp.checkpoint.parts.modules"):
+        saved(tmp_path, nn.Linear(2, 2), average=AveragedModel(nn.Linear(2, 2)).requires_grad_(False))
+    assert caplog.messages == ["save_frozen=False leaves nothing out: no weight of model is frozen"]
 
 
 def test_a_run_that_has_changed_them_can_not_go_back(tmp_path: Path) -> None:
@@ -368,9 +374,15 @@ def test_its_weights_load_into_the_same_base_and_no_other(tmp_path: Path) -> Non
     same = fine_tuned()
     assert load_weights(same, tmp_path).complete
     assert torch.equal(same[1].weight, model[1].weight)
-    other = r"0\.0\.weight \(left out there, as it was frozen, and of other values here\)"
-    with pytest.raises(WeightsError, match=other):
-        load_weights(fine_tuned(seed=3), tmp_path)
+    another = fine_tuned(seed=3)
+    before = another[1].weight.detach().clone()
+    for strict in (True, False):
+        with pytest.raises(
+            WeightsError, match=r"2 of 4 frozen weights, which the checkpoint leaves out, have other va"
+        ):
+            load_weights(another, tmp_path, strict=strict)
+    assert torch.equal(another[1].weight, before)
+    assert load_weights(another[1], tmp_path, prefix="1.").complete
 
 
 def test_an_export_has_what_the_checkpoint_has_and_tells_the_rest(
