@@ -19,7 +19,8 @@ def base() -> nn.Sequential:
 
 
 def trained(job: Job, steps: int, *, seed: int, ema: float | None) -> Trainer:
-    peft = pytest.importorskip("peft")
+    import peft  # only where the marker `loops` requires it
+
     model = base()
     torch.manual_seed(seed)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=4, target_modules=["0", "2"]))
