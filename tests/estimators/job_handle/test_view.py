@@ -25,7 +25,7 @@ from jupyter_client.manager import KernelManager
 
 from estimators.job_handle.events import MetricValue, StatusChange
 from estimators.job_handle.view import LogView, ProgressLine, WaitLines, sparkline
-from tests.terminal import screen
+from tests.terminal import read_until, screen
 
 PROGRAM = """
 import sys, time
@@ -368,7 +368,7 @@ def test_a_long_line_is_wrapped_by_the_terminal_alone() -> None:
     with os.fdopen(terminal, "w") as screen, redirect_stdout(screen):
         LogView().show_line("algo-1", "x" * 300)
         screen.flush()
-        assert os.read(controller, 4096).decode().count("\n") == 1
+        assert read_until(controller, b"\n").count(b"x") == 300
     os.close(controller)
 
 

@@ -13,6 +13,7 @@ import pytest
 from smddp.process import children as module
 from smddp.process import output_lines
 from smddp.process.children import ChildProcesses, ProcessExit, exit_code
+from tests.terminal import read_until
 
 STOPPABLE = """
 import signal, sys, time
@@ -161,7 +162,7 @@ def test_on_a_terminal_a_process_has_one_of_its_own_and_leaves_its_last_words(te
     await_end(group)
     [exited] = group.exits
     assert (exited.code, exited.tail) == (134, "True True 77\nout\nthe last words")
-    assert os.read(terminal[0], 1000) == b"True True 77\r\nout\r\n10 %\r20 %\rthe last words"
+    assert read_until(terminal[0], b"the last words") == b"True True 77\r\nout\r\n10 %\r20 %\rthe last words"
 
 
 def test_a_process_sees_that_its_terminal_has_another_size(terminal):
@@ -183,7 +184,7 @@ def test_without_a_pseudoterminal_the_streams_are_inherited(terminal, monkeypatc
     group.start([sys.executable, "-c", "print('out')"], environ=os.environ, lines=True)
     await_end(group)
     assert [(exited.code, exited.tail) for exited in group.exits] == [(0, None)]
-    assert os.read(terminal[0], 1000) == b"out\r\n"
+    assert read_until(terminal[0], b"\n") == b"out\r\n"
 
 
 def test_processes_that_outlive_sigkill_are_named_while_they_are_waited_for(group, monkeypatch, caplog):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from smddp.process.program import Program, await_exit, forward_signals
+from tests.terminal import read_until
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +94,7 @@ program.exit_code()
     process = subprocess.Popen([sys.executable, "-c", driver], stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
-        said = b""
-        while not said.endswith(b"\n"):  # PYTHONUNBUFFERED writes a line in pieces
-            said += os.read(ours, 100)
-        assert said.split() == [b"True", b"False"]
+        assert read_until(ours, b"\n").split() == [b"True", b"False"]
         assert process.wait(60) == 0
     finally:
         os.close(ours)

@@ -18,7 +18,7 @@ import pytest
 
 from smddp.process.terminal_line import TerminalLine
 from tests.fork_python import ForkPython
-from tests.terminal import screen
+from tests.terminal import read_until, screen
 
 SCRIPT = """
 import logging, os, signal, sys, time
@@ -112,7 +112,7 @@ def test_a_terminal_without_control_sequences_gets_none(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, str(tmp_path / "script.py")], stdout=theirs, env={**os.environ, "TERM": "dumb"}, check=True
     )
-    assert os.read(ours, 100) == b"a line\r\n"
+    assert read_until(ours, b"\n") == b"a line\r\n"
     os.close(ours)
     os.close(theirs)
 
