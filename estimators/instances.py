@@ -11,6 +11,20 @@ from estimators.service_model import service_model
 WITH_GPUS = ("ml.g", "ml.p")
 """Prefixes of the instance types that the SDK treats as having GPUs."""
 
+_GPU_MIB = {
+    16384: ("g4dn", "g5g", "p3"),
+    22888: ("g5", "g6", "gr6"),
+    32768: ("g7", "p3dn"),
+    40960: ("p4d",),
+    45776: ("g6e",),
+    81920: ("p4de", "p5"),
+    98304: ("g7e",),
+    144384: ("p5e", "p5en"),
+    183359: ("p6-b200",),
+    275040: ("p6-b300",),
+}
+"""Families by the MiB of each GPU, as EC2's DescribeInstanceTypes has it; g6f and gr6f have parts of a GPU."""
+
 # docs.aws.amazon.com/ec2/latest/instancetypes/instance-type-names.html
 _TYPE = re.compile(r"ml\.[a-z][a-z0-9-]*\.(nano|micro|small|medium|large|[0-9]*xlarge|metal(-[0-9]+xl)?)")
 
@@ -19,6 +33,19 @@ _SMALL_SIZES = ("nano", "micro", "small", "medium", "large")
 BEYOND_PYTORCH = frozenset({"instance_preferences", "mlflow_config"})
 """Parameters of the Estimator that ``sagemaker.pytorch.PyTorch`` lacks; each sets the request member of the same name.
 """
+
+
+def gpu_bytes(instance_type: str) -> int | None:
+    """Return the memory of each GPU of an instance; None if the type has no GPU or is unknown."""
+    family = _family(instance_type).removeprefix("ml.")
+    return next((mib << 20 for mib, families in _GPU_MIB.items() if family in families), None)
+
+
+def families_with(memory: int) -> list[str]:
+    """Return the families for training whose GPUs have at least this memory in bytes, the smallest GPUs first."""
+    known = {_family(name) for name in service_model().shape_for("TrainingInstanceType").metadata["enum"]}
+    large_enough = [f"ml.{each}" for mib, families in _GPU_MIB.items() if mib << 20 >= memory for each in families]
+    return [family for family in large_enough if family in known]
 
 
 def may_be_new(instance_type: str) -> bool:

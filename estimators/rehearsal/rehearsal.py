@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,8 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from estimators import distribution
 from estimators.checks import channels
 from estimators.errors import EstimatorError, TrainingJobStopped
+from estimators.instances import families_with, gpu_bytes
 from estimators.plan import Topology
 from estimators.plan.runtime import named, versions_here
 from estimators.rehearsal.sample import bring, objects
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
     from estimators.training_job import TrainingJob
 
+logger = logging.getLogger(__name__)
+
 _ELSEWHERE = frozenset(
     {
         *("output_path", "code_location", "output_kms_key", "volume_kms_key", "subnets", "security_group_ids", "tags"),
@@ -43,6 +48,12 @@ _RESUMED = re.compile(rf"(?:{LOG_TIME}|.*\bsmddp\.training\.\w+\b.*\b)resumed at
 
 _MEMORY = re.compile(r"\bThe largest process had (\d+) MiB of memory\.")
 """The last line of each host's log."""
+
+_LEAST_MEMORY = re.compile(
+    r"\brank 0 of ([0-9]{1,6}) needs at least ([0-9]{1,12}\.[0-9]) MiB of device memory beside activations"
+    r"(, for its share of a divided model)?: "
+)
+"""A Trainer's line after its first step, with the memory of all Trainers until then."""
 
 _RANKS = re.compile(r"\btraining on (\d+) (?:GPUs?|CPU process(?:es)?) of \d+ hosts?\b")
 """The line of rank 0 about the number of ranks."""
@@ -85,6 +96,14 @@ class Rehearsal:
     """The size of the newest checkpoint, summed over named Trainers; 0 if absent."""
     memory_bytes: int
     """Peak host memory of the largest process, over all hosts; 0 if no log reports it."""
+    least_gpu_bytes: int | None
+    """Weights, gradients, optimizer state and averages of rank 0, which its GPU must hold beside activations; None if
+    no log reports them.
+    """
+    gpu: tuple[str, int] | None
+    """The instance type whose GPUs have the least memory, and the bytes of each; None if it is unknown, or the job
+    divides the model among another number of ranks than the rehearsal.
+    """
     samples: tuple[str, ...]
     """A sentence on the sample of each channel on S3."""
 
@@ -93,7 +112,7 @@ class Rehearsal:
             f"rehearsed on {self._hosts}: "
             f"{self.steps} steps in {self.seconds:.0f} s; {self._checkpoints}; "
             f"model.tar.gz {_size(self.model_bytes)}; largest process {_size(self.memory_bytes)}; "
-            f"{'; '.join([self._metrics, *self.samples])}"
+            f"{'; '.join([*self._gpu_memory, self._metrics, *self.samples])}"
         )
 
     def _repr_html_(self) -> str:
@@ -103,6 +122,7 @@ class Rehearsal:
             ("checkpoints", self._checkpoints),
             ("model.tar.gz", _size(self.model_bytes)),
             ("largest process", _size(self.memory_bytes)),
+            *(("GPU memory", text) for text in self._gpu_memory),
             ("metrics", self._metrics),
             *(("data", sample) for sample in self.samples),
         ]
@@ -118,6 +138,13 @@ class Rehearsal:
         if self.resumed_at is None:
             return "no checkpoints, for the job has no checkpoint_s3_uri: once stopped, it begins anew"
         return f"resumed from the checkpoint of step {self.resumed_at} ({_size(self.checkpoint_bytes)})"
+
+    @property
+    def _gpu_memory(self) -> list[str]:
+        if self.least_gpu_bytes is None:
+            return []
+        has = "" if self.gpu is None else f", a GPU of {self.gpu[0]} has {_size(self.gpu[1])}"
+        return [f"rank 0 needs at least {_size(self.least_gpu_bytes)} beside activations{has}"]
 
     @property
     def _metrics(self) -> str:
@@ -166,6 +193,7 @@ def rehearse(
         if keeps:
             here["checkpoint_s3_uri"] = f"s3://{bucket}/{_PLACE}"
         job, resumed_at, metrics, memory, ranks = None, None, dict[str, float](), [0], [0]
+        least: list[re.Match[str]] = []
         for attempt in (1, 2) if keeps else (1,):
             environment = {**given, MAX_STEPS_VARIABLE: str(attempt * steps)}
             job = _attempt(fit, {**here, "environment": environment}, platform.session, data)
@@ -173,12 +201,18 @@ def rehearse(
             lines = [line for _, line in job.logs()]
             memory += [int(match[1]) << 20 for line in lines if (match := _MEMORY.search(line))]
             ranks += [int(match[1]) for line in lines if (match := _RANKS.search(line))]
+            least += [match for line in lines if (match := _LEAST_MEMORY.search(line))]
             if attempt > 1:
                 resumed_at = _resumed_at(lines)
         assert job is not None
         newest = _newest(objects(client, bucket, f"{_PLACE}/"))
         model_bucket, _, model = job.model_data.removeprefix("s3://").partition("/")
         logged = int(metrics.pop("step", 0))
+        least_bytes = max((int(float(match[2]) * 2**20) for match in least), default=None)
+        gpu = None if given.get("SMDDP_DEVICE") == "cpu" else _smallest_gpu(arguments, topology)
+        if any(match[3] and int(match[1]) != topology.processes for match in least):
+            gpu = None  # the job's ranks have other shares
+        _warn_of_memory(least_bytes or 0, gpu)
         return Rehearsal(
             topology=str(topology),
             ranks=max(ranks),
@@ -190,6 +224,8 @@ def rehearse(
             model_bytes=client.head_object(Bucket=model_bucket, Key=model)["ContentLength"],
             checkpoint_bytes=sum(size for _, size in newest),
             memory_bytes=max(memory),
+            least_gpu_bytes=least_bytes,
+            gpu=gpu,
             samples=tuple(said for _, said in brought.values() if said),
         )
 
@@ -214,6 +250,25 @@ def _isolated(arguments: Mapping[str, Any], session: Session | None) -> Iterator
         differs = "" if found.version == content.python else f" (the image's is {content.python})"
         runtime = f"{named(content.torch, found.version)}{differs} of an environment of its own"
         yield Processes(python=found.python), runtime
+
+
+def _smallest_gpu(arguments: Mapping[str, Any], topology: Topology) -> tuple[str, int] | None:
+    """Return the instance type, among those that may get ranks, whose GPUs have the least memory, and its bytes."""
+    trained = [str(group.instance_type) for group in distribution.trained_groups(arguments)]
+    types = trained or [str(name) for _, name in (*topology.hosts, *topology.instead)]
+    return min(((name, size) for name in types if (size := gpu_bytes(name))), key=lambda each: each[1], default=None)
+
+
+def _warn_of_memory(least: int, gpu: tuple[str, int] | None) -> None:
+    if gpu is None or least <= gpu[1]:
+        return
+    larger = families_with(least)
+    choose = f"choose a type with larger GPUs ({', '.join(larger)}), or divide" if larger else "divide"
+    logger.warning(
+        "the job may run out of GPU memory: rank 0 needs at least %s for weights, gradients and optimizer state, and a "
+        "GPU of %s has %s; %s the model with parallel=smddp.Sharded(...)",
+        *(_size(least), gpu[0], _size(gpu[1]), choose),
+    )
 
 
 def _check_count(name: str, count: object, most: int) -> None:
@@ -278,4 +333,4 @@ def _newest(saved: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
 
 
 def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -13,6 +13,7 @@ from smddp.metrics.profile import StepProfiler
 from smddp.metrics.tracking import Tracker
 from smddp.training.active_runs import OpenRun
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.least_memory import LeastMemory
 from smddp.training.run_view import RunView
 from smddp.training.step_loss import LossSpikes
 from smddp.training.trained_model import TrainedModel
@@ -56,6 +57,9 @@ class RunReport:
         """Optimizer steps from one metric line to the next."""
         if job.max_steps is not None:
             self.log_every = min(self.log_every, -(-job.max_steps // 2))  # so that there is something to see
+        self._memory: LeastMemory | None = None
+        if job.max_steps is not None and self._is_main and model.moves:  # else the script may use several devices
+            self._memory = LeastMemory(model, job.cluster.world_size)
         self._profiler: StepProfiler | None = None
         if profile is not None and (self._is_main or profile.every_rank):
             directory = job.output_data_dir / (name or "") / "profile"
@@ -80,6 +84,8 @@ class RunReport:
         step = self._model.progress.steps
         if self._profiler is not None:
             self._profiler.after_step(step)
+        if self._memory is not None:
+            self._memory.after_step()
         if step % self.log_every == 0:
             self._show_step()
 

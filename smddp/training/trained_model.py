@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from smddp.checkpoint.parts.sharded_optimizer import is_sharded
 from smddp.checkpoint.run_state import Stateful
 from smddp.display_text import describe
 from smddp.distributed import (
@@ -100,6 +101,10 @@ class TrainedModel:
         if precision == "auto" and self._logs:
             _log_precision(numbers.name, self.device.type)
         is_asked = isinstance(parallel, Sharded)
+        self.is_divided = is_asked or is_divided or any(map(is_sharded, optimizers))
+        """Whether the ranks divide weights or optimizer states among them, of which one rank alone has all."""
+        self.moves = move_model
+        """Whether training moved the model to the device, else the script did."""
         if is_asked or is_divided:  # on one rank, too, so that a trial there finds what several refuse
             check_sharded(model, optimizers, numbers, parallel, is_divided=is_divided, ema=ema, move_model=move_model)
         shards = is_asked and world_size > 1

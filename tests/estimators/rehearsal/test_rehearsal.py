@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import moto.ec2
+import pytest
+from sagemaker.instance_group import InstanceGroup
+
+from estimators.instances import _GPU_MIB, families_with, gpu_bytes
+from estimators.plan import Topology
 from estimators.rehearsal import Rehearsal
+from estimators.rehearsal.rehearsal import _smallest_gpu, _warn_of_memory
 
 
 def test_a_notebook_shows_a_table_of_what_the_text_says() -> None:
@@ -17,15 +29,73 @@ def test_a_notebook_shows_a_table_of_what_the_text_says() -> None:
         model_bytes=1000,
         checkpoint_bytes=2000,
         memory_bytes=3000,
+        least_gpu_bytes=3 << 30,
+        gpu=("ml.g5.xlarge", 22888 << 20),
         samples=("a sample of training",),
     )
     shown = rehearsal._repr_html_()
-    assert shown.count("<tr") == 7
+    assert shown.count("<tr") == 8
     for part in (
         "1 × ml.g5.xlarge, as 1 rank, with PyTorch 2.8, Python 3.12",
         "40 in 12 s",
         "resumed from the checkpoint of step 20",
+        "rank 0 needs at least 3.0 GiB beside activations, a GPU of ml.g5.xlarge has 22.4 GiB",
         "loss 0.5",
         "a sample of training",
     ):
         assert part in shown
+
+
+def test_the_memory_of_gpus_is_what_ec2_says() -> None:
+    types = Path(moto.ec2.__file__).parent / "resources" / "instance_types.json.gz"
+    ec2 = {
+        name.partition(".")[0]: gpu["MemoryInfo"]["SizeInMiB"]
+        for name, described in json.loads(gzip.decompress(types.read_bytes())).items()
+        for gpu in described.get("GpuInfo", {}).get("Gpus", [])
+    }
+    known = {family: mib for mib, families in _GPU_MIB.items() for family in families}
+    assert {family: mib for family, mib in known.items() if family in ec2} == {
+        name: ec2[name] for name in known & ec2.keys()
+    }
+    assert set(known) - set(ec2) == {"p3"}  # moto's region has none: 16 GiB, by EC2's page
+    assert set(ec2) - set(known) == {"g6f", "gr6f"}  # parts of a GPU, of several sizes
+    assert [gpu_bytes(name) for name in ("ml.g5.12xlarge", "ml.m5.large", "local")] == [22888 << 20, None, None]
+    assert families_with(100 << 30) == ["ml.p5e", "ml.p5en", "ml.p6-b200", "ml.p6-b300"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "gpu"),
+    [
+        ({"instance_preferences": ["ml.p4d.24xlarge", "ml.g5.xlarge"], "instance_count": 1}, "ml.g5.xlarge"),
+        ({"instance_type": "ml.m5.large", "instance_count": 1}, None),
+        ({"instance_type": "ml.g6f.large", "instance_count": 1}, None),
+        (
+            {
+                "instance_groups": (
+                    groups := [InstanceGroup("a", "ml.g5.xlarge", 1), InstanceGroup("b", "ml.p5.48xlarge", 2)]
+                ),
+                "distribution": {"torch_distributed": {"enabled": True}, "instance_groups": groups[1:]},
+            },
+            "ml.p5.48xlarge",
+        ),
+    ],
+)
+def test_the_smallest_gpu_that_gets_ranks_is_compared(hosts: dict[str, Any], gpu: str | None) -> None:
+    found = _smallest_gpu(hosts, Topology.of(hosts))
+    assert found == (None if gpu is None else (gpu, gpu_bytes(gpu)))
+
+
+def test_a_job_that_needs_more_than_its_gpus_have_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    gpu = ("ml.g5.xlarge", 22888 << 20)
+    _warn_of_memory(22888 << 20, gpu)
+    _warn_of_memory(1 << 50, None)
+    assert not caplog.records
+    _warn_of_memory(90 << 30, gpu)
+    _warn_of_memory(1 << 40, gpu)
+    assert [record.message for record in caplog.records] == [
+        "the job may run out of GPU memory: rank 0 needs at least 90.0 GiB for weights, gradients and optimizer state, "
+        "and a GPU of ml.g5.xlarge has 22.4 GiB; choose a type with larger GPUs (ml.g7e, ml.p5e, ml.p5en, ml.p6-b200, "
+        "ml.p6-b300), or divide the model with parallel=smddp.Sharded(...)",
+        "the job may run out of GPU memory: rank 0 needs at least 1024.0 GiB for weights, gradients and optimizer "
+        "state, and a GPU of ml.g5.xlarge has 22.4 GiB; divide the model with parallel=smddp.Sharded(...)",
+    ]
