@@ -49,7 +49,8 @@ class Cluster:
     node_count: int
     """The nodes of the job."""
     hosts: tuple[str, ...]
-    """A name for each node, in the platform's own order; ``node-0``, ... if the launcher gives no names."""
+    """A name for each node, in the platform's own order. Without names from the launcher, ``localhost`` for one node,
+    ``node-0``, ... for several."""
     master_addr: str
     """The address of rank 0's node, where the processes meet."""
     master_port: int

@@ -200,7 +200,7 @@ def _run(command: Sequence[str], exit_codes: str | None) -> int:
     code = init.run()
     if not init.all_saved():
         return code
-    _forget_toolkit_outcome(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
+    _forget_toolkit_outcome(os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
     return RESUMABLE
 
 

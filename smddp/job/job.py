@@ -161,14 +161,14 @@ class Job:
 
         All ranks must read it at the same points, and all get the same answer. It costs a comparison; a few times a
         second the ranks agree. Once it is True, save, wait until the checkpoint is durable, and raise
-        ``smddp.Stopped``: exit code 75 means that the job can resume. If a script never reads it, SIGTERM ends the
-        script at once.
+        ``smddp.Stopped``: exit code 75 means that the job can resume. A script that has never read it is ended 20 s
+        after SIGTERM, or by SIGKILL if the platform grants less time.
 
         Raises:
             JobError: The process does not run under ``smddp.run``, so nothing watches for SIGTERM.
         """
         if _stop_question is None:
-            raise JobError("job.stopping is answered under smddp.run(main) alone: who else would see SIGTERM?")
+            raise JobError("job.stopping works under smddp.run(main) only, which handles SIGTERM")
         return _stop_question()
 
     def part(self, name: str) -> Job:

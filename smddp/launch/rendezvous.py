@@ -6,7 +6,8 @@ stays on the first host. The agent decides what ends a round, and how many round
 1. The first node's agent serves a store, which outlives the rounds.
 2. Each round has its own key prefix in the store, so nothing of an earlier round is ever read.
 3. A node that joins a round sets ``begun``, which ends the round before on all nodes, and its own arrival key.
-4. The round begins once every node's arrival key is set, or fails after JOIN_SECONDS (REJOIN_SECONDS in later rounds).
+4. The round begins once every node's arrival key is set, or fails JOIN_SECONDS after this node connected to the first
+   one (REJOIN_SECONDS in later rounds).
 5. In the first round, each node then opens its line: a connection to the first node.
 6. The ranks of the first round meet in this store, those of each later round in a new one, which the first node serves:
    the process group of a script would read the addresses of earlier ranks.

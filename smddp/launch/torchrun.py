@@ -1,8 +1,9 @@
 """``python -m smddp.launch.torchrun``: the ranks of one node, joined with the others by torchrun's rendezvous.
 
-It replaces the program ``torchrun``, and differs where that one loses work: SIGTERM and SIGINT reach every rank at
-once, whatever the agent is doing; ranks have 120 s to end; the exit code is the first failing rank's (75 if all of
-them can resume). ``--max-restarts`` starts the ranks of all nodes again after a failure.
+It replaces the program ``torchrun``, and differs where that one loses work: SIGTERM and SIGINT reach every rank as soon
+as it has a handler (after 15 s without one), whatever the agent is doing; ranks have 120 s to end; the exit code is the
+first failing rank's (75 if all of them can resume). ``--max-restarts`` starts the ranks of all nodes again after a
+failure.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -31,10 +32,10 @@ from smddp.distributed import (
     join,
     leave,
 )
-from smddp.errors import CheckpointError, SmddpError, UnguardedScriptError
+from smddp.errors import CheckpointError, JobError, SmddpError, UnguardedScriptError
 from smddp.job import Job, failure_report
 from smddp.job.host_memory import HostMemory
-from smddp.job.job import answer_stop_question
+from smddp.job.job import answer_stop_question, platform_directory
 from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass, refuse_in_notebook
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
@@ -314,16 +315,27 @@ def _run_well(main: Callable[[], None]) -> int:
 
 def _set_up_logging(cluster: Cluster) -> None:
     """Log to stderr, unless the script has set up logging: all lines on rank 0, and warnings on the others."""
-    level = int(os.environ.get("SM_LOG_LEVEL") or (logging.WARNING if asks_for_help(sys.argv[1:]) else logging.INFO))
+    level = _log_level(os.environ)
+    if level is None:
+        level = logging.WARNING if asks_for_help(sys.argv[1:]) else logging.INFO
     sender = f"rank {cluster.rank}" if cluster.world_size > 1 else ""
     if cluster.node_count > 1:
         sender += f" on {cluster.host}"
     start_log(sender, named_from=logging.WARNING, level=level if cluster.is_main else max(level, logging.WARNING))
 
 
+def _log_level(environ: Mapping[str, str]) -> int | None:
+    """Return SM_LOG_LEVEL; None if it is unset. Raise JobError for anything but a number or a level's name."""
+    text = environ.get("SM_LOG_LEVEL", "").strip()
+    level = int(text) if re.fullmatch(r"[0-9]{1,3}", text) else logging.getLevelName(text.upper())
+    if text and not isinstance(level, int):
+        raise JobError(f"SM_LOG_LEVEL={text} is no log level: expected a number such as 20, or a name such as INFO.")
+    return level if text else None
+
+
 def _output_dir_of_sagemaker() -> Path | None:
     """Return where a job on SageMaker reports a failure to read its configuration; None elsewhere."""
-    output_dir = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")) / "output"
+    output_dir = platform_directory(os.environ) / "output"
     return output_dir if output_dir.is_dir() else None
 
 

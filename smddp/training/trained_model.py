@@ -95,6 +95,7 @@ class TrainedModel:
         self.progress = Progress()
         self.optimizers, self.schedulers = optimizers, schedulers
         self.module = underlying_module(model, world_size)
+        check_optimizers(optimizers, self.module, world_size=world_size)
         is_divided = has_shards(self.module)
         self.device = membership.device if move_model else next(self.module.parameters()).device
         numbers = Precision(precision, self.device)
@@ -111,7 +112,6 @@ class TrainedModel:
         moves = move_model and not (shards or is_divided)  # sharding moves the model, a layer at a time
         target = self.device if moves else None
         check_sharded_optimizers(optimizers, self.module, device=target, world_size=world_size)
-        check_optimizers(optimizers, self.module, world_size=world_size)
         check_schedulers(schedulers, schedule_each, optimizers)
         if model is not self.module and self._logs:
             _log_compile_time(model, optimizers[0])

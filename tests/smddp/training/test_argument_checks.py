@@ -145,3 +145,10 @@ def test_the_former_name_of_parallel_warns_and_excludes_the_new_one(job: smddp.J
     both = {"ddp": smddp.DDPOptions(), "parallel": smddp.DDPOptions(bucket_cap_mb=5)}
     with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="two names of one argument"):
         make(job, **both)
+
+
+@pytest.mark.parametrize("move_model", [True, False])
+def test_a_model_without_parameters_is_refused(job: smddp.Job, move_model: bool) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="no parameter of the model requires a gradient"):
+        smddp.Trainer(job, nn.ReLU(), optimizer, move_model=move_model)

@@ -157,6 +157,26 @@ def test_a_contradictory_cluster_is_told_in_sagemakers_output(monkeypatch: pytes
     assert (tmp_path / "ml" / "output" / "failure").read_text().startswith("smddp.errors.ClusterError")
 
 
+def test_an_empty_base_directory_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "output").mkdir()  # of the user
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", "")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert code_of(lambda: None) == 1
+    assert not list((tmp_path / "output").iterdir())
+
+
+@pytest.mark.parametrize(("level", "fails"), [("debug", False), ("10", False), ("", False), ("loud", True)])
+def test_the_log_level_is_a_number_or_a_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: str, fails: bool
+) -> None:
+    monkeypatch.setenv("SM_LOG_LEVEL", level)
+    assert code_of(lambda: None) == fails
+    assert ("SM_LOG_LEVEL=loud is no log level: expected a number such as 20" in caplog.text) is fails
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("code", "ends_with", "fails"), [(0, 0, False), (None, 0, False), (3, 3, True), ("no data", 1, True)]
 )
