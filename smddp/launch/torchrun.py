@@ -57,7 +57,7 @@ class Node:
     master_port: int
     """0 for a free port, on a single node only."""
     job_id: str = ""
-    """What tells this job from another one at the same address and port, the same on all nodes; "" if unknown."""
+    """The job's id, the same on all nodes: a node of another job at this address is refused. "" if unknown."""
     max_restarts: int = 0
     """How often the ranks of all nodes are restarted after a failure; the same on all nodes."""
 

@@ -58,8 +58,8 @@ class StopSignal:
         self.heeded = False
         """Whether some code polls ``requested``, and will end the process properly."""
         self.on_unheeded: Callable[[], None] | None = None
-        """Called by a signal at least ``patience`` seconds after the first one, if no code polls ``requested`` yet. It
-        raises the exception that ends the main thread."""
+        """Raises the exception that ends the main thread. A signal calls it if ``patience`` seconds have passed since
+        the first one, and no code has ever polled ``requested``."""
         self.patience = 20.0
         self._requested_at: float | None = None
         self._previous: dict[int, Any] = {}

@@ -15,7 +15,7 @@ from smddp.process.process_tree import Descendants, age, catches, state
 
 _LOOK_SECONDS = 1.0
 _MOST_SECONDS = 60.0
-"""Seconds for which the start is told at most; a script may use smddp without ``smddp.run``."""
+"""Seconds for which the start is logged at most; a script may use smddp without ``smddp.run``."""
 _LAUNCHED_VARIABLE = "SMDDP_LAUNCHED"
 _OF_AGENTS = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK")
 """Variables of ranks whose parent is the launcher itself."""
@@ -24,8 +24,8 @@ _OF_AGENTS = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK")
 class RankStart:
     """The start of the ranks below this process: a context around their run, in which `look` is called repeatedly.
 
-    It tells nothing of a `script` that does not name smddp: such a script never shows that it has begun. Several
-    `nodes` meet before any of them starts a rank.
+    It logs nothing if the `script` does not name smddp: the start of such a script can't be detected. Several `nodes`
+    meet before any of them starts a rank.
     """
 
     def __init__(self, script: Path, *, nodes: int = 1) -> None:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
 _VERDICT_SECONDS = 2.0
-"""Seconds by which a rank without a verdict lets one with it explain a stop that takes no effect."""
+"""Seconds that a rank without the watchdog's verdict waits, so that a rank with the verdict reports first."""
 _THREADS_SECONDS = 1.0
 """Seconds that the script's threads get to end before they are told."""
 
@@ -118,7 +118,7 @@ def end_soon(membership: Membership) -> None:
 
 
 def tell_threads() -> None:
-    """Warn of the script's threads that do not end now, and for which Python waits before the process ends."""
+    """Warn of threads that are not daemons and still run: Python waits for them before the process ends."""
     deadline = time.monotonic() + _THREADS_SECONDS
     # Python tells the threads of executors to end before it waits for them.
     told_to_end = (*threads._threads_queues, *processes._threads_wakeups)  # noqa: SLF001

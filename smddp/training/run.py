@@ -151,7 +151,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             # The message of a user's mistake is enough; a traceback through our code would bury it.
             logger.critical("the job could not begin: %s", error, exc_info=not isinstance(error, SmddpError))
             output_dir = job.output_dir if job is not None else _output_dir_of_sagemaker()
-            # A worker that runs the script again may be late: the parent's report begins with this reason, and stays.
+            # A data loader worker that runs the script again may fail later: the parent's report has this reason.
             again = isinstance(error, UnguardedScriptError)
             record_failure(output_dir, failure_report.describe(error, cluster), keep_longer=again)
             return 1
@@ -209,7 +209,7 @@ def _train(
     # rank leaves the group. Order of a failure: 1. record this rank's own report, since the rest may be cut short,
     # 2. let saves under way end, for ten seconds, 3. settle which rank failed first, 4. wait until the others have read
     # it, 5. end, by force after 15 seconds. A rank that only lost contact skips 1, as the cause is another rank's, and
-    # does 2 within 5: its trackers hear that the run has failed.
+    # ends its saves in step 5, where its trackers hear that the run has failed.
     try:
         with _watchdog or nullcontext(), active_runs.until_script_ends(saves):
             code = _run_well(main)

@@ -265,7 +265,8 @@ class TrainingData:
         elif isinstance(loader, DataLoader):
             remedy = _WRAP
         logger.warning(
-            "the place in this %s is in no checkpoint: a resume begins its epoch anew; to resume in mid-epoch, %s%s",
+            "checkpoints do not contain the position in this %s, and a resume begins its epoch anew; to resume in "
+            "mid-epoch, %s%s",
             type(loader).__name__,
             remedy,
             "; each rank must read its own share of it" if self._world_size > 1 else "",

@@ -365,9 +365,9 @@ class TrainingRun:
     def _tell_of_weights(self, waiting: str) -> None:
         self._tell_once(
             logging.WARNING if waiting == _THE_STOP else logging.INFO,
-            f"{waiting} waits: the weights that are evaluated are others than step %d left, and those are in no "
-            "checkpoint. Put them back afterwards; call trainer.save() before you exchange weights, and nothing has to "
-            "wait; trainer.ema needs no exchange",
+            f"{waiting} is postponed: the model holds other weights than those of step %d, which are not saved. Put "
+            "them back after the evaluation, or call trainer.save() before you exchange weights; trainer.ema needs no "
+            "exchange",
             self.progress.steps,
         )
 

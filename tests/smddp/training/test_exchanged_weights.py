@@ -74,7 +74,11 @@ def test_a_stop_waits_for_the_weights_that_are_trained(
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
     _, stop = train(job, exchange, stop_in=0, leaves_by_break=leaves_by_break)
     assert stop is not None
-    assert [message for message in caplog.messages if message.startswith("the stop waits: the weights that are eval")]
+    assert [
+        message
+        for message in caplog.messages
+        if message.startswith("the stop is postponed: the model holds other weights")
+    ]
     resumed, stop = train(job, exchange, leaves_by_break=leaves_by_break)
     assert stop is None
     assert all(map(torch.equal, resumed, undisturbed))
