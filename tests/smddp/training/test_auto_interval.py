@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from smddp.training.auto_interval import AutoInterval, best_interval
+from smddp.training.save_schedule import AutoInterval, best_interval
 
 MINUTE, HOUR = 60.0, 3600.0
 
@@ -63,7 +63,7 @@ def test_a_save_is_durable_before_the_next_one_is_due() -> None:
 
 
 def test_it_is_told_once_and_again_when_it_doubled(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="smddp.training.auto_interval")
+    caplog.set_level(logging.INFO, logger="smddp.training.save_schedule")
     auto = AutoInterval(100 * HOUR)
     for _ in range(10):
         auto.after(stall=0.1, durable=1)

@@ -372,7 +372,7 @@ def test_a_resume_with_other_hyperparameters_is_told(job: Job, caplog: pytest.Lo
 def test_auto_measures_a_save_and_then_saves_no_more_often_than_pays(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="smddp.training.auto_interval")
+    caplog.set_level("INFO", logger="smddp.training.save_schedule")
     policy = CheckpointPolicy(every="auto", seconds=1e-9, keep=Retention(last=100))
     Run(job, checkpoints=policy).train(epochs=4)
     assert len([line for line in caplog.messages if line.startswith("a checkpoint every ")]) >= 1
