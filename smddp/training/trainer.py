@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,9 +48,10 @@ from smddp.training.optimizer_step import ScheduleEach
 from smddp.training.precision import PrecisionName, unwrapped
 from smddp.training.run_report import RunReport
 from smddp.training.trained_model import TrainedModel
-from smddp.training.training_checkpoints import TrainingCheckpoints
 from smddp.training.training_data import TrainingData
 from smddp.training.training_loop import TrainingLoop
+from smddp.training.training_parts import TrainingParts
+from smddp.training.training_run import TrainingRun
 
 _DEFAULT_POLICY = CheckpointPolicy()
 _DEFAULT_PARALLEL = DDPOptions()
@@ -215,7 +218,7 @@ class Trainer(TrainingLoop):
             on_nonfinite=on_nonfinite,
             rewinds=rewinds,
             check_replicas=check_replicas,
-            save=lambda: self._checkpoints.save_and_leave(),
+            save=lambda: self._run.save_and_leave(),
             samples=lambda micro_batch: self._data.samples(micro_batch),
             move_model=move_model,
             parallel=parallel,
@@ -237,14 +240,22 @@ class Trainer(TrainingLoop):
             timer=trained.timer,
             even=is_sharded,
         )
-        saves = TrainingCheckpoints(
+        for part in inner.values():
+            part._run.leave_to_another()  # noqa: SLF001
+        parts = TrainingParts(
+            trained,
+            data,
+            {key: part._parts if isinstance(part, Trainer) else part for key, part in state.items()},  # noqa: SLF001
+            on_change=checkpoints.on_change,
+            logs=membership.cluster.is_main,
+        )
+        run = TrainingRun(
             job,
             membership,
             checkpoints,
-            trained,
-            data,
-            {key: part._checkpoints if isinstance(part, Trainer) else part for key, part in state.items()},  # noqa: SLF001
+            parts,
             clock=clock,
+            stall=nullcontext if trained.timer is None else partial(trained.timer.phase, "checkpoint"),
             why_not_inner=why_not_inner(checkpoints, on_nonfinite, measures=timing or profile is not None),
         )
         report = RunReport(
@@ -259,7 +270,7 @@ class Trainer(TrainingLoop):
             policy=checkpoints,
             inner={key: part._report for key, part in inner.items()},  # noqa: SLF001
         )
-        super().__init__(job, membership, trained, data, saves, report, clock)
+        super().__init__(job, membership, trained, data, parts, run, report, clock)
 
     def loader(
         self,
@@ -361,7 +372,7 @@ class Trainer(TrainingLoop):
             Stopped, CheckpointError: As in ``epochs``.
         """
         share = self._data.loss_weight()
-        for each in self._checkpoints.named_optimizers:
+        for each in self._parts.named_optimizers:
             each.note_added_groups()
         collect = (self._progress.steps + 1) % self._report.log_every == 0
         is_done = self._trained.step(loss, share, items=weight, collect=collect)

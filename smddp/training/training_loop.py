@@ -20,8 +20,9 @@ from smddp.training.argument_checks import check_counts
 from smddp.training.run_report import RunReport
 from smddp.training.save_schedule import Pause
 from smddp.training.trained_model import TrainedModel
-from smddp.training.training_checkpoints import TrainingCheckpoints
 from smddp.training.training_data import TrainingData, is_evaluation, outlive_stop
+from smddp.training.training_parts import TrainingParts
+from smddp.training.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class TrainingLoop:
         membership: Membership,
         trained: TrainedModel,
         data: TrainingData,
-        checkpoints: TrainingCheckpoints,
+        parts: TrainingParts,
+        run: TrainingRun,
         report: RunReport,
         clock: PartClock,
     ) -> None:
@@ -48,8 +50,8 @@ class TrainingLoop:
         self._trained = trained
         self._progress = trained.progress
         self._data = data
-        self._checkpoints = checkpoints
-        self._run = checkpoints.run
+        self._parts = parts
+        self._run = run
         self._report = report
         self._clock = clock
         self._in_step = False  # whether the script works on a training batch; its work after `step` belongs to it, too
@@ -82,7 +84,7 @@ class TrainingLoop:
                 newest valid one does not fit the model.
             ValueError: The training has begun already.
         """
-        is_resumed = self._checkpoints.resume()
+        is_resumed = self._run.resume()
         self._report.begin(self._run.open_run)
         if is_resumed and self.is_main:
             log_or_print(logger, f"resumed at step {self._progress.steps}, in epoch {self._progress.epoch + 1}")
@@ -239,7 +241,7 @@ class TrainingLoop:
 
     def _check_new(self) -> None:
         """Raise ValueError if the script can't make a training loader, or no other one."""
-        self._checkpoints.check_outer()
+        self._run.check_outer()
         if self._data.has_loader or self._run.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
 
@@ -249,17 +251,17 @@ class TrainingLoop:
         self._report.after_step()
         guard = self._trained.guard
         if guard is not None and guard.event is not None:
-            self._checkpoints.rewind(guard.event)
+            self._run.rewind(guard.event)
             guard.event = None
             self._report.restart()
         if not self._in_step:  # else `_training_batches` does it when the script is done with the batch
             if not (self._run.is_inner or self._run.has_started):
-                self._checkpoints.begin_anew()
+                self._run.begin_anew()
                 self._report.begin(self._run.open_run)
                 self._clock.mark_start(0)
             self._clock.enter("training")
             self._save_or_stop_if_due(Pause.STEP)
-            self._checkpoints.note_weights()
+            self._parts.note_weights()
 
     def _after_collective(self) -> None:
         """Save or stop if due, unless a batch is under way: the script may evaluate, all ranks together."""
@@ -299,10 +301,10 @@ class TrainingLoop:
                         break
                     clock.enter("data")
                 clock.enter(outside)
-                self._checkpoints.note_weights()
+                self._parts.note_weights()
             except GeneratorExit:  # a `break`
                 clock.enter(outside)
-                self._checkpoints.note_weights()
+                self._parts.note_weights()
                 raise
             finally:
                 batches.close()
@@ -350,7 +352,7 @@ class TrainingLoop:
 
     def _end_epoch(self) -> None:
         """Count the epoch, for all models, and begin the next one."""
-        for model in self._checkpoints.models.values():
+        for model in self._parts.models.values():
             model.end_epoch()
         self._data.end_epoch()
         self._start_epoch()

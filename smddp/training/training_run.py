@@ -19,12 +19,12 @@ import logging
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 from smddp.checkpoint import Checkpointer
-from smddp.checkpoint.run_state import Stateful, capture_random_state, restore_random_state
+from smddp.checkpoint.run_state import capture_random_state, restore_random_state
 from smddp.checkpoint.save.attempt import Moment
 from smddp.data.order import DataOrder
 from smddp.display_text import shown_path
@@ -33,10 +33,11 @@ from smddp.errors import CheckpointError, TrainingDivergedError
 from smddp.goodput import PartClock
 from smddp.job import Job
 from smddp.process.preemption import Stopped
-from smddp.training.active_runs import OpenRun, Progress, active_runs
+from smddp.training.active_runs import OpenRun, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.save_schedule import Pause, SaveSchedule
 from smddp.training.stop_deadline import seconds_to_save
+from smddp.training.training_parts import TrainingParts
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,8 @@ _NEWS_SECONDS = 10.0  # bound on the wait for the error of another rank's failed
 class TrainingRun:
     """The checkpoints and stops of one training run; all ranks call its methods at the same points.
 
-    ``before_save`` runs on all ranks before each save, and raises if nothing should be saved. ``has_other_weights``
-    tells whether the weights differ from the last step's, as in the evaluation of an average. ``clock`` measures the
-    parts of the attempt, and ``stall`` is a further context around each save.
+    ``clock`` measures the parts of the attempt, and ``stall`` is a further context around each save. ``why_not_inner``
+    says why no other Trainer can save this one's parts; None if it can.
     """
 
     def __init__(
@@ -60,30 +60,29 @@ class TrainingRun:
         job: Job,
         membership: Membership,
         policy: CheckpointPolicy,
-        progress: Progress,
+        parts: TrainingParts,
         *,
         clock: PartClock,
-        before_save: Callable[[], None],
-        has_other_weights: Callable[[], bool] = lambda: False,
         stall: Callable[[], AbstractContextManager[object]] = nullcontext,
+        why_not_inner: str | None = None,
     ) -> None:
-        self.progress = progress
+        self.progress = parts.progress
+        self._parts = parts
         self._job = job
         self._is_main = membership.cluster.is_main
         self._policy = policy
         self._schedule = SaveSchedule(membership, policy)
         self._open: OpenRun | None = None
-        self._order: DataOrder | None = None
+        self._order: DataOrder | None = None  # as it is from the start on
         self._is_cold = True
         self._saved_as_finished = False
         self._metrics: dict[str, float] = {}
         self._metrics_step = 0
-        self._before_save = before_save
-        self._has_other_weights = has_other_weights
         self._clock = clock
         self._stall = stall
         self._told: set[str] = set()
         self._random_state: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self._why_not_inner = why_not_inner
         self.is_inner = False
         """Whether the checkpoints of another trainer contain this run, which saves and stops for it."""
         active_runs.add(self)
@@ -98,22 +97,35 @@ class TrainingRun:
         """Whether ``resume`` or ``begin_anew`` was called."""
         return self._open is not None
 
-    def resume(self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None) -> bool:
-        """Load the newest valid checkpoint into the state, and save there from now on; False if no checkpoint exists.
+    def check_outer(self) -> None:
+        """Raise ValueError if another Trainer saves the parts of this one."""
+        if self.is_inner:
+            raise ValueError(
+                "this Trainer is kept in state= of another one, whose loop it steps in: call the loader, resume, save, "
+                "epochs, steps_to, batches and finish_if of that one"
+            )
 
-        ``state`` is the same on all ranks, ``per_rank`` is each rank's own; progress and the position in ``order`` are
-        added. Raise CheckpointError on every rank if the location can't be written, or none of its checkpoints can be
-        loaded, and ValueError if another run of this process saves there.
+    def resume(self) -> bool:
+        """Load the newest valid checkpoint, and save there from now on; return False if no checkpoint exists.
+
+        Raise CheckpointError on every rank if the location can't be written, or none of its checkpoints can be loaded,
+        and ValueError if another run of this process saves there or saves the parts of this one.
         """
-        run = self._open_run(state, per_rank, order)
+        self.check_outer()
+        run = self._open_run()
         found = run.checkpointer.load() is not None
         self._start(run)
+        self._parts.restart()
         return found
 
-    def rewind(self, event: str, *, kept: Collection[str]) -> None:
-        """Load the newest checkpoint again because of an event, except the parts ``kept`` and the epoch."""
+    def rewind(self, event: str) -> None:
+        """Go back to the newest checkpoint because of an event in the last step; the data continue where they are.
+
+        Raise TrainingDivergedError if there is no checkpoint.
+        """
         self.finish()
-        loaded = None if self._open is None else self._open.checkpointer.load(kept=["progress", *kept])
+        kept = ["progress", *self._parts.position()]
+        loaded = None if self._open is None else self._open.checkpointer.load(kept=kept)
         if loaded is None:
             raise TrainingDivergedError(
                 f"{event}. on_nonfinite='rewind' needs a checkpoint to go back to, and there is none yet: save "
@@ -125,16 +137,15 @@ class TrainingRun:
         self.progress.steps = loaded.step
         self._metrics = {}  # of a step that is now to come again
         self._schedule.start(loaded.step, saved=loaded.step)
+        self._parts.restart()
 
-    def begin_anew(
-        self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
-    ) -> None:
-        """Save from now on, without a checkpoint to resume; the arguments are the same as for ``resume``.
+    def begin_anew(self) -> None:
+        """Save from now on, without a checkpoint to resume.
 
         Raise ValueError if a checkpoint exists, which should have been resumed before the first step; else as
         ``resume``.
         """
-        run = self._open_run(state, per_rank, order)
+        run = self._open_run()
         run.checkpointer.lock_location()
         if not run.checkpointer.is_empty():
             raise ValueError(
@@ -237,7 +248,7 @@ class TrainingRun:
     @property
     def is_held(self) -> bool:
         """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
-        return self._open is not None and not self._is_saved and self._has_other_weights()
+        return self._open is not None and not self._is_saved and self._parts.has_other_weights()
 
     def check_unsaved(self) -> None:
         """Raise an error if this moment is unsaved and may not be saved."""
@@ -265,8 +276,18 @@ class TrainingRun:
         if self._open is not None:
             self._open.is_open = False
 
+    def save_and_leave(self) -> None:
+        """Make the current state durable, and save no more."""
+        self.save()
+        self.finish()
+        self.leave()
+
     def leave_to_another(self) -> None:
-        """Hand this run's checkpoints over to another trainer."""
+        """Let another Trainer save the parts of this one. Raise ValueError if it can't, or this run has started."""
+        if self.is_inner or self.has_started:
+            raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
+        if self._why_not_inner is not None:
+            raise ValueError(self._why_not_inner)
         self.is_inner = True
         active_runs.discard(self)
 
@@ -282,14 +303,12 @@ class TrainingRun:
             with self._clock.within("checkpoint"):
                 self._open.checkpointer.finish()
 
-    def _open_run(
-        self, state: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], order: DataOrder | None
-    ) -> OpenRun:
+    def _open_run(self) -> OpenRun:
         if self._open is not None:
             raise ValueError(
                 "this training has begun already: call resume() once, before the first step, epoch or save"
             )
-        self._order = order
+        order = self._order = self._parts.order
         location = self._job.checkpoint_location
         if _is_saved_to(location):
             gc.collect()  # a trainer without references does not count
@@ -299,8 +318,8 @@ class TrainingRun:
                 'such as Trainer(..., name="generator")'
             )
         progress, positions = self.progress, {} if order is None else {"position": order}
-        parts = {**state, **positions, "progress": progress}
-        run = OpenRun.begin(self._job, self._policy, progress, self._clock, parts, per_rank)
+        shared = {**self._parts.state, **positions, "progress": progress}
+        run = OpenRun.begin(self._job, self._policy, progress, self._clock, shared, self._parts.per_rank_state())
         active_runs.add_open(run)
         return run
 
@@ -314,7 +333,7 @@ class TrainingRun:
 
     def _check(self) -> None:
         try:
-            self._before_save()
+            self._parts.before_save()
         except Exception:
             self.leave()  # this run saves nothing any more
             raise

@@ -167,7 +167,7 @@ def by_trainer(case: Case, job: smddp.Job, stop_at: float = math.inf) -> dict[st
             stop_signal.requested = next(given) >= stop_at
             trainer.step(nn.functional.mse_loss(trainer.model(inputs), targets))
     ema = None if trainer.ema is None else unwrapped(trainer.ema)
-    scaler = trainer._checkpoints.state.get("scaler")
+    scaler = trainer._parts.state.get("scaler")
     return case.result(ema, scaler, with_buffers=job.cluster.is_main)
 
 

@@ -89,9 +89,9 @@ def test_a_step_that_fp16_skips_leaves_the_average_as_it_was(job: Job) -> None:
     for _ in trainer.epochs(1):
         loss = trainer.model(torch.ones(2, 3)).sum()
         trainer.step(loss * float("inf"))
-        assert trainer._checkpoints.state["ema"].n_averaged == 0
+        assert trainer._parts.state["ema"].n_averaged == 0
         trainer.step(trainer.model(torch.ones(2, 3)).sum() * 1e-6)
-        assert trainer._checkpoints.state["ema"].n_averaged == 1
+        assert trainer._parts.state["ema"].n_averaged == 1
 
 
 def test_the_average_is_evaluated_in_the_trainers_precision_and_saved_under_the_models_names(job: Job) -> None:
@@ -107,7 +107,7 @@ def test_the_average_is_evaluated_in_the_trainers_precision_and_saved_under_the_
 
     saved = network()
     safetensors.torch.load_model(saved, job.model_dir / "model.safetensors")
-    assert torch.equal(saved[0].weight, trainer._checkpoints.state["ema"].module[0].weight)  # type: ignore[union-attr, index]
+    assert torch.equal(saved[0].weight, trainer._parts.state["ema"].module[0].weight)  # type: ignore[union-attr, index]
     assert not torch.equal(saved[0].weight, model[0].weight)
     from_checkpoint = network()
     load_weights(from_checkpoint, job.checkpoint_dir, part="ema")

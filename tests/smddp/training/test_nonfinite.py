@@ -67,7 +67,7 @@ def test_skip_goes_on_as_if_the_batch_had_never_been(tmp_path: Path, options: di
     overflowed = 1 if "precision" in options else 0  # at fp16's first scale
     assert run.scheduler.last_epoch == without.scheduler.last_epoch == 5 - overflowed
     if "ema" in options:
-        assert run.trainer._checkpoints.state["ema"].n_averaged == run.scheduler.last_epoch
+        assert run.trainer._parts.state["ema"].n_averaged == run.scheduler.last_epoch
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_a_step_that_only_fp16_cannot_hold_is_the_scalers_business(job: Job, cap
     scales = []
 
     def large(output: Tensor) -> Tensor:
-        scales.append(run.trainer._checkpoints.state["scaler"].state_dict()["scale"])
+        scales.append(run.trainer._parts.state["scaler"].state_dict()["scale"])
         return output.sum() * 100
 
     run.train(large)
@@ -182,7 +182,7 @@ def test_a_skipped_step_leaves_the_loss_scale_as_it_was(job: Job) -> None:
     scales = []
 
     def small(output: Tensor) -> Tensor:
-        scales.append(run.trainer._checkpoints.state["scaler"].state_dict()["scale"])
+        scales.append(run.trainer._parts.state["scaler"].state_dict()["scale"])
         return output.sum() * 1e-4
 
     run.train(small)
@@ -313,7 +313,7 @@ class Noisy(Run):
 
 
 def everything(run: Run) -> dict[str, Any]:
-    average = run.trainer._checkpoints.state["ema"]
+    average = run.trainer._parts.state["ema"]
     return {"weights": state(run), "ema": average.state_dict(), "rate": run.scheduler.get_last_lr()}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 import smddp.training.active_runs
 from smddp import CheckpointPolicy
 from smddp.checkpoint import Checkpointer, list_checkpoints
+from smddp.checkpoint.run_state import Stateful
 from smddp.checkpoint.save import background_saves
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
@@ -24,6 +25,7 @@ from smddp.process.preemption import Stopped, stop_signal
 from smddp.training import stop_deadline
 from smddp.training.active_runs import Progress, active_runs
 from smddp.training.save_schedule import Pause
+from smddp.training.training_parts import TrainingParts
 from smddp.training.training_run import TrainingRun
 
 
@@ -73,11 +75,24 @@ def copied(job: Job) -> Job:
     return dataclasses.replace(job, checkpoint_s3_uri="s3://bucket/run", checkpoints_are_copied=True)
 
 
+class Parts(TrainingParts):
+    """A model without a trainer."""
+
+    def __init__(self) -> None:
+        self.models, self.progress, self.state = {}, Progress(), {"model": nn.Linear(2, 2)}
+        self._running_means = []
+
+    @property
+    def order(self) -> None:
+        return None
+
+    def per_rank_state(self) -> dict[str, Stateful]:
+        return {}
+
+
 def guard(job: Job, **policy: object) -> TrainingRun:
-    guarded = TrainingRun(
-        job, join(job.cluster), CheckpointPolicy(**policy), Progress(), clock=PartClock(), before_save=lambda: None
-    )  # type: ignore[arg-type]
-    guarded.resume({"model": nn.Linear(2, 2)}, {}, None)
+    guarded = TrainingRun(job, join(job.cluster), CheckpointPolicy(**policy), Parts(), clock=PartClock())  # type: ignore[arg-type]
+    guarded.resume()
     return guarded
 
 
@@ -155,8 +170,8 @@ def test_a_stop_right_after_a_resume_needs_no_save(job: Job, monkeypatch: pytest
     step(guarded)
     guarded.finish()
     del guarded
-    again = TrainingRun(job, join_again(), CheckpointPolicy(), Progress(), clock=PartClock(), before_save=lambda: None)
-    assert again.resume({"model": nn.Linear(2, 2)}, {}, None)
+    again = TrainingRun(job, join_again(), CheckpointPolicy(), Parts(), clock=PartClock())
+    assert again.resume()
     monkeypatch.setattr(DirectoryStore, "write", None)
     with pytest.raises(Stopped):
         stop_at_once(again)

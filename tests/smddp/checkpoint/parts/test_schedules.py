@@ -36,7 +36,7 @@ from smddp import warmup_cosine
 from smddp.checkpoint.format.state_tree import flatten, unflatten
 from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, OnChange
 from smddp.checkpoint.run_state import Checking
-from smddp.training.training_checkpoints import state_parts
+from smddp.training.training_parts import state_parts
 
 Make = Callable[[torch.optim.Optimizer], Any]
 Saved = dict[str, Any]

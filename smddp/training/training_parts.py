@@ -1,6 +1,6 @@
 """What a checkpoint of a training contains: the parts of all models that one loop trains, and the script's own state.
 
-`smddp.training.training_run` saves it; `smddp.training.save_schedule` decides when.
+`smddp.training.training_run` saves and loads them; `smddp.training.save_schedule` decides when.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -22,50 +20,41 @@ from smddp.checkpoint.parts.schedules import OptimizerSchedules
 from smddp.checkpoint.parts.script_options import OnChange
 from smddp.checkpoint.parts.sharded_optimizer import ShardedOptimizer, is_sharded
 from smddp.checkpoint.run_state import Stateful, check_parts
-from smddp.distributed import Membership
-from smddp.goodput import PartClock
-from smddp.job import Job
+from smddp.data.order import DataOrder
 from smddp.metrics import RunningMean
-from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_data import TrainingData
-from smddp.training.training_run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
 _OWN = ("model", "optimizer", "scheduler", "scaler", "position", "progress", "loader", "powersgd")
 
 
-class TrainingCheckpoints:
-    """Save and resume the models of one loop, the position in its data, and the user's state.
+class TrainingParts:
+    """The parts of a checkpoint of one training: its models, its position in the data, and the user's state.
 
-    A part of ``state`` that is a TrainingCheckpoints too belongs to an inner Trainer: its models and its state become
-    parts of this one, such as ``generator-model``, and it never saves or stops by itself. ``why_not_inner`` says why
-    this one can't become such a part. All ranks call its methods at the same points.
+    A value of ``state`` that is a TrainingParts belongs to an inner Trainer: its models and its state become parts of
+    this one, such as ``generator-model``. All ranks call the methods at the same points.
     """
 
     def __init__(
         self,
-        job: Job,
-        membership: Membership,
-        policy: CheckpointPolicy,
         model: TrainedModel,
         data: TrainingData,
-        state: Mapping[str, Stateful | dict[str, Any] | TrainingCheckpoints],
+        state: Mapping[str, Stateful | dict[str, Any] | TrainingParts],
         *,
-        clock: PartClock,
-        why_not_inner: str | None,
+        on_change: OnChange,
+        logs: bool,
     ) -> None:
         self.models = {"": model}
         """The models that the loop trains: its own, and the models of inner Trainers, by their names in ``state``."""
-        self._progress = model.progress
+        self.progress = model.progress
         self._data = data
         self._per_rank: dict[str, Stateful] = {}
-        self._why_not_inner = why_not_inner
-        self._is_main = membership.cluster.is_main
+        self._logs = logs
         extra: dict[str, Stateful | dict[str, Any]] = {}
         for name, part in state.items():
-            extra |= self._take_over(name, part) if isinstance(part, TrainingCheckpoints) else {name: part}
+            extra |= self._take_over(name, part) if isinstance(part, TrainingParts) else {name: part}
         self._per_rank |= model.per_rank_state
         self.state = state_parts(
             model.module,
@@ -74,87 +63,55 @@ class TrainingCheckpoints:
             model.scaler,
             extra,
             own=model.own_state,
-            on_change=policy.on_change,
-            logs=self._is_main,
+            on_change=on_change,
+            logs=logs,
         )
+        """The parts that are the same on all ranks, by name, except progress and position."""
         self.named_optimizers = [part for part in self.state.values() if isinstance(part, NamedOptimizer)]
         self._running_means = [part for part in self.state.values() if isinstance(part, RunningMean)]
-        self.run = TrainingRun(
-            job,
-            membership,
-            policy,
-            self._progress,
-            clock=clock,
-            before_save=self._before_save,
-            has_other_weights=lambda: any(model.has_other_weights for model in self.models.values()),
-            stall=nullcontext if model.timer is None else partial(model.timer.phase, "checkpoint"),
-        )
 
-    def _take_over(self, name: str, inner: TrainingCheckpoints) -> dict[str, Stateful]:
+    def _take_over(self, name: str, inner: TrainingParts) -> dict[str, Stateful]:
         """Return the state of an inner Trainer, and save its models here."""
-        if inner.run.is_inner or inner.run.has_started:
-            raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
-        if inner._why_not_inner is not None:
-            raise ValueError(inner._why_not_inner)
-        inner.run.leave_to_another()
         self.models |= {f"{name}-{key}" if key else name: model for key, model in inner.models.items()}
         inner.models = {}
-        self._per_rank |= {f"{name}-{key}": part for key, part in inner._per_rank_state().items()}
-        return {f"{name}-{key}": part for key, part in {**inner.state, "progress": inner._progress}.items()}
+        self._per_rank |= {f"{name}-{key}": part for key, part in inner.per_rank_state().items()}
+        return {f"{name}-{key}": part for key, part in {**inner.state, "progress": inner.progress}.items()}
 
-    def check_outer(self) -> None:
-        """Raise ValueError if another loop saves these models."""
-        if self.run.is_inner:
-            raise ValueError(
-                "this Trainer is kept in state= of another one, whose loop it steps in: call the loader, resume, save, "
-                "epochs, steps_to, batches and finish_if of that one"
-            )
+    @property
+    def order(self) -> DataOrder | None:
+        """The order of the training data, with the position in it; None without a training loader of the Trainer."""
+        return self._data.order
 
-    def resume(self) -> bool:
-        """Load the newest valid checkpoint, and save in its location from now on; return False if absent.
+    def per_rank_state(self) -> dict[str, Stateful]:
+        """Return the parts that each rank has for itself, by name."""
+        return {**self._per_rank, **self._data.per_rank_state}
 
-        Raise as `Trainer.resume`, and ValueError if another loop saves these models.
-        """
-        self.check_outer()
-        is_resumed = self.run.resume(self.state, self._per_rank_state(), self._data.order)
-        for model in self.models.values():
-            model.restart()
-        return is_resumed
+    def position(self) -> list[str]:
+        """Return the names of the parts that hold the position in the data, which a rewind keeps."""
+        return ["position", *self._data.per_rank_state]
 
-    def rewind(self, event: str) -> None:
-        """Go back to the newest checkpoint because of an event in the last step; the data continue where they are.
-
-        Raise TrainingDivergedError if there is no checkpoint.
-        """
-        self.run.rewind(event, kept=["position", *self._data.per_rank_state])
-        for model in self.models.values():
-            model.restart()
-
-    def begin_anew(self) -> None:
-        """Save in the location from now on. Raise ValueError if it has checkpoints: they should have been resumed."""
-        self.run.begin_anew(self.state, self._per_rank_state(), self._data.order)
-
-    def save_and_leave(self) -> None:
-        """Make the current state durable, and save no more."""
-        self.run.save()
-        self.run.finish()
-        self.run.leave()
+    def has_other_weights(self) -> bool:
+        """Return whether a model's weights differ from the last step's, as in the evaluation of an average."""
+        return any(model.has_other_weights for model in self.models.values())
 
     def note_weights(self) -> None:
         """Remember the norms of the weights, which an evaluation may exchange from now on."""
         for model in self.models.values():
             model.note_weights()
 
-    def _per_rank_state(self) -> dict[str, Stateful]:
-        return {**self._per_rank, **self._data.per_rank_state}
+    def restart(self) -> None:
+        """Forget the micro-batches of unfinished steps, after a load."""
+        for model in self.models.values():
+            model.restart()
 
-    def _before_save(self) -> None:
+    def before_save(self) -> None:
+        """Prepare a save; raise an error if nothing should be saved."""
         for model in self.models.values():
             model.before_save()
         for mean in self._running_means:
             mean.share()
         for name, model in self.models.items():
-            if name and model.optimizer_step.micro_batch and self._is_main:
+            if name and model.optimizer_step.micro_batch and self._logs:
                 logger.warning(
                     "a checkpoint leaves out %d micro-batches of the step that the Trainer %r in state= has under way. "
                     "A resume takes that step without them: let it take whole steps in each step of the other trainer",
