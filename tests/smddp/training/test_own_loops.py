@@ -398,7 +398,11 @@ def test_a_stateful_loader_whose_order_is_in_no_state_is_refused(job: Job, optio
 def test_a_loader_of_another_kind_is_told_of_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     parts = Parts(job)
     assert len(train(parts, DataLoader(points(), batch_size=8))) == 2 * SAMPLES
-    told = [record.getMessage() for record in caplog.records if "checkpoints do not contain the position" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "checkpoints do not contain the position" in record.getMessage()
+    ]
     assert len(told) == 1
     assert "trainer.loader()" in told[0]
 
