@@ -15,10 +15,11 @@ HEARTBEAT_SECONDS = 10.0
 
 
 class Heartbeat:
-    """Log ``waiting for the other ranks: 10 s so far`` from `start` to `stop`, or for `most` seconds.
+    """Log ``no step yet: 10 s so far`` from `start` to `stop`, or for `most` seconds.
 
     As a context it covers a block. What ends within ten seconds logs nothing. `what` may be a function, called for each
-    line in a thread. Once `until` returns True, no more lines come. `say` writes the line elsewhere than to the log.
+    line in a thread; an empty text logs nothing. Once `until` returns True, no more lines come. `say` writes the line
+    elsewhere than to the log.
     """
 
     def __init__(
@@ -52,8 +53,8 @@ class Heartbeat:
         while (seconds := time.monotonic() - began) < self._most and not stopped.wait(self._every):
             if self._until():
                 return
-            what = self._what if isinstance(self._what, str) else self._what()
-            self._say(f"{what}: {seconds + self._every:.0f} s so far")
+            if what := self._what if isinstance(self._what, str) else self._what():
+                self._say(f"{what}: {seconds + self._every:.0f} s so far")
 
     def __enter__(self) -> Heartbeat:
         self.start()
