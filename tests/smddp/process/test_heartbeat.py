@@ -55,3 +55,17 @@ def test_an_empty_text_is_no_line() -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert (said, len(asked)) == (["training: 0 s so far"], 3)
+
+
+def test_another_wait_ends_the_one_before_and_counts_its_own_seconds() -> None:
+    said: list[str] = []
+    with Heartbeat("the job is Training", say=said.append, every=0.3) as heartbeat:
+        deadline = time.monotonic() + 30
+        while len(said) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        heartbeat.start("the results are collected")
+        while len(said) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert said[3:] == ["the job is Training: 1 s so far", "the results are collected: 0 s so far"]
