@@ -139,6 +139,12 @@ class ModulePart:
         result = self.module.load_state_dict(there, strict=False)
         if result.unexpected_keys or set(result.missing_keys) - left_out:
             raise ValueError(f"it did not take {shown_names([*result.unexpected_keys, *result.missing_keys])}")
+        if self._save_frozen and self._ranks.is_main:
+            logger.info(
+                "the checkpoint leaves out %d frozen weights of %s, which are saved from now on: save_frozen is True",
+                len(left_out),
+                self._name,
+            )
 
     def _described(self, weights: Mapping[str, Tensor]) -> dict[str, LeftOut]:
         found = fingerprints(weights, self._ranks, in_pieces=self._is_in_pieces)
