@@ -304,6 +304,7 @@ class Estimator:
             steps=steps,
             seconds=seconds,
             isolated=isolated,
+            logs=logs,
             session=self._session,
             s3=lambda: sessions.s3_client(self._session),
         )

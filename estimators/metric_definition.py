@@ -19,10 +19,9 @@ MAX_LINE = 1000
 """Characters searched in a line, or in each state of a progress bar."""
 _NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
-_OF_EVERY_TRAINER = (
-    *("loss", "lr", "samples_per_second", "step", "epoch", "grad_norm"),
-    *("goodput", "slow_rank", "slow_share"),
-)
+OF_WHOLE_RUNS = ("goodput", "slow_rank", "slow_share")
+"""Metrics of a whole run on its own hosts: some steps on another machine do not measure them."""
+_OF_EVERY_TRAINER = ("loss", "lr", "samples_per_second", "step", "epoch", "grad_norm", *OF_WHOLE_RUNS)
 _OF_TIMING = (
     *("time_data", "time_forward", "time_backward", "time_optimizer", "time_checkpoint", "time_other"),
     *("peak_memory_gib", "tflops", "mfu"),

@@ -7,7 +7,7 @@ a job's description or a manifest, is unchanged; it is cleaned when a message or
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,6 +99,20 @@ def as_size(size: int) -> str:
     return f"{size} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
 
 
+def shown_names(names: Iterable[object], *, most: int = 5) -> str:
+    """Return at most `most` names or numbers, and the number of the others: a message never ends inside a name.
+
+    Examples:
+        >>> shown_names(["weight", "bias"])
+        'weight, bias'
+        >>> shown_names(range(9), most=3)
+        '0, 1, 2 and 6 more'
+    """
+    texts = [str(name) for name in names]
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def shown_ranks(hosts: Mapping[int, str]) -> str:
     """Return ranks, with the host of each, as a sentence names them.
 
@@ -111,8 +125,7 @@ def shown_ranks(hosts: Mapping[int, str]) -> str:
     if len(hosts) == 1:
         ((rank, host),) = hosts.items()
         return f"rank {rank} on {host}"
-    shown = ", ".join(map(str, list(hosts)[:_SHOWN_RANKS]))
-    return f"ranks {shown}" + (f" and {len(hosts) - _SHOWN_RANKS} more" if len(hosts) > _SHOWN_RANKS else "")
+    return f"ranks {shown_names(hosts, most=_SHOWN_RANKS)}"
 
 
 def describe(value: object) -> str:

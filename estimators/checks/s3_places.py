@@ -15,14 +15,12 @@ from botocore.exceptions import ClientError, ParamValidationError
 
 from estimators.checks.channels import requested, uri_of
 from estimators.errors import Problem, error, warning
+from smddp.display_text import shown_names
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 logger = logging.getLogger(__name__)
-
-_SHOWN = 5
-"""Most additional keys of a prefix that a warning names."""
 
 _READ = ("source_dir", "model_uri")
 _WRITTEN = ("checkpoint_s3_uri", "output_path", "code_location")
@@ -81,9 +79,8 @@ def _look(parameter: str, uri: object, s3: S3Client, *, is_object: bool, is_writ
         remedy = f"Give {uri}/ for the directory alone."
         if f"{key}/" not in keys:
             remedy = "Give the object a prefix of its own, or name it in a ManifestFile."
-        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-        listed = ", ".join(f"s3://{bucket}/{name}" for name in others[:_SHOWN])
-        yield warning(parameter, f"{uri} brings every key that begins with it, also {listed}{more}", remedy)
+        listed = shown_names(f"s3://{bucket}/{name}" for name in others)
+        yield warning(parameter, f"{uri} brings every key that begins with it, also {listed}", remedy)
 
 
 def _is_text(key: str) -> bool:

@@ -32,13 +32,13 @@ def demo(
         raise typer.Exit(2)
 
     typer.echo("smddp demo: two hosts, spot, no AWS, no Docker\n")
-    doing = ["the demo starts"]
+    waits = Heartbeat("the demo starts", say=typer.echo)
+    shows_live_line = is_watched(sys.stdout)
     try:
-        # On a terminal, a live line shows how the job goes.
-        with nullcontext() if is_watched(sys.stdout) else Heartbeat(lambda: doing[-1], say=typer.echo):
+        with nullcontext() if shows_live_line else waits:
             from estimators.demo.run import tell  # it imports the SDK, which takes seconds
 
-            tell(output, epochs=epochs, tell_status=lambda status: doing.append(f"the job is {status}"))
+            tell(output, epochs=epochs, tell_wait=(lambda _: None) if shows_live_line else waits.start)
     except KeyboardInterrupt as interrupt:
         typer.echo("smddp demo: interrupted, and its job ended; the next demo starts from the beginning", err=True)
         raise typer.Exit(130) from interrupt

@@ -26,7 +26,7 @@ from estimators import Estimator
 from estimators.console.jobs import JobSource
 from estimators.console.server import Console as Pages
 from estimators.errors import TrainingJobFailed
-from estimators.job_handle.events import StatusChange
+from estimators.job_handle.events import LAST_STATUSES, StatusChange
 from estimators.local import LocalSageMaker
 from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
@@ -71,10 +71,10 @@ class DemoState:
         return first_new.seconds - last.seconds, max(0, last.step + 1 - second_attempt[0].step)
 
 
-def tell(output: Path, *, epochs: int, tell_status: Callable[[str], object] = lambda _: None) -> None:
+def tell(output: Path, *, epochs: int, tell_wait: Callable[[str], object] = lambda _: None) -> None:
     """Run the demo; leave the model, the checkpoints and the loss curve in `output`.
 
-    `tell_status` receives each status of the job.
+    `tell_wait` receives what the demo waits for from then on.
     Raise SystemExit if the accuracy stays below ``TARGET_ACCURACY``, or if the job fails: then its log is in `output`.
     """
     console = Console(highlight=False)
@@ -98,7 +98,7 @@ def tell(output: Path, *, epochs: int, tell_status: Callable[[str], object] = la
         job = estimator.fit({"training": prefix}, wait=False)
         _say(console, began, f"job {job.name} submitted: 2 × ml.g5.xlarge, spot, torchrun")
         try:
-            _follow(console, began, sagemaker, job, state, epochs=epochs, images=images, tell_status=tell_status)
+            _follow(console, began, sagemaker, job, state, epochs=epochs, images=images, tell_wait=tell_wait)
         except TrainingJobFailed as failure:
             log = output / f"{job.name}.log"
             log.write_text("".join(f"{host} {message}\n" for host, message in job.logs()))
@@ -158,7 +158,7 @@ def _follow(
     *,
     epochs: int,
     images: int,
-    tell_status: Callable[[str], object],
+    tell_wait: Callable[[str], object],
 ) -> None:
     """Read the job's log to its end; interrupt the job once, in mid-epoch, after a third of the run.
 
@@ -182,7 +182,8 @@ def _follow(
         for event in job.events():
             if isinstance(event, StatusChange):
                 state.status = event.status
-                tell_status(event.status)
+                has_ended = event.status in LAST_STATUSES
+                tell_wait("the demo collects the results" if has_ended else f"the job is {event.status}")
                 if interrupted and state.attempt == 1:
                     _say(console, began, f"job {event.status}")
                     progress.update(bar, description=f"interrupted, the job is {event.status}")

@@ -24,6 +24,8 @@ from estimators.log_reader import LogLine
 logger = logging.getLogger(__name__)
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
 """The final statuses."""
+LAST_STATUSES = ENDED | {"MaxRuntimeExceeded", "MaxWaitTimeExceeded"}
+"""The secondary statuses that no other one follows."""
 COMMAND_SECONDS = 30.0
 """Time limit of a command; then it is killed, and the wait for the job continues."""
 _MOST_SAID = 300

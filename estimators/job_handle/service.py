@@ -92,25 +92,36 @@ class SageMakerService:
             raise
 
     def _tell_leaving(self, why: str) -> None:
-        if getattr(self._boto_session, "ends_with_program", False):
-            until, attached, by_command = "until its local platform ends", f"{self._name!r}, platform.session", ""
-        else:
-            until, attached = "without you", repr(self._name)
-            by_command = f", or: aws sagemaker stop-training-job --training-job-name {self._name}"
+        until, by_command = "without you", f", or: aws sagemaker stop-training-job --training-job-name {self._name}"
+        if self._is_on_local_platform:
+            until, by_command = "until its local platform ends", ""
         logger.warning(
             "%s continues %s%s. To stop it: TrainingJob.attach(%s).stop()%s. To wait again: "
             "TrainingJob.attach(%s).wait()",
             self._name,
             until,
             why,
-            attached,
+            self._attached,
             by_command,
-            attached,
+            self._attached,
         )
+
+    @property
+    def _is_on_local_platform(self) -> bool:
+        """Whether the job, with its log, ends with a platform of this program."""
+        return getattr(self._boto_session, "ends_with_program", False)
+
+    @property
+    def _attached(self) -> str:
+        """The arguments with which ``TrainingJob.attach`` finds the job."""
+        return f"{self._name!r}, platform.session" if self._is_on_local_platform else repr(self._name)
 
     def advice(self, status: str) -> str:  # noqa: ARG002 - as for a local job
         """Return where to find the log of a job that did not complete."""
-        return f"\nIts log: TrainingJob.attach({self._name!r}).logs(), or CloudWatch {LOG_GROUP}, {self._name}/algo-…"
+        elsewhere = f"or CloudWatch {LOG_GROUP}, {self._name}/algo-…"
+        if self._is_on_local_platform:
+            elsewhere = "until its local platform ends"
+        return f"\nIts log: TrainingJob.attach({self._attached}).logs(), {elsewhere}"
 
 
 class EndedLocalJob:

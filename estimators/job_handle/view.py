@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from estimators.job_handle.events import ENDED, JobEvent, MetricValue, StatusChange
+from estimators.job_handle.events import LAST_STATUSES, JobEvent, MetricValue, StatusChange
 from estimators.log_reader import LogLine
 from smddp.display_text import duration, shown_line, shown_text, speed
 from smddp.process.heartbeat import HEARTBEAT_SECONDS, Heartbeat
@@ -92,22 +92,19 @@ class WaitLines:
     """
 
     def __init__(self, view: LogView, *, every: float = HEARTBEAT_SECONDS) -> None:
-        self._view = view
-        self._every = every
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeat = Heartbeat("", say=view.show_note, every=every)
 
     def update(self, event: JobEvent) -> None:
         """Take in an event."""
         if isinstance(event, StatusChange):
-            self.close()
-            if event.status != _RUNNING and event.status not in ENDED:
-                self._heartbeat = Heartbeat(event.status, say=self._view.show_note, every=self._every)
-                self._heartbeat.start()
+            if event.status == _RUNNING or event.status in LAST_STATUSES:
+                self._heartbeat.stop()
+            else:
+                self._heartbeat.start(event.status)
 
     def close(self) -> None:
         """Show no more lines."""
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        self._heartbeat.stop()
 
 
 def _show(view: LogView, event: JobEvent) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from estimators import distribution
 from estimators.checks import channels
-from estimators.errors import EstimatorError, TrainingJobStopped
+from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.instances import families_with, gpu_bytes
+from estimators.metric_definition import OF_WHOLE_RUNS
 from estimators.plan import Topology
 from estimators.plan.runtime import named, versions_here
 from estimators.rehearsal.sample import bring, objects
@@ -159,14 +160,15 @@ def rehearse(
     steps: int,
     seconds: int,
     isolated: bool,
+    logs: bool,
     session: Session | None,
     s3: Callable[[], S3Client],
 ) -> Rehearsal:
     """Train a job for `steps` optimizer steps on a new local platform and, if it keeps checkpoints, resume once.
 
     Each attempt may take `seconds`. `isolated` hosts run with the Python of an environment that stands for the image,
-    which `session` decides. Raise EstimatorError if the job can't be rehearsed, takes too long or does not
-    resume, and TrainingJobFailed if it fails.
+    which `session` decides. `logs` is whether `fit` shows the log. Raise EstimatorError if the job can't be rehearsed,
+    takes too long or does not resume, and TrainingJobFailed if it fails.
     """
     from estimators.local import LocalSageMaker
 
@@ -196,7 +198,11 @@ def rehearse(
         least: list[re.Match[str]] = []
         for attempt in (1, 2) if keeps else (1,):
             environment = {**given, MAX_STEPS_VARIABLE: str(attempt * steps)}
-            job = _attempt(fit, {**here, "environment": environment}, platform.session, data)
+            try:
+                job = fit({**here, "environment": environment}, platform.session, data)
+            except TrainingJobFailed as fault:
+                what = f"{SourceCode.of(arguments).program} ({topology})"
+                raise _failure(fault, what, attempt=attempt, steps=steps, seconds=seconds, logs=logs) from None
             metrics |= job.final_metrics()  # the second has none if the first trained to the end
             lines = [line for _, line in job.logs()]
             memory += [int(match[1]) << 20 for line in lines if (match := _MEMORY.search(line))]
@@ -220,7 +226,7 @@ def rehearse(
             seconds=time.monotonic() - began,
             steps=max((step for step, _ in newest), default=logged),
             resumed_at=resumed_at,
-            metrics={name: value for name, value in metrics.items() if name != "epoch"},
+            metrics={name: value for name, value in metrics.items() if name not in ("epoch", *OF_WHOLE_RUNS)},
             model_bytes=client.head_object(Bucket=model_bucket, Key=model)["ContentLength"],
             checkpoint_bytes=sum(size for _, size in newest),
             memory_bytes=max(memory),
@@ -297,17 +303,26 @@ def _check(arguments: Mapping[str, Any], inputs: Any) -> None:
         )
 
 
-def _attempt(fit: Fit, arguments: Mapping[str, Any], session: Session, data: Mapping[str, Any]) -> TrainingJob:
-    try:
-        return fit(arguments, session, data)
-    except TrainingJobStopped as fault:
-        if fault.secondary_status != "MaxRuntimeExceeded":
-            raise
-        until, seconds = arguments["environment"][MAX_STEPS_VARIABLE], arguments["max_run"]
-        raise EstimatorError(
+def _failure(
+    fault: TrainingJobFailed, what: str, *, attempt: int, steps: int, seconds: int, logs: bool
+) -> TrainingJobFailed | EstimatorError:
+    """Return the error of a rehearsal whose job failed: nothing of the job remains, for its platform ends."""
+    if fault.secondary_status == "MaxRuntimeExceeded":
+        return EstimatorError(
             f"The rehearsal was given up after {seconds} s, in which the script did not end. Only loops of "
-            f"smddp.Trainer end after {until} optimizer steps; give fewer steps, more seconds, or less data."
-        ) from fault
+            f"smddp.Trainer end after {attempt * steps} optimizer steps; give fewer steps, more seconds, or less data."
+        )
+    resumed = ", when it resumed from the checkpoint of the first attempt" if attempt > 1 else ""
+    left = "the log above is all that is left of it" if logs else "rehearse(logs=True) shows its log"
+    return type(fault)(
+        f"The rehearsal of {what} failed{resumed}: {fault.reason}\n"
+        f"It ran on this machine, and nothing was sent to AWS. Its platform has ended, with the files of /opt/ml: "
+        f"{left}. To repeat it: Estimator.rehearse(), or smddp rehearse with the submit script.",
+        job_name=fault.job_name,
+        status=fault.status,
+        secondary_status=fault.secondary_status,
+        reason=fault.reason,
+    )
 
 
 def _resumed_at(lines: Iterable[str]) -> int:

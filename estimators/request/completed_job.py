@@ -20,6 +20,7 @@ from estimators.checks import aws_limits
 from estimators.checks.parameters import is_local_mode
 from estimators.errors import Problem, error, warning
 from estimators.source_code import PACKAGE, SourceCode, calls_package
+from smddp.display_text import shown_names
 from smddp.job.hyperparameters.sources import BUNDLED_FILE, MOST_BYTES, POINTER, bundle_file
 
 if TYPE_CHECKING:
@@ -138,10 +139,9 @@ class BundledHyperparameters:
         """One line about the hyperparameters in the bundle, or None if all are in the request."""
         if not self.names:
             return None
-        shown = ", ".join(self.names[:3]) + (f" and {len(self.names) - 3} more" if len(self.names) > 3 else "")
         size = sum(map(len, self.files.values()))
         only = "" if self.can_be_variables else "; too long for SM_HPS and a command line: smddp.run alone has them"
-        return f"{shown} in the code's bundle ({size:,} bytes){only}"
+        return f"{shown_names(self.names, most=3)} in the code's bundle ({size:,} bytes){only}"
 
 
 def bundle_large_hyperparameters(arguments: Mapping[str, Any], source: SourceCode) -> BundledHyperparameters:
@@ -176,7 +176,7 @@ def check_bundled(bundled: BundledHyperparameters, source: SourceCode) -> Iterat
     if not bundled.names or calls_package(source, _READERS):
         return
     if bundled.can_be_variables:
-        found = f"too large for the request, so they travel in the bundle: {', '.join(bundled.names[:3])}"
+        found = f"too large for the request, so they travel in the bundle: {shown_names(bundled.names, most=3)}"
         remedy = "The image must start the script by smddp's own train: AWS's toolkit does not hand them on."
         yield warning("hyperparameters", found, remedy)
     else:

@@ -14,6 +14,7 @@ from estimators.errors import EstimatorError, Problem, error, nearest, warning
 from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, needs_package, package_requirements
 from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
+from smddp.display_text import shown_names
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, spawn_call_in
 from smddp.script_syntax import PythonModule, brings_modules
 
@@ -180,16 +181,12 @@ def _check_secrets(parameter: str, tree: Tree) -> Iterator[Problem]:
 
 
 def _listed(tree: Tree, paths: Sequence[str]) -> str:
-    return _with_rest(", ".join(str(tree.root / path) for path in paths[:_SHOWN]), paths)
+    return shown_names((tree.root / path for path in paths), most=_SHOWN)
 
 
 def _linked(tree: Tree) -> str:
-    links = [f"{tree.root / path} → {(tree.root / path).resolve()}" for path in tree.links_out[:_SHOWN]]
-    return _with_rest(", ".join(links), tree.links_out)
-
-
-def _with_rest(shown: str, paths: Sequence[str]) -> str:
-    return f"{shown} and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else shown
+    links = (f"{tree.root / path} → {(tree.root / path).resolve()}" for path in tree.links_out)
+    return shown_names(links, most=_SHOWN)
 
 
 def _check_script(source: SourceCode, py_version: str | None, *, runs_here: bool) -> Iterator[Problem]:

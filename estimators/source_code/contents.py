@@ -30,6 +30,7 @@ from estimators.source_code.source import (
     with_requirements,
 )
 from estimators.source_code.tree import CACHE, Tree
+from smddp.display_text import shown_names
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Contents:
         _require_outputs(files)
         is_source = not needs and not more and all(path.endswith(CACHE) for path in stays)
         if told := [path for path in stays if not path.endswith(CACHE)]:
-            logger.info("left out of the bundle: %s", _listed(told))
+            logger.info("left out of the bundle: %s", shown_names(told, most=_SHOWN))
         return cls(
             files=files,
             entry_point=source.program,
@@ -115,11 +116,6 @@ def _require_outputs(files: Mapping[str, object]) -> None:
                 f"source_dir, dependencies: {above} would be a file in the bundle, and the directory of {name}. Rename "
                 "one of the two."
             )
-
-
-def _listed(paths: list[str]) -> str:
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return ", ".join(paths[:_SHOWN]) + more
 
 
 _TIME = 315_532_800

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from smddp._version import __version__
+from smddp.display_text import shown_names
 from smddp.python_syntax import call_parser
 
 _EXTRA = re.compile(r"extra == [\"']([^\"']+)[\"']")
@@ -35,8 +36,7 @@ class OutdatedInstallation:
     @property
     def found(self) -> str:
         """The differences, in words."""
-        more = len(self.differences) - _NAMED
-        listed = ", ".join(self.differences[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        listed = shown_names(self.differences, most=_NAMED)
         return f"pip installed an older state of {self.clone}; these differ: {listed}"
 
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 
 from smddp.cluster.strict_variables import Environment, EnvValue, EnvValues
+from smddp.display_text import shown_names
 from smddp.errors import ClusterError
 
 _INDICES = ("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "PAI_TASK_INDEX")
@@ -87,7 +88,7 @@ def _hosts(addresses: list[EnvValue[str]]) -> EnvValue[tuple[str, ...]]:
     names = tuple(address.value for address in addresses)
     if len(set(names)) < len(names):  # instances may share a machine
         names = tuple(f"{name}/{index}" for index, name in enumerate(names))
-    return EnvValue(names, ", ".join(address.source for address in addresses[:3]) + ", …" * (len(addresses) > 3))
+    return EnvValue(names, shown_names((address.source for address in addresses), most=3))
 
 
 def _master_port(environment: Environment, role: str, evidence: str) -> EnvValue[int]:

@@ -25,6 +25,7 @@ from smddp.container.job_environment import activated
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
 from smddp.container.requirements import install_requirements
 from smddp.container.source import check_entry_point, fetch_source
+from smddp.display_text import shown_names
 from smddp.errors import ClusterError, JobError, SmddpError
 from smddp.job import failure_report
 from smddp.job.failure_report import describe_exit
@@ -69,7 +70,8 @@ def train(environ: Mapping[str, str]) -> int:
     memory = HostMemory()
     of_job = activated({**process_environment(contract, environ, gpus=gpus), **launch_variables()}, python)
     meeting = len(contract.hosts) if command.many else 1  # a script alone begins at once
-    with RankStart(contract.code_dir / entry_point, nodes=meeting) as start:
+    is_first = contract.current_host == contract.master_host
+    with RankStart(contract.code_dir / entry_point, nodes=meeting, is_first=is_first) as start:
         result = run(
             line,
             environ=of_job,
@@ -185,8 +187,8 @@ def await_names(hosts: Sequence[str], *, seconds: float = _WAIT_SECONDS) -> None
     # One lookup can block in C for half a minute. It runs in a thread, so that a stop can interrupt the main thread.
     threading.Thread(target=resolve, daemon=True).start()
     if not resolved.wait(RETRY_SECONDS):
-        logger.info("Waiting for the names of %s.", ", ".join(missing))
-        with Heartbeat("waiting for the names of the hosts"):
+        logger.info("Waiting for the names of %s.", shown_names(missing))
+        with Heartbeat(lambda: f"waiting for the names of {shown_names(missing)}, at most {seconds:g} s"):
             resolved.wait(seconds)
         if not resolved.is_set():
             raise ClusterError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from smddp.container.bundle import unpack
+from smddp.display_text import shown_names
 from smddp.errors import SourceError
 
 _NAME = re.compile(r"[A-Za-z0-9._][A-Za-z0-9._+-]*(/[A-Za-z0-9._+-]+)*")
@@ -120,6 +121,4 @@ def _download(bucket: str, key: str, target: Path, region: str | None, endpoint:
 def _list(directory: Path, limit: int = 20) -> str:
     files: Iterable[Path] = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
     names = sorted(map(str, files))
-    if not names:
-        return "no files"
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return shown_names(names, most=limit) or "no files"

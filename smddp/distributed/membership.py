@@ -132,8 +132,7 @@ def join(cluster: Cluster | None = None, *, backend: str | None = None, timeout:
         _current = _adopt(cluster, backend, timedelta(seconds=seconds))
     else:
         cluster = cluster or detect_cluster()
-        with Heartbeat("waiting for the other ranks") if cluster.is_main else nullcontext():
-            _current = _open(cluster, backend, timedelta(seconds=seconds))
+        _current = _open(cluster, backend, timedelta(seconds=seconds))
     if _current.cluster.is_main:
         on_gpu, world_size = _current.device.type != "cpu", _current.cluster.world_size
         logger.info(
@@ -193,9 +192,10 @@ def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membersh
     job_store = connect(cluster, timeout, os.environ, serve=True)
     prefix = meet(job_store, cluster, timeout)
     store = PrefixStore(prefix, job_store)
-    device = _take_device(cluster, store)
-    chosen = choose_backend(backend, device, os.environ)
-    _init_group(chosen, store, cluster, timeout, device)
+    with Heartbeat("the ranks have met, and open their process group") if cluster.is_main else nullcontext():
+        device = _take_device(cluster, store)
+        chosen = choose_backend(backend, device, os.environ)
+        _init_group(chosen, store, cluster, timeout, device)
     store.set(_joined(cluster.rank), "")
     return Membership(cluster=cluster, backend=chosen, device=device, store=store, prefix=f"{PREFIX}/{prefix}")
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed import utils
 from torch.nn.parallel import DistributedDataParallel
 
+from smddp.display_text import shown_names
 from smddp.distributed.collectives import sum_over_ranks
 from smddp.distributed.ddp_options import DDPOptions, PowerSGD, register_cast
 from smddp.distributed.membership import Membership
@@ -177,8 +178,7 @@ class Replica(DistributedDataParallel):
         names = [name for name, weight in self.module.named_parameters() if weight.requires_grad]
         numbers = found[1].split() if (found := _UNUSED_INDICES.search(told)) else []
         unused = [names[int(number)] for number in numbers]
-        more = f" and {len(unused) - _SHOWN} more parameters" if len(unused) > _SHOWN else ""
-        return ", ".join(unused[:_SHOWN]) + more if unused else "some parameters"
+        return shown_names(unused, most=_SHOWN) or "some parameters"
 
     def _settle_buckets(self, options: DDPOptions) -> None:
         module = self.module

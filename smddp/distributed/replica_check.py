@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from smddp.display_text import shown_ranks
+from smddp.display_text import shown_names, shown_ranks
 from smddp.distributed.membership import Membership
 from smddp.distributed.replica import Replica, alike
 from smddp.errors import ReplicasDifferError
@@ -131,9 +131,7 @@ class ReplicaCheck:
 
     def _describe(self, step: int, differing: Mapping[str, list[list[int]]], hosts: tuple[str, ...]) -> str:
         first, *others = differing
-        more = f" (also in {', '.join(others[:_SHOWN])})" if others else ""
-        if len(others) > _SHOWN:
-            more = f" (also in {', '.join(others[:_SHOWN])} and {len(others) - _SHOWN} more)"
+        more = f" (also in {shown_names(others, most=_SHOWN)})" if others else ""
         before = f"They were equal at step {self._equal_at}"
         if self._equal_at is None:
             before = "No earlier step of this attempt was compared"

@@ -33,8 +33,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
+from smddp.display_text import counted
+from smddp.distributed.meeting import EqualCount, listed, waiting
 from smddp.errors import DistributedError
 from smddp.process.exit_codes import RESUMABLE
+from smddp.process.heartbeat import Heartbeat
 from smddp.process.preemption import Stopped, stop_signal
 
 logger = logging.getLogger(__name__)
@@ -48,12 +51,6 @@ NEWEST = "meeting"
 _JOB = "smddp_job"
 """The key of the id of the job that the server belongs to."""
 
-_COUNT = "smddp_world_size"
-"""The key of rank 0's number of ranks, set before the job's id."""
-
-_OTHER_COUNT = "smddp_other_world_size"
-"""The key that a rank sets which counts another number; the value says which rank, and how many."""
-
 _COMPLETE = "complete"
 """The key of a meeting that rank 0 sets when all ranks have arrived."""
 
@@ -62,8 +59,6 @@ _MOST_LOOK_SECONDS = 0.1
 _SIGNAL_SECONDS = 0.5
 _PROBE_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
-
-_SAME_COUNT = "All ranks of a job need the same number: set WORLD_SIZE to it on each rank."
 
 _OTHER_PORT = (
     "Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host, the same on all hosts."
@@ -84,7 +79,7 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
         who=f"rank {cluster.rank} on {cluster.host}",
         is_server=checks_job and cluster.is_main,
         job=cluster.job_id if checks_job else None,
-        count=cluster.world_size if checks_job else None,
+        count=_count(cluster) if checks_job else None,
     )
     return PrefixStore(PREFIX, store)
 
@@ -97,12 +92,11 @@ def open_store(
     who: str,
     is_server: bool,
     job: str | None,
-    count: int | None = None,
+    count: EqualCount | None = None,
 ) -> TCPStore:
     """Start a job's store at this address, or connect to it; raise DistributedError, with ``who`` as its subject.
 
-    ``job`` is the job's id, "" if it has none; None does not check whose store it is. ``count`` is the number of ranks,
-    which must be the server's.
+    ``job`` is the job's id, "" if it has none; None does not check whose store it is. ``count`` must be the server's.
 
     TCPStore's timeout does not end its handshake with a program that listens and never answers, so the handshake has a
     thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when such a program was found.
@@ -122,18 +116,21 @@ def open_store(
 
     threading.Thread(target=handshake, name="store-handshake", daemon=True).start()
     outcome, silent_since, next_probe = None, math.inf, time.monotonic() + _PROBE_SECONDS
-    while outcome is None:
-        with suppress(queue.Empty):
-            outcome = opened.get(timeout=min(_PROBE_SECONDS, _SIGNAL_SECONDS))
-        if outcome is None:
-            _end_if_stopped()
-        if outcome is None and not is_server and time.monotonic() >= next_probe:
-            next_probe = time.monotonic() + _PROBE_SECONDS
-            silent = _is_silent(address, port)
-            if silent is not None:
-                silent_since = min(silent_since, time.monotonic()) if silent else math.inf
-            if time.monotonic() - silent_since > _ANSWER_SECONDS:
-                raise DistributedError(f"{who} could not reach {where}: another program listens there. {_OTHER_PORT}")
+    with Heartbeat(f"{who} waits for {where}, at most {timeout.total_seconds():g} s"):
+        while outcome is None:
+            with suppress(queue.Empty):
+                outcome = opened.get(timeout=min(_PROBE_SECONDS, _SIGNAL_SECONDS))
+            if outcome is None:
+                _end_if_stopped()
+            if outcome is None and not is_server and time.monotonic() >= next_probe:
+                next_probe = time.monotonic() + _PROBE_SECONDS
+                silent = _is_silent(address, port)
+                if silent is not None:
+                    silent_since = min(silent_since, time.monotonic()) if silent else math.inf
+                if time.monotonic() - silent_since > _ANSWER_SECONDS:
+                    raise DistributedError(
+                        f"{who} could not reach {where}: another program listens there. {_OTHER_PORT}"
+                    )
     if isinstance(outcome, Exception) and is_server:
         raise DistributedError(f"{who} could not listen as {where} ({outcome}). {_OTHER_PORT}") from outcome
     if isinstance(outcome, Exception):
@@ -142,23 +139,23 @@ def open_store(
             "rank 0 running, is the port open between the hosts?"
         ) from outcome
     if job is not None and is_server:
-        outcome.delete_key(_OTHER_COUNT)  # of an earlier attempt in this process
         if count is not None:
-            outcome.set(_COUNT, str(count))
+            count.offer(outcome)  # before the job's id, for which the others wait
         outcome.set(_JOB, job)
     elif job is not None:
         _check_job(outcome, job, f"{who} could not join at {address}:{port}")
-        if count is not None and outcome.check([_COUNT]):
-            _check_count(outcome, f"{who} counts {count} ranks", count)
+        if count is not None:
+            count.check(outcome)
     return outcome
 
 
-def _check_count(store: TCPStore, own: str, count: int) -> None:
-    """Refuse a number of ranks that is not rank 0's, and let rank 0 refuse it, too."""
-    found = store.get(_COUNT).decode(errors="replace")
-    if found != str(count):
-        store.set(_OTHER_COUNT, own)
-        raise DistributedError(f"{own}, and rank 0 counts {found}. {_SAME_COUNT}")
+def _count(cluster: Cluster) -> EqualCount:
+    return EqualCount(
+        member="rank",
+        who=f"rank {cluster.rank} on {cluster.host}",
+        found=counted(cluster.world_size, "rank"),
+        remedy="All ranks of a job need the same number: set WORLD_SIZE to it on each rank.",
+    )
 
 
 def _end_if_stopped() -> None:
@@ -255,8 +252,8 @@ def _wait(store: Store, key: str, cluster: Cluster, timeout: timedelta) -> bool:
         except RuntimeError as error:
             _end_if_stopped()
             raise DistributedError(
-                f"rank {cluster.rank} lost the store at {cluster.master_addr}:{cluster.master_port} before the ranks "
-                "had met: rank 0 or its launcher has ended, and its log says why"
+                f"rank {cluster.rank} lost the store at {_where(cluster)} before the ranks had met: rank 0 or its "
+                "launcher has ended, and its log says why"
             ) from error
         if time.monotonic() > deadline:
             return False
@@ -278,22 +275,22 @@ def _lead(store: Store, cluster: Cluster, timeout: timedelta) -> str:
     missing = set(range(1, cluster.world_size))
     answered: dict[int, bytes] = {}
     deadline = time.monotonic() + timeout.total_seconds()
-    while missing:
-        for rank in sorted(missing):
-            if store.check([_hello(rank)]) and (nonce := bytes(store.get(_hello(rank)))) != answered.get(rank):
-                store.set(_answer(nonce.decode()), prefix)
-                answered[rank] = nonce
-        missing = {rank for rank in missing if not meeting.check([_arrival(rank)])}
-        if not missing:  # one may have been stopped since
-            missing = {rank for rank in range(1, cluster.world_size) if not meeting.check([_arrival(rank)])}
-        if missing and server.check([_OTHER_COUNT]):
-            other = server.get(_OTHER_COUNT).decode(errors="replace")
-            raise DistributedError(f"rank 0 counts {cluster.world_size} ranks, and {other}. {_SAME_COUNT}")
-        if missing and time.monotonic() > deadline:
-            raise _missing(sorted(missing), cluster, timeout)
-        if missing:
-            _end_if_stopped()
-        time.sleep(_LOOK_SECONDS if missing else 0)
+    with Heartbeat(lambda: waiting("rank", sorted(missing), cluster.world_size, _where(cluster), timeout)):
+        while missing:
+            for rank in sorted(missing):
+                if store.check([_hello(rank)]) and (nonce := bytes(store.get(_hello(rank)))) != answered.get(rank):
+                    store.set(_answer(nonce.decode()), prefix)
+                    answered[rank] = nonce
+            missing = {rank for rank in missing if not meeting.check([_arrival(rank)])}
+            if not missing:  # one may have been stopped since
+                missing = {rank for rank in range(1, cluster.world_size) if not meeting.check([_arrival(rank)])}
+            if missing:
+                _count(cluster).check_others(server)
+            if missing and time.monotonic() > deadline:
+                raise _missing(sorted(missing), cluster, timeout)
+            if missing:
+                _end_if_stopped()
+            time.sleep(_LOOK_SECONDS if missing else 0)
     meeting.set(_COMPLETE, "")
     return prefix
 
@@ -321,10 +318,13 @@ def _arrival(rank: int) -> str:
 
 def _missing(ranks: Sequence[int], cluster: Cluster, timeout: timedelta) -> DistributedError:
     return DistributedError(
-        f"rank {cluster.rank} waited {timeout.total_seconds():g} s at {cluster.master_addr}:{cluster.master_port} "
-        f"for rank {', '.join(map(str, ranks))} of {cluster.world_size}; did they start, and with the same master "
-        "address?"
+        f"rank {cluster.rank} waited {timeout.total_seconds():g} s at {_where(cluster)} for rank {listed(ranks)} of "
+        f"{cluster.world_size}; did they start, and with the same master address?"
     )
+
+
+def _where(cluster: Cluster) -> str:
+    return f"{cluster.master_addr}:{cluster.master_port}"
 
 
 def _agent_serves(cluster: Cluster, environ: Mapping[str, str]) -> bool:

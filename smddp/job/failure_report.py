@@ -40,6 +40,8 @@ _MOST_HELD = 2
 _QUOTED = 10
 """A cause of so many characters is left out if the error's message has it."""
 _CODE_LIMIT = 120
+_LONGEST_WORD = 80
+"""Characters of a word, such as a weight's name, that is left out whole where a text is shortened."""
 _PRINTED_LIMIT = 420  # the platform adds its own words to a reason, and cuts the reason's middle to make room
 _LEAST_CONTEXT = 80
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
@@ -399,11 +401,18 @@ def _fit(lines: list[str], room: int) -> list[str]:
 
 
 def _shorten(text: str, limit: int) -> str:
-    """Return the text within a limit: its beginning and end, with a mark for the omitted middle."""
+    """Return the text within a limit: its beginning and end, with a mark for the omitted middle.
+
+    It is cut between words: half a name would read as another name. A very long word is cut nevertheless.
+    """
     if len(text) <= limit:
         return text
     head = (limit - 5) // 2
-    return f"{text[:head]} ... {text[head + 5 - limit :]}"
+    tail = len(text) - (limit - 5 - head)
+    word = min(_LONGEST_WORD, head // 2)
+    head = next((end for end in range(head, head - word, -1) if text[end].isspace()), head)
+    tail = next((begin for begin in range(tail, tail + word) if text[begin - 1].isspace()), tail)
+    return f"{text[:head]} ... {text[tail:]}"
 
 
 def _plain(text: str) -> str:

@@ -110,7 +110,7 @@ def run_local(
             command += ["--master-port", str(found.master_port), f"--job-id={found.job_id}"]
             command += ["--max-restarts", str(max_restarts)]
             agents.start([*command, str(script), *arguments], environ=of_node[rank], new_session=True)
-        with RankStart(script, nodes=found.count) as start:
+        with RankStart(script, nodes=found.count, is_first=0 in found.here) as start:
             while not agents.poll(POLL_SECONDS):
                 start.look()
     finally:

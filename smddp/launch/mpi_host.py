@@ -26,6 +26,7 @@ from pathlib import Path
 from smddp.errors import DistributedError
 from smddp.launch.failure_file import FailureFile, tell_failure
 from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE
+from smddp.process.heartbeat import Heartbeat
 from smddp.process.leftovers import Leftovers
 from smddp.process.log_format import start_log
 from smddp.process.process_tree import (
@@ -123,7 +124,8 @@ def connect(hosts: Sequence[str]) -> list[SshConnection]:
     for host in hosts:
         refuse_loopback(host)
         logger.info("Waiting for %s to answer.", host)
-        connections.append(SshConnection(host, deadline))
+        with Heartbeat(f"waiting for {host} to answer at port 22, at most {WAIT_SECONDS:g} s"):
+            connections.append(SshConnection(host, deadline))
     return connections
 
 

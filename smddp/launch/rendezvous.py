@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -31,9 +31,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from smddp.display_text import counted
 from smddp.distributed.first_failure import publish
+from smddp.distributed.meeting import EqualCount, listed, waiting
 from smddp.distributed.store import open_store
+from smddp.errors import DistributedError
+from smddp.launch.failure_file import host_name
 from smddp.launch.node_connections import NodeLines
+from smddp.process.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +59,9 @@ class NodeRendezvous(RendezvousHandler):
     ``job_id`` tells the nodes of this job from those of another job with the same address, unless it is "".
     """
 
-    def __init__(self, *, node: int, nodes: int, address: str, port: int, job_id: str, lines: NodeLines) -> None:
+    def __init__(
+        self, *, node: int, nodes: int, max_restarts: int, address: str, port: int, job_id: str, lines: NodeLines
+    ) -> None:
         self.number = -1
         """The current round, from 0; -1 before the first."""
         self.lines = lines
@@ -63,6 +70,12 @@ class NodeRendezvous(RendezvousHandler):
         self._address = address
         self._port = port
         self._job_id = job_id
+        self._count = EqualCount(
+            member="node",
+            who=f"node {node} on {host_name()}",
+            found=f"{counted(nodes, 'node')} and {counted(max_restarts, 'restart')}",
+            remedy="All nodes need the same numbers: give smddp run the same --nodes and --max-restarts on each.",
+        )
         self._served: Store | None = None
         self._of_ranks: Store | None = None
 
@@ -70,29 +83,19 @@ class NodeRendezvous(RendezvousHandler):
         """Join the next round, and wait for the other nodes.
 
         Raise RendezvousConnectionError if the first node is lost, RendezvousTimeoutError if a node does not come in
-        time, RendezvousClosedError if a node has left for good.
+        time, RendezvousClosedError if a node has left for good, DistributedError if the nodes count differently.
         """
         seconds = REJOIN_SECONDS if self._served is not None else JOIN_SECONDS
         if self._served is None:
             self._served = self._connect()
-        deadline = time.monotonic() + seconds
-        arrivals = [f"node/{node}" for node in range(self._nodes)]
         try:
             store = self._store_of(self.number + 1)
-            store.set("begun", "")
-            store.set(arrivals[self._node], "")
-            while not store.check(arrivals):
-                if self.lines.failure is not None:
-                    raise RendezvousConnectionError(self.lines.failure.report)
-                if self.is_closed():
-                    raise RendezvousClosedError("another node has ended already")
-                if time.monotonic() > deadline:
-                    missing = [str(node) for node, arrival in enumerate(arrivals) if not store.check([arrival])]
-                    raise RendezvousTimeoutError(f"node {', '.join(missing)} did not come within {seconds:.0f} s")
-                time.sleep(_LOOK_SECONDS)
+            self._await_nodes(store, seconds)
             if self.number < 0 and self._nodes > 1:
                 self._open_lines(store)
             port = self._port if self.number < 0 else self._open_store_of_ranks(store)
+        except DistributedError:
+            raise
         except RuntimeError as error:
             raise self.lost() from error
         self.number += 1
@@ -183,7 +186,30 @@ class NodeRendezvous(RendezvousHandler):
             who=f"node {self._node} of {self._nodes}",
             is_server=self._node == 0,
             job=self._job_id,
+            count=self._count,
         )
+
+    def _await_nodes(self, store: Store, seconds: float) -> None:
+        """Arrive in a round, and wait for the other nodes. The first node logs which ones it waits for."""
+        arrivals = [f"node/{node}" for node in range(self._nodes)]
+        deadline = time.monotonic() + seconds
+        store.set("begun", "")
+        store.set(arrivals[self._node], "")
+        missing = list(range(self._nodes))
+        where, most = f"{self._address}:{self._port}", timedelta(seconds=seconds)
+        told = Heartbeat(lambda: waiting("node", missing, self._nodes, where, most))
+        with told if self._node == 0 else nullcontext():
+            while missing := [node for node in missing if not store.check([arrivals[node]])]:
+                if self.lines.failure is not None:
+                    raise RendezvousConnectionError(self.lines.failure.report)
+                if self.is_closed():
+                    raise RendezvousClosedError("another node has ended already")
+                if self._node == 0 and self.number < 0:  # later a node that comes late must not end the job
+                    assert self._served is not None
+                    self._count.check_others(self._served)
+                if time.monotonic() > deadline:
+                    raise RendezvousTimeoutError(f"node {listed(missing)} did not come within {seconds:.0f} s")
+                time.sleep(_LOOK_SECONDS)
 
     def _open_lines(self, store: Store) -> None:
         if self._node == 0:

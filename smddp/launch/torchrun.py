@@ -167,7 +167,13 @@ def _run_agent(
     )
     leaving.callback(lambda: lines.part(stopped=not ranks.exits))
     rendezvous = NodeRendezvous(
-        node=node.rank, nodes=node.nodes, address=node.master_addr, port=port, job_id=node.job_id, lines=lines
+        node=node.rank,
+        nodes=node.nodes,
+        max_restarts=node.max_restarts,
+        address=node.master_addr,
+        port=port,
+        job_id=node.job_id,
+        lines=lines,
     )
     spec = WorkerSpec(
         role="rank",

@@ -15,10 +15,11 @@ HEARTBEAT_SECONDS = 10.0
 
 
 class Heartbeat:
-    """Log ``waiting for the other ranks: 10 s so far`` from `start` to `stop`, or for `most` seconds.
+    """Log ``no step yet: 10 s so far`` from `start` to `stop`, or for `most` seconds.
 
     As a context it covers a block. What ends within ten seconds logs nothing. `what` may be a function, called for each
-    line in a thread. Once `until` returns True, no more lines come. `say` writes the line elsewhere than to the log.
+    line in a thread; an empty text logs nothing. Once `until` returns True, no more lines come. `say` writes the line
+    elsewhere than to the log.
     """
 
     def __init__(
@@ -37,23 +38,24 @@ class Heartbeat:
         self._every = every
         self._stopped = threading.Event()
 
-    def start(self) -> None:
-        """Begin, in a thread; a second start begins anew."""
+    def start(self, what: str | None = None) -> None:
+        """Begin, in a thread; a second start ends the first, and begins anew, with another `what` if given."""
         self._stopped.set()
         self._stopped = threading.Event()
-        threading.Thread(target=self._beat, args=(self._stopped,), name="heartbeat", daemon=True).start()
+        self._what = self._what if what is None else what
+        threading.Thread(target=self._beat, args=(self._stopped, self._what), name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
         """End; do nothing if it is not under way."""
         self._stopped.set()
 
-    def _beat(self, stopped: threading.Event) -> None:
+    def _beat(self, stopped: threading.Event, what: str | Callable[[], str]) -> None:
         began = time.monotonic()
         while (seconds := time.monotonic() - began) < self._most and not stopped.wait(self._every):
             if self._until():
                 return
-            what = self._what if isinstance(self._what, str) else self._what()
-            self._say(f"{what}: {seconds + self._every:.0f} s so far")
+            if text := what if isinstance(what, str) else what():
+                self._say(f"{text}: {seconds + self._every:.0f} s so far")
 
     def __enter__(self) -> Heartbeat:
         self.start()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from smddp.display_text import shown_names
 from smddp.process.process_tree import Descendants, adopt_orphans, command_line
 
 PATIENCE_SECONDS = 0.5
@@ -25,7 +26,6 @@ _KILL_SECONDS = 5.0
 
 _LOOK_SECONDS = 0.05
 _RANKS_LOOK_SECONDS = 1.0
-_MOST_NAMED = 5
 
 
 class Leftovers:
@@ -99,9 +99,8 @@ def _await_none(find: Callable[[], set[int]], seconds: float) -> bool:
 
 
 def _describe(processes: list[int]) -> str:
-    named = ", ".join(f"{process} ({command_line(process)})" for process in processes[:_MOST_NAMED])
-    more = f" and {len(processes) - _MOST_NAMED} more" if len(processes) > _MOST_NAMED else ""
-    return f"Left behind by the programs that ran here: {named}{more}"
+    named = shown_names(f"{process} ({command_line(process)})" for process in processes)
+    return f"Left behind by the programs that ran here: {named}"
 
 
 def _signal(processes: list[int], signum: int) -> None:

@@ -233,8 +233,18 @@ def age(process: int) -> float:
 
 def catches(process: int, signum: int) -> bool:
     """Return whether a process has a handler for the signal. Without one, the signal would kill it."""
+    return _is_in(b"SigCgt", process, signum)
+
+
+def ignores(process: int, signum: int) -> bool:
+    """Return whether a process ignores the signal."""
+    return _is_in(b"SigIgn", process, signum)
+
+
+def _is_in(mask: bytes, process: int, signum: int) -> bool:
+    """Return whether one of a process's signal masks in ``/proc`` has the signal."""
     for line in _read(process, "status").splitlines():
-        if line.startswith(b"SigCgt:"):
+        if line.startswith(mask + b":"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
 

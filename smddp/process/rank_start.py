@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from smddp.process.heartbeat import Heartbeat
-from smddp.process.process_tree import Descendants, age, catches, state
+from smddp.process.process_tree import Descendants, age, catches, ignores, state
 
 _LOOK_SECONDS = 1.0
 _MOST_SECONDS = 60.0
@@ -25,12 +25,13 @@ class RankStart:
     """The start of the ranks below this process: a context around their run, in which `look` is called repeatedly.
 
     It logs nothing if the `script` does not name smddp: the start of such a script can't be detected. Several `nodes`
-    meet before any of them starts a rank.
+    meet before any of them starts a rank, and their agents log whom they wait for.
     """
 
-    def __init__(self, script: Path, *, nodes: int = 1) -> None:
+    def __init__(self, script: Path, *, nodes: int = 1, is_first: bool = True) -> None:
+        """Take the number of nodes, and whether the first one is here: it alone tells, for the logs may be one."""
         self._nodes = nodes
-        self._is_told = script.is_file() and b"smddp" in script.read_bytes()
+        self._is_told = is_first and script.is_file() and b"smddp" in script.read_bytes()
         self._heartbeat = Heartbeat(self._what, until=self._is_over, most=_MOST_SECONDS)
         self._until = time.monotonic() + _MOST_SECONDS
         self._next_look = 0.0
@@ -41,7 +42,7 @@ class RankStart:
         self._begun: set[int] = set()
 
     def look(self, program: int | None = None) -> None:
-        """Stop the heartbeat once each rank catches SIGTERM, as it does during ``smddp.run``, or one has ended.
+        """Stop the heartbeat once each rank catches SIGTERM, as it does during ``smddp.run``, or one is at its end.
 
         Without a launcher, `program` is the process of the only rank.
         """
@@ -56,14 +57,12 @@ class RankStart:
     def _what(self) -> str:
         with self._lock:
             has_ranks = bool(self._seen)
-        if self._nodes > 1 and not has_ranks:
-            return f"no rank has started yet, for the {self._nodes} nodes must meet first"
-        return "the ranks are starting"
+        return "" if self._nodes > 1 and not has_ranks else "the ranks are starting"
 
     def _is_over(self) -> bool:
-        """Return whether all ranks have begun, or one has ended: its failure is in the log.
+        """Return whether all ranks have begun, or one is at its end: its last line is in the log.
 
-        A rank that has begun and catches SIGTERM no more is about to end.
+        ``smddp.run`` lets a rank ignore SIGTERM from its end on, however soon after its begin that is.
         """
         with self._lock:
             processes = Descendants(os.getpid())
@@ -71,7 +70,9 @@ class RankStart:
             if not ranks and self._program is not None:
                 ranks = processes.script(self._program)
             begun = {rank for rank in ranks if catches(rank, signal.SIGTERM)}
-            has_end = self._begun - begun or any(state(rank) in ("", "Z") for rank in self._seen)
+            has_end = self._begun - begun or any(
+                state(rank) in ("", "Z") or ignores(rank, signal.SIGTERM) for rank in self._seen | ranks
+            )
             self._seen |= ranks
             self._begun |= begun
             return bool(has_end) or (bool(ranks) and ranks <= begun)

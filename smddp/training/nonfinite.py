@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from smddp.display_text import counted
+from smddp.display_text import counted, shown_names
 from smddp.distributed import Membership
 from smddp.dtensor import local_values
 from smddp.errors import TrainingDivergedError
@@ -139,8 +139,7 @@ class NonfiniteGuard:
     def _name_samples(self, micro_batches: list[int]) -> str:
         """Name, for people, the samples in these micro-batches; empty if they are not known."""
         samples = [sample for micro_batch in micro_batches for sample in self._samples(micro_batch)]
-        more = f" and {len(samples) - _SHOWN_SAMPLES} more" if len(samples) > _SHOWN_SAMPLES else ""
-        return f"samples {', '.join(map(str, samples[:_SHOWN_SAMPLES]))}{more}" if samples else ""
+        return f"samples {shown_names(samples, most=_SHOWN_SAMPLES)}" if samples else ""
 
     def _event(self, causes: list[str | None]) -> str:
         """Describe, for people, which losses and which gradients are not finite.
@@ -155,7 +154,9 @@ class NonfiniteGuard:
         elif len(causes) == 1:
             losses = f"the loss is not{where}"
         else:
-            losses = f"the loss of rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))} is not{where}"
+            losses = (
+                f"the loss of rank{'s' if len(named) > 1 else ''} {shown_names(named, most=_SHOWN_RANKS)} is not{where}"
+            )
         return f"the gradients of step {self._steps() + 1} are not finite: {losses}, and {self._first()}"
 
     def _first(self) -> str:

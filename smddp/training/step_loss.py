@@ -10,6 +10,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from smddp.display_text import shown_names
 from smddp.distributed import Membership, sum_over_ranks
 from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import TrainingDivergedError
@@ -86,9 +87,8 @@ class StepLoss:
             is_broken = sum_over_ranks(is_broken.int(), self._membership) > 0
         broken = [name for name, is_so in zip(names, is_broken.tolist(), strict=True) if is_so]
         if broken:
-            more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
             raise TrainingDivergedError(
-                f"at step {step} the model's {', '.join(broken[:_SHOWN])}{more} "
+                f"at step {step} the model's {shown_names(broken, most=_SHOWN)} "
                 f"{'has' if len(broken) == 1 else 'have'} values that are not finite: no further step can mend that. "
                 "Nothing of it was saved; the existing checkpoints are of earlier steps. Lower the learning rate, set "
                 "clip_norm, or look for NaN in the data"

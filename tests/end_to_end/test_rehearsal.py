@@ -50,6 +50,7 @@ def test_a_job_of_two_hosts_trains_saves_and_resumes(
     assert (found.steps, found.resumed_at) == (12, 6)
     assert found.metrics["files"] == 4
     assert found.metrics["samples_per_second"] > 0
+    assert "goodput" not in found.metrics
     assert found.checkpoint_bytes > 0
     assert found.model_bytes > 0
     assert 64 << 20 < found.memory_bytes < 64 << 30
@@ -161,8 +162,14 @@ def test_a_directory_will_do_and_a_job_without_checkpoints_is_tried_once(estimat
 @pytest.mark.slow
 def test_a_job_that_cannot_train_says_why(estimator: Build, tmp_path: Path) -> None:
     (tmp_path / "word").write_text("one")
-    with pytest.raises(TrainingJobFailed, match="could not convert string to float: 'one'"):
+    with pytest.raises(TrainingJobFailed, match="could not convert string to float: 'one'") as failure:
         estimator("reads_channel.py").rehearse({"training": str(tmp_path)}, steps=3, seconds=100, logs=False)
+    told = str(failure.value)
+    assert told.startswith("The rehearsal of reads_channel.py (1 × ml.g5.xlarge, the script alone) failed: Algo")
+    assert "Its platform has ended, with the files of /opt/ml: rehearse(logs=True) shows its log. To repeat it:" in told
+    assert "attach" not in told
+    assert "CloudWatch" not in told
+    assert failure.value.reason in told
 
 
 @pytest.mark.slow

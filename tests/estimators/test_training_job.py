@@ -144,6 +144,18 @@ def test_a_failed_job_raises_its_reason_and_says_where_its_log_is(platform: Plat
     assert LOG_GROUP in str(failure.value)
 
 
+def test_a_failed_job_of_a_local_platform_names_no_log_on_aws(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "ends_with_program", True, raising=False)
+    platform.descriptions = [described("Failed", status="Failed", FailureReason="AlgorithmError: ValueError")]
+    with pytest.raises(TrainingJobFailed) as failure:
+        TrainingJob(NAME, platform).wait(logs=False)
+    told = str(failure.value)
+    assert told.endswith(f"TrainingJob.attach('{NAME}', platform.session).logs(), until its local platform ends")
+    assert "CloudWatch" not in told
+
+
 def test_what_a_failed_job_has_written_has_no_power_over_the_terminal_of_who_waits(platform: Platform) -> None:
     reason = "AlgorithmError: \x1b[31mValueError\x1b[0m:\0 \x1b]52;c;Y2xpcA==\x07\x9b2J\r\n  in line 3\rgood"
     platform.descriptions = [described("Failed", status="Failed", FailureReason=reason)]

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from smddp.display_text import counted, shown_error, shown_line, shown_name, shown_path, shown_text, with_shown_paths
+from smddp.display_text import (
+    counted,
+    shown_error,
+    shown_line,
+    shown_name,
+    shown_names,
+    shown_path,
+    shown_text,
+    with_shown_paths,
+)
 
 
 @pytest.mark.parametrize(
@@ -100,3 +109,11 @@ def test_the_paths_of_a_message_are_shown_in_the_same_way(
 def test_one_thing_has_no_plural() -> None:
     assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
     assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]
+
+
+def test_a_list_of_names_ends_between_names() -> None:
+    names = [f"base_model.layers.{number}.attention.lora_A.weight" for number in range(7)]
+    assert shown_names(names) == f"{', '.join(names[:5])} and 2 more"
+    assert shown_names(iter(names[:5])) == ", ".join(names[:5])
+    assert shown_names(range(9), most=8) == "0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
+    assert shown_names([]) == ""

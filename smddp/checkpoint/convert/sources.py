@@ -22,6 +22,7 @@ from smddp.checkpoint.restore.reader import NO_TARGETS, FindTargets, Loaded, loa
 from smddp.checkpoint.restore.restoring import read_on_all
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.opening import location_and_step, no_checkpoint_in
+from smddp.display_text import shown_names
 from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 
@@ -197,7 +198,7 @@ def _parts_of(state: Any, origin: str) -> tuple[dict[str, Mapping[str, Any]], li
             return {"model": state}, []
         if names:
             return {part: state[name] for part, name in names.items()}, sorted(set(state) - set(names.values()))
-    found = ", ".join(map(str, list(state)[:10])) if isinstance(state, Mapping) else f"a {type(state).__qualname__}"
+    found = shown_names(state, most=10) if isinstance(state, Mapping) else f"a {type(state).__qualname__}"
     raise CheckpointError(
         f"{origin} holds {found or 'nothing'}, where a model's state_dict was expected, or a dict of such by part "
         '({"model": ..., "optimizer": ...})'

@@ -29,6 +29,7 @@ from smddp.checkpoint.convert.safetensors_files import (
     read_indexed_files,
     read_safetensors_file,
 )
+from smddp.display_text import shown_names
 from smddp.errors import CheckpointError
 from smddp.storage.untrusted_tar import SPARSE, BadArchiveError, Member, TarMembers, reading_tar_gz
 
@@ -143,7 +144,7 @@ def _extract_weights(archive: Path, origin: str, directory: Path) -> Path:
     name = next((name for name in WEIGHTS_NAMES if name in files), None)
     if name is None:
         raise CheckpointError(
-            f"{origin} has none of {', '.join(WEIGHTS_NAMES)}, only {', '.join(sorted(files)[:10]) or 'nothing'}"
+            f"{origin} has none of {', '.join(WEIGHTS_NAMES)}, only {shown_names(sorted(files), most=10) or 'nothing'}"
         )
     wanted = {name: files[name]}
     if name == INDEX_NAME:

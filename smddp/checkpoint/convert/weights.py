@@ -23,15 +23,13 @@ from smddp.checkpoint.format.frozen import LeftOut, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, plain_name
 from smddp.checkpoint.format.shards import take_piece, why_unsupported
 from smddp.checkpoint.parts.modules import has_bits
-from smddp.checkpoint.parts.optimizers import some
 from smddp.checkpoint.restore.reader import FindTargets, Unread
+from smddp.display_text import shown_names
 from smddp.distributed import Ranks
 from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError, SmddpError
 
 logger = logging.getLogger(__name__)
-
-_SHOWN = 6  # names in a line of a report
 
 
 class WeightsError(SmddpError, ValueError):
@@ -167,8 +165,7 @@ def _has_running_statistics(layer: nn.Module) -> bool:
 def _line(what: str, names: Sequence[str]) -> str:
     if not names:
         return ""
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"  {what} ({len(names)}): {', '.join(names[:_SHOWN])}{more}"
+    return f"  {what} ({len(names)}): {shown_names(names)}"
 
 
 _REPLICATED = "module."  # the prefix of DistributedDataParallel and AveragedModel
@@ -295,8 +292,8 @@ def _check_left_out(own: Mapping[str, Any], left_out: Mapping[str, LeftOut]) -> 
     if other := [name for name in left_out if name not in same]:
         raise WeightsError(
             f"{len(other)} of {len(left_out)} frozen weights, which the checkpoint leaves out, have other values here: "
-            f"{some(other)}. Nothing was loaded; load the same base model first, in the same precision, or choose "
-            "other weights by prefix="
+            f"{shown_names(other)}. Nothing was loaded; load the same base model first, in the same precision, or "
+            "choose other weights by prefix="
         )
 
 

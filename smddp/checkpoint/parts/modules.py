@@ -19,8 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.frozen import LeftOut, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, in_names_of, plain_name, plain_state
-from smddp.checkpoint.parts.optimizers import some
-from smddp.display_text import as_size
+from smddp.display_text import as_size, shown_names
 from smddp.distributed import Ranks, has_shards
 from smddp.distributed.replica_check import hash_of
 from smddp.dtensor import is_dtensor, local_values
@@ -101,7 +100,7 @@ class ModulePart:
             "unexpected": [key for key in saved if key not in present and key not in empty],
             "misshapen": misshapen,
         }
-        found = [f"{len(keys)} {problem}: {some(keys)}" for problem, keys in problems.items() if keys]
+        found = [f"{len(keys)} {problem}: {shown_names(keys)}" for problem, keys in problems.items() if keys]
         if found:
             raise ValueError(f"it is of another model: {'; '.join(found)}")
         left_out = {key: value for key, value in saved.items() if isinstance(value, LeftOut)}
@@ -111,7 +110,7 @@ class ModulePart:
                 remedy = "this run has changed them since, and only a new start of the job loads them again"
             raise ValueError(
                 f"{len(other)} of {len(left_out)} frozen weights, which it leaves out, have other values here: "
-                f"{some(other)}; {remedy}"
+                f"{shown_names(other)}; {remedy}"
             )
         casts = sorted(
             {
@@ -139,7 +138,13 @@ class ModulePart:
         setattr(there, METADATA, getattr(state, METADATA, None))
         result = self.module.load_state_dict(there, strict=False)
         if result.unexpected_keys or set(result.missing_keys) - left_out:
-            raise ValueError(f"it did not take {some([*result.unexpected_keys, *result.missing_keys])}")
+            raise ValueError(f"it did not take {shown_names([*result.unexpected_keys, *result.missing_keys])}")
+        if self._save_frozen and self._ranks.is_main:
+            logger.info(
+                "the checkpoint leaves out %d frozen weights of %s, which are saved from now on: save_frozen is True",
+                len(left_out),
+                self._name,
+            )
 
     def _described(self, weights: Mapping[str, Tensor]) -> dict[str, LeftOut]:
         found = fingerprints(weights, self._ranks, in_pieces=self._is_in_pieces)
@@ -169,7 +174,7 @@ class ModulePart:
                 "%d frozen weights of %s have changed or are trained, and are saved from now on: %s",
                 len(changed),
                 self._name,
-                some(changed),
+                shown_names(changed),
             )
 
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from smddp.checkpoint.format.plain_names import plain_name
 from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, TAKE_REMEDY, OnChange, change, copied, same
+from smddp.display_text import shown_names
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ _SCHEDULED = {"momentum", "betas"}
 """Options that a schedule may change besides the learning rate."""
 _PLACEHOLDER = re.compile(r"#\d+")
 """The placeholder name of a parameter that is not in the module."""
-_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ class GroupChanges:
         """Describe for people the options that differ among the saved groups."""
         return (
             f"the parameters{self.label} come from {len(self.sources)} groups of the checkpoint's script, which differ "
-            f"in {some(sorted(self.unlike))}"
+            f"in {shown_names(sorted(self.unlike))}"
         )
 
 
@@ -251,7 +251,8 @@ class NamedOptimizer:
                 "in another order than the checkpoint's: give the groups in that order, or make them the model's"
             )
         raise ValueError(
-            f"it trained {len(saved_flat)} parameters and this one trains {len(own_flat)}; not in both: {some(missing)}"
+            f"it trained {len(saved_flat)} parameters and this one trains {len(own_flat)}; not in both: "
+            f"{shown_names(missing)}"
         )
 
     def _sources(self, state: Mapping[str, Any]) -> list[tuple[int, ...]]:
@@ -350,7 +351,8 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, by_name: 
     for saved in groups:
         if missing := sorted(set(optimizer.defaults) - set(saved) - _NOT_OF_THE_KIND - _NEW):
             raise ValueError(
-                f"it is one of another kind than this run's {type(optimizer).__name__}: it has no {some(missing)}"
+                f"it is one of another kind than this run's {type(optimizer).__name__}: it has no "
+                f"{shown_names(missing)}"
             )
         for name in _OF_THE_KIND & set(saved) & set(optimizer.defaults):
             if saved[name] != optimizer.defaults[name]:
@@ -396,9 +398,3 @@ def _comparable(begin: Mapping[str, Any], saved: Mapping[str, Any], own: Mapping
     left |= _SCHEDULED if "max_momentum" in begin and "max_momentum" not in own else set()
     names = set(begin) & set(own) - _IMPLEMENTATION
     return {name: saved[name] if name in left else begin[name] for name in names}
-
-
-def some(names: list[str]) -> str:
-    """Return the first few names, and the number of the others, for people."""
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -48,7 +48,7 @@ def test_a_failed_job_leaves_its_log_and_one_line(tmp_path: Path) -> None:
 
 
 def test_the_status_of_the_job_is_shown_from_the_stop_to_the_resume() -> None:
-    interrupted, statuses = list[str](), list[str]()
+    interrupted, waits = list[str](), list[str]()
 
     class Job:
         name, status = "smddp-demo", "Completed"
@@ -64,6 +64,7 @@ def test_the_status_of_the_job_is_shown_from_the_stop_to_the_resume() -> None:
                 "resumed at step 130, in epoch 2",
                 "step=140 epoch=2/4 loss=0.4",
                 "Uploading",
+                "Completed",
             ):
                 if " " in told:
                     yield LogLine(host="algo-1", timestamp=0, message=told)
@@ -84,7 +85,7 @@ def test_the_status_of_the_job_is_shown_from_the_stop_to_the_resume() -> None:
         run.DemoState(),
         epochs=4,
         images=1797,
-        tell_status=statuses.append,
+        tell_wait=waits.append,
     )
     assert [line.split(" s  ", 1)[1] for line in output.getvalue().splitlines()] == [
         "spot interruption: both hosts are told to go, after step 120",
@@ -96,4 +97,5 @@ def test_the_status_of_the_job_is_shown_from_the_stop_to_the_resume() -> None:
         "job Completed",
     ]
     assert interrupted == ["smddp-demo"]
-    assert statuses == ["Training", "Interrupted", "Starting", "Training", "Uploading"]
+    statuses = ["Training", "Interrupted", "Starting", "Training", "Uploading"]
+    assert waits == [*(f"the job is {status}" for status in statuses), "the demo collects the results"]

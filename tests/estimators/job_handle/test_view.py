@@ -372,7 +372,8 @@ def test_a_long_line_is_wrapped_by_the_terminal_alone() -> None:
     os.close(controller)
 
 
-def test_a_status_without_a_log_tells_that_it_goes_on() -> None:
+@pytest.mark.parametrize("after", ["Training", "Completed", "MaxRuntimeExceeded"])
+def test_a_status_without_a_log_tells_that_it_goes_on(after: str) -> None:
     file = io.StringIO()
     with redirect_stdout(file):
         lines = WaitLines(LogView(), every=0.02)
@@ -381,7 +382,7 @@ def test_a_status_without_a_log_tells_that_it_goes_on() -> None:
     while "Starting: 0 s so far" not in file.getvalue():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    lines.update(StatusChange(time=NOON, status="Training", message=""))
+    lines.update(StatusChange(time=NOON, status=after, message=""))
     time.sleep(0.1)  # a line under way
     told = file.getvalue()
     time.sleep(0.1)

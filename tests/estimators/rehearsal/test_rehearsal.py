@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import moto.ec2
 import pytest
 from sagemaker.instance_group import InstanceGroup
 
+from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
 from estimators.instances import _GPU_MIB, families_with, gpu_bytes
 from estimators.plan import Topology
 from estimators.rehearsal import Rehearsal
-from estimators.rehearsal.rehearsal import _smallest_gpu, _warn_of_memory
+from estimators.rehearsal.rehearsal import _failure, _smallest_gpu, _warn_of_memory
 
 
 def test_a_notebook_shows_a_table_of_what_the_text_says() -> None:
@@ -99,3 +101,30 @@ def test_a_job_that_needs_more_than_its_gpus_have_is_warned_of(caplog: pytest.Lo
         "the job may run out of GPU memory: rank 0 needs at least 1024.0 GiB for weights, gradients and optimizer "
         "state, and a GPU of ml.g5.xlarge has 22.4 GiB; divide the model with parallel=smddp.Sharded(...)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "secondary", "attempt", "logs", "said"),
+    [
+        (TrainingJobFailed, "Failed", 1, True, "failed: why.*: the log above is all that is left of it. To repeat it"),
+        (TrainingJobFailed, "Failed", 2, False, "failed, when it resumed from .* first attempt: why.*logs=True"),
+        (TrainingJobStopped, "Stopped", 1, True, "failed: why"),
+        (TrainingJobStopped, "MaxRuntimeExceeded", 2, True, "given up after 60 s, .* end after 40 optimizer steps"),
+    ],
+)
+def test_a_failure_names_what_is_left_of_a_rehearsal(
+    kind: type[TrainingJobFailed], secondary: str, attempt: int, logs: bool, said: str
+) -> None:
+    fault = kind(
+        "digits-1 failed: why\nIts log: TrainingJob.attach('digits-1').logs(), or CloudWatch",
+        job_name="digits-1",
+        status="Failed",
+        secondary_status=secondary,
+        reason="why",
+    )
+    error = _failure(fault, "train.py (2 × ml.g5.xlarge)", attempt=attempt, steps=20, seconds=60, logs=logs)
+    assert type(error) is (EstimatorError if secondary == "MaxRuntimeExceeded" else kind)
+    assert re.search(said, str(error), re.DOTALL)
+    assert str(error).startswith("The rehearsal ")
+    assert "attach" not in str(error)
+    assert "CloudWatch" not in str(error)

@@ -1,3 +1,4 @@
+import logging
 import re
 import socket
 import time
@@ -5,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from torch.distributed import TCPStore
@@ -13,6 +15,7 @@ from smddp.cluster import Cluster
 from smddp.distributed import store as module
 from smddp.distributed.store import connect, connect_again, meet
 from smddp.errors import DistributedError
+from smddp.process.heartbeat import Heartbeat
 from tests.ports import free_port
 
 MakeCluster = Callable[[int, int], Cluster]
@@ -121,7 +124,9 @@ def test_ranks_that_count_differently_refuse_one_another_at_once(
     )
     kept = connect(first, WAIT, {}, serve=True)
     told = join(second) or ""
-    assert re.match(rf"rank 1 on \S+ counts {other} ranks, and rank 0 counts {own}\. All ranks .* set WORLD_SIZE", told)
+    assert re.match(
+        rf"rank 1 on \S+ counts {other} ranks, and rank 0 counts {own} ranks\. All ranks .* set WORLD_SIZE", told
+    )
     with pytest.raises(
         DistributedError, match=rf"^rank 0 counts {own} ranks, and rank 1 on \S+ counts {other} ranks\. "
     ):
@@ -163,3 +168,27 @@ def test_only_a_connection_that_stays_open_without_a_word_is_silent() -> None:
         closing.result()
     assert module._is_silent("127.0.0.1", port) is False
     assert module._is_silent("a" * 64, port) is False
+
+
+def test_rank_0_tells_which_rank_it_waits_for_where_and_how_long(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "Heartbeat", partial(Heartbeat, every=0.02))
+    port = free_port()
+    first = master(make_cluster, 0, port, port_from="MASTER_PORT=1")
+    with pytest.raises(DistributedError, match="rank 0 waited 0"):
+        meet(connect(first, WAIT, {}, serve=True), first, timedelta(seconds=0.5))
+    told = f"1 of 2 ranks are at 127.0.0.1:{port}; waiting for rank 1, at most 0.5 s: 0 s so far"
+    assert told in caplog.messages
+
+
+def test_a_rank_tells_which_master_it_waits_for_and_how_long(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "Heartbeat", partial(Heartbeat, every=0.02))
+    port = free_port()
+    assert "could not reach" in (join(master(make_cluster, 1, port, port_from="MASTER_PORT=1"), seconds=1) or "")
+    told = rf"rank 1 on \S+ waits for the master at 127\.0\.0\.1:{port}, at most 1 s: 0 s so far"
+    assert any(re.fullmatch(told, each) for each in caplog.messages)

@@ -2,6 +2,7 @@ import builtins
 import errno
 import linecache
 import os
+import re
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smddp.cluster import OF_RUN_DIRECTORY, Cluster
+from smddp.errors import CheckpointError
 from smddp.job import Channels
 from smddp.job.failure_report import (
     LIMIT,
@@ -199,6 +201,16 @@ def test_a_huge_message_keeps_its_beginning_its_end_the_rank_and_the_innermost_f
     assert report.startswith("RuntimeError: BEGIN")
     assert " END (rank 1 of 4 on algo-2)" in report
     assert "fail: raise RuntimeError" in report.splitlines()[-1]
+
+
+def test_a_name_is_told_whole_or_not_at_all() -> None:
+    names = [f"base_model.model.layers.{number}.attention.query.lora_A.default.weight" for number in range(24)]
+    (told,) = describe(CheckpointError(f"it is of another model: 24 missing: {', '.join(names)}"), rank(1)).splitlines()
+    assert " ... " in told
+    shown = re.findall(r"[\w.]*(?:layers|weight|lora)[\w.]*", told)
+    assert len(shown) > 4
+    assert set(shown) <= set(names)
+    assert told.endswith(f"{names[-1]} (rank 1 of 4 on algo-2)")
 
 
 def test_an_exception_that_cannot_be_printed_is_told_all_the_same() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
@@ -13,18 +16,29 @@ from smddp.errors import DistributedError
 from smddp.launch import rendezvous as module
 from smddp.launch.node_connections import NodeLines
 from smddp.launch.rendezvous import NodeRendezvous
+from smddp.process.heartbeat import Heartbeat
 from tests.ports import free_port
+
+
+def node_of(
+    node: int, *, port: int, nodes: int = 2, max_restarts: int = 0, job_id: str = "a", lines: NodeLines | None = None
+) -> NodeRendezvous:
+    heed = dict.fromkeys(("lost_first", "failed", "stopped"), lambda: None)
+    return NodeRendezvous(
+        node=node,
+        nodes=nodes,
+        max_restarts=max_restarts,
+        address="127.0.0.1",
+        port=port,
+        job_id=job_id,
+        lines=lines or NodeLines(host=f"host-{node}", **heed),
+    )
 
 
 @pytest.fixture
 def nodes():
     port = free_port()
-    heed = dict.fromkeys(("lost_first", "failed", "stopped"), lambda: None)
-    lines = [NodeLines(host=f"host-{node}", **heed) for node in range(2)]
-    nodes = [
-        NodeRendezvous(node=node, nodes=2, address="127.0.0.1", port=port, job_id="a", lines=lines[node])
-        for node in range(2)
-    ]
+    nodes = [node_of(node, port=port) for node in range(2)]
     meet(nodes)
     return nodes
 
@@ -80,9 +94,48 @@ def test_the_first_node_goes_last_and_waits_for_nobody_for_ever(nodes, monkeypat
 
 
 def test_a_node_of_another_job_with_the_same_port_is_refused(nodes):
-    stranger = NodeRendezvous(node=1, nodes=2, address="127.0.0.1", port=nodes[0]._port, job_id="b", lines=None)
+    stranger = node_of(1, port=nodes[0]._port, job_id="b")
     with pytest.raises(
         DistributedError,
         match=r"^node 1 of 2 could not join at .*: the store of another job answers \(a; this job: b\)",
     ):
         stranger.next_rendezvous()
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [
+        (({"nodes": 2}, "2 nodes and 0 restarts"), ({"nodes": 3}, "3 nodes and 0 restarts")),
+        (({"nodes": 3}, "3 nodes and 0 restarts"), ({"nodes": 2}, "2 nodes and 0 restarts")),
+        (({"max_restarts": 1}, "2 nodes and 1 restart"), ({}, "2 nodes and 0 restarts")),
+    ],
+)
+def test_nodes_that_count_differently_refuse_one_another_at_once(own, other):
+    port = free_port()
+    nodes = [node_of(number, port=port, **settings) for number, (settings, _) in enumerate((own, other))]
+    with ThreadPoolExecutor() as pool:
+        meeting = [pool.submit(node.next_rendezvous) for node in nodes]
+        first, second = (each.exception(timeout=60) for each in meeting)
+    assert isinstance(first, DistributedError)
+    assert isinstance(second, DistributedError)
+    told = rf"node 1 on \S+ counts {other[1]}"
+    assert re.match(rf"node 0 counts {own[1]}, and {told}\. All nodes .* the same --nodes and", str(first))
+    assert re.match(rf"{told}, and node 0 counts {own[1]}\. All nodes", str(second))
+
+
+def test_a_node_that_comes_late_and_counts_differently_does_not_end_the_job(nodes):
+    with pytest.raises(DistributedError, match="counts 3 nodes"):
+        node_of(2, nodes=3, port=nodes[0]._port).next_rendezvous()
+    meet(nodes)
+    assert [node.number for node in nodes] == [1, 1]
+
+
+def test_the_first_node_tells_which_node_it_waits_for_where_and_how_long(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "Heartbeat", partial(Heartbeat, every=0.02))
+    monkeypatch.setattr(module, "JOIN_SECONDS", 0.5)
+    port = free_port()
+    with pytest.raises(RendezvousTimeoutError, match="node 1, 2 did not come"):
+        node_of(0, nodes=3, port=port).next_rendezvous()
+    told = f"1 of 3 nodes are at 127.0.0.1:{port}; waiting for node 1, 2, at most 0.5 s: 0 s so far"
+    assert told in caplog.messages

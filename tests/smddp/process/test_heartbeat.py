@@ -8,7 +8,7 @@ from smddp.process.heartbeat import Heartbeat
 
 def test_a_line_comes_again_and_again_until_the_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with Heartbeat("waiting for the other ranks", every=0.02):
+    with Heartbeat("no step yet", every=0.02):
         deadline = time.monotonic() + 30
         while len(caplog.messages) < 2:
             assert time.monotonic() < deadline
@@ -17,7 +17,7 @@ def test_a_line_comes_again_and_again_until_the_end(caplog: pytest.LogCaptureFix
     told = list(caplog.messages)
     time.sleep(0.1)
     assert caplog.messages == told
-    assert set(told) == {"waiting for the other ranks: 0 s so far"}
+    assert set(told) == {"no step yet: 0 s so far"}
 
 
 def test_what_ends_soon_says_nothing_and_what_does_not_end_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -39,3 +39,33 @@ def test_a_function_says_what_is_under_way_and_when_it_is_over() -> None:
         time.sleep(0.01)
     time.sleep(0.1)
     assert said == ["step 0: 0 s so far", "step 1: 0 s so far"]
+
+
+def test_an_empty_text_is_no_line() -> None:
+    said: list[str] = []
+    asked: list[None] = []
+
+    def what() -> str:
+        asked.append(None)
+        return "" if len(asked) < 3 else "training"
+
+    with Heartbeat(what, until=lambda: bool(said), say=said.append, every=0.01):
+        deadline = time.monotonic() + 30
+        while not said:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert (said, len(asked)) == (["training: 0 s so far"], 3)
+
+
+def test_another_wait_ends_the_one_before_and_counts_its_own_seconds() -> None:
+    said: list[str] = []
+    with Heartbeat("the job is Training", say=said.append, every=0.3) as heartbeat:
+        deadline = time.monotonic() + 30
+        while len(said) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        heartbeat.start("the results are collected")
+        while len(said) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert said[3:] == ["the job is Training: 1 s so far", "the results are collected: 0 s so far"]

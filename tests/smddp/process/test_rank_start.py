@@ -19,15 +19,16 @@ from smddp.process.process_tree import age
 from smddp.process.rank_start import RankStart, launch_variables, launched
 
 RANK = (
-    "import signal, sys; sys.stdin.readline(); signal.signal(signal.SIGTERM, print); print(flush=True); "
+    "import signal, sys; sys.stdin.readline(); signal.signal(signal.SIGTERM, HANDLER); print(flush=True); "
     "sys.stdin.readline()"
 )
 
 
-def start_rank(number: int = 0) -> subprocess.Popen[str]:
+def start_rank(number: int = 0, *, ends: bool = False) -> subprocess.Popen[str]:
+    """Start a rank, which begins at a line of input; one that `ends` is then at the end of ``smddp.run``."""
     launched = {"TORCHELASTIC_RUN_ID": "0", "TORCHELASTIC_RESTART_COUNT": "0", "RANK": str(number)}
     return subprocess.Popen(
-        [sys.executable, "-c", RANK],
+        [sys.executable, "-c", RANK.replace("HANDLER", "signal.SIG_IGN" if ends else "print")],
         env=os.environ | launched,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -115,12 +116,44 @@ def test_no_rank_is_said_to_start_before_the_nodes_have_met(
     script = tmp_path / "train.py"
     script.write_text("import smddp")
     with RankStart(script, nodes=2) as start:
-        while not caplog.messages:
-            time.sleep(0.01)
-        alone = list(caplog.messages)
+        time.sleep(0.2)
+        assert caplog.messages == []  # the agents tell which node is awaited
         with start_rank() as rank:
             start.look()
             while not any("the ranks are starting" in each for each in caplog.messages):
                 time.sleep(0.01)
             rank.kill()
-    assert all("no rank has started yet, for the 2 nodes must meet first: " in each for each in alone)
+
+
+def test_no_line_follows_the_end_of_a_short_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The whole run fits between two looks, and Python takes a while to end."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.5))
+    script = tmp_path / "train.py"
+    script.write_text("import smddp")
+    with RankStart(script) as start, start_rank(ends=True) as ending:
+        assert ending.stdin is not None
+        assert ending.stdout is not None
+        start.look()
+        ending.stdin.write("\n")
+        ending.stdin.flush()
+        ending.stdout.readline()
+        time.sleep(1.2)  # two lines, if it went on
+        ending.kill()
+    assert caplog.messages == []
+
+
+def test_only_the_first_node_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.02))
+    script = tmp_path / "train.py"
+    script.write_text("import smddp")
+    with RankStart(script, nodes=2, is_first=False) as start, start_rank(1) as rank:
+        start.look()
+        time.sleep(0.2)
+        rank.kill()
+    assert caplog.messages == []

@@ -53,3 +53,15 @@ def test_a_resume_goes_on_to_the_bit(tmp_path: Path, caplog: pytest.LogCaptureFi
     files = [file.stat().st_size for file in job.checkpoint_dir.glob("step-*/*/model*.safetensors")]
     assert files, "no checkpoint"
     assert max(files) < 30_000 < sum(weight.nbytes for weight in base().parameters())
+
+
+@pytest.mark.loops
+def test_a_loss_of_merged_adapters_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    trainer = trained(Job.detect({"SMDDP_RUN_DIR": str(tmp_path)}), 2, seed=1, ema=None)
+    trainer.module.merge_adapter()
+    with pytest.raises(
+        ValueError, match=r"without a gradient: none of the 4 trainable parameters took part in it\. .* unmerge_adapter"
+    ):
+        trainer.step(trainer.model(torch.ones(1, 6)).square().mean())
+    trainer.module.unmerge_adapter()
+    trainer.step(trainer.model(torch.ones(1, 6)).square().mean())

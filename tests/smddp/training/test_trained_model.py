@@ -105,3 +105,15 @@ def test_weights_that_are_not_finite_are_not_saved(job: Job) -> None:
     nn.init.constant_(model.module.weight, float("inf"))  # type: ignore[arg-type]
     with pytest.raises(TrainingDivergedError, match="at step 0 the model's weight has values"):
         model.before_save()
+
+
+def test_a_loss_without_a_gradient_is_refused(job: Job) -> None:
+    model = trained(job)
+    with torch.no_grad():
+        of_no_grad = model.model(torch.ones(1, 4)).mean()
+    for loss in (of_no_grad, model.model(torch.ones(1, 4)).mean().detach()):
+        with pytest.raises(ValueError, match="none of the 2 trainable parameters took part in it"):
+            model.step(loss, 1.0, items=None, collect=False)
+    model.module.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"none of the 2 parameters of the optimizer is trainable\. Call requires"):
+        model.step(model.model(torch.ones(1, 4)).mean(), 1.0, items=None, collect=False)

@@ -13,6 +13,7 @@ from estimators.local.engine.experiments.record import COMPONENT, ComponentRecor
 from estimators.local.engine.experiments.records import Entities
 from estimators.local.engine.records import read_tags
 from estimators.local.engine.validation import Handler
+from smddp.display_text import shown_names
 
 _NAMES_AND_TAGS = ("ExperimentName", "TrialName", "TrialComponentName", "Tags")
 
@@ -60,7 +61,7 @@ class TrialOperations:
         experiment = self._experiment(request)
         trials = [each.name for each in self._entities.trials_of(experiment)]
         if trials:
-            raise invalid(f"{experiment.name} has trials; delete them first: {', '.join(trials[:5])}.")
+            raise invalid(f"{experiment.name} has trials; delete them first: {shown_names(trials)}.")
         self._entities.experiments.remove(experiment)
         return {"ExperimentArn": experiment.arn}
 
@@ -87,7 +88,7 @@ class TrialOperations:
         trial = self._trial(request)
         components = [each.name for each in self._entities.components.all() if trial.name in each.trials]
         if components:
-            raise invalid(f"{trial.name} has trial components; disassociate them first: {', '.join(components[:5])}.")
+            raise invalid(f"{trial.name} has trial components; disassociate them first: {shown_names(components)}.")
         self._entities.trials.remove(trial)
         return {"TrialArn": trial.arn}
 

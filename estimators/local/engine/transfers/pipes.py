@@ -32,6 +32,7 @@ from estimators.local.engine.errors import FailedJobError
 from estimators.local.engine.hosts import Host
 from estimators.local.engine.transfers.channels import InputChannel, channel_files, receivers, share_out
 from estimators.local.engine.transfers.objects import S3Uri, explaining, read_object
+from smddp.display_text import shown_names
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -267,7 +268,7 @@ def _parse(text: bytes, where: str, channel: InputChannel) -> _Line:
             channel, f"{where} is no JSON object but of the type {type(document).__name__}; write one a line"
         )
     if missing := [name for name in channel.attributes if name not in document]:
-        has = ", ".join(sorted(document)[:20]) or "none"
+        has = shown_names(sorted(document), most=20) or "none"
         raise _failure(
             channel, f"{where} has no {', '.join(missing)}, which AttributeNames asks for; its attributes are {has}"
         )

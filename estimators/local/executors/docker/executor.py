@@ -28,6 +28,7 @@ from estimators.local.executors.docker.container_reaper import LABEL
 from estimators.local.executors.docker.container_reaper_process import ContainerReaperProcess
 from estimators.local.executors.executor import ClusterSpec, HandOverError, HostSpec, NoImageError
 from estimators.local.executors.settings import Docker
+from smddp.display_text import shown_names
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +255,7 @@ def _identity(name: str) -> str:
 def _images_here() -> str:
     listed = docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", timeout=docker_program.SECONDS).split()
     names = [name for name in listed if "<none>" not in name]
-    return (", ".join(names[:_SHOWN]) or "none") + (", …" if len(names) > _SHOWN else "")
+    return shown_names(names, most=_SHOWN) or "none"
 
 
 def bridge_address() -> str:

@@ -326,6 +326,18 @@ def test_a_resume_may_save_more_or_less_than_before(tmp_path: Path, before: bool
     assert left_out(tmp_path, 2) == (set() if after else BASE)
 
 
+@pytest.mark.parametrize("save_frozen", [True, False])
+def test_a_log_tells_that_frozen_weights_are_saved_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, save_frozen: bool
+) -> None:
+    saved(tmp_path, fine_tuned())
+    with checkpointer(tmp_path, fine_tuned(), save_frozen=save_frozen) as run:
+        with caplog.at_level(logging.INFO, "smddp.checkpoint.parts.modules"):
+            assert run.load() is not None
+        told = "the checkpoint leaves out 4 frozen weights of model, which are saved from now on: save_frozen is True"
+        assert caplog.messages == [told] * save_frozen
+
+
 def test_a_module_with_nothing_to_train_is_saved_whole(tmp_path: Path) -> None:
     model, teacher = fine_tuned(), fine_tuned(seed=1).requires_grad_(False)
     average = AveragedModel(model).requires_grad_(False)

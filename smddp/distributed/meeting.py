@@ -1,0 +1,77 @@
+"""What ranks and nodes have in common when they meet: counts that must be equal, and the line of whoever waits.
+
+The first of them serves the store of the meeting, in ``smddp.distributed.store``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed.distributed_c10d import Store
+
+from smddp.display_text import shown_names
+from smddp.errors import DistributedError
+
+_SHOWN = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EqualCount:
+    """A count that all members of a meeting must have, such as the number of ranks. The first member's is compared."""
+
+    member: str
+    """The kind of the members: ``rank`` or ``node``."""
+    who: str
+    """This member, such as ``rank 1 on algo-2``."""
+    found: str
+    """This member's count, such as ``2 ranks``."""
+    remedy: str
+    """How the members get the same count."""
+
+    def offer(self, store: Store) -> None:
+        """Publish the first member's count, and forget what an earlier attempt in this process found."""
+        store.delete_key(self._other)
+        store.set(self._own, self.found)
+
+    def check(self, store: Store) -> None:
+        """Raise DistributedError if the first member has another count, after telling that member."""
+        if not store.check([self._own]):
+            return
+        first = store.get(self._own).decode(errors="replace")
+        if first != self.found:
+            store.set(self._other, f"{self.who} counts {self.found}")
+            raise DistributedError(f"{self.who} counts {self.found}, and {self.member} 0 counts {first}. {self.remedy}")
+
+    def check_others(self, store: Store) -> None:
+        """Raise DistributedError if another member has another count. Only on the first member."""
+        if store.check([self._other]):
+            other = store.get(self._other).decode(errors="replace")
+            raise DistributedError(f"{self.member} 0 counts {self.found}, and {other}. {self.remedy}")
+
+    @property
+    def _own(self) -> str:
+        return f"smddp_count_of_{self.member}s"
+
+    @property
+    def _other(self) -> str:
+        return f"smddp_other_count_of_{self.member}s"
+
+
+def waiting(member: str, missing: Sequence[int], count: int, where: str, timeout: timedelta) -> str:
+    """Return whom the first member waits for.
+
+    Examples:
+        >>> waiting("rank", [1], 2, "algo-1:7777", timedelta(minutes=30))
+        '1 of 2 ranks are at algo-1:7777; waiting for rank 1, at most 1800 s'
+    """
+    return (
+        f"{count - len(missing)} of {count} {member}s are at {where}; waiting for {member} {listed(missing)}, at most "
+        f"{timeout.total_seconds():g} s"
+    )
+
+
+def listed(members: Sequence[int]) -> str:
+    """Return the numbers of ranks or nodes, as an error or a line names them."""
+    return shown_names(members, most=_SHOWN)
