@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 import torch
 from torch import Tensor, nn
 
-from smddp.display_text import shown_names
+from smddp.display_text import describe, shown_names
 from smddp.distributed import Membership, sum_over_ranks
 from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import TrainingDivergedError
@@ -188,3 +189,22 @@ class ItemWeights:
         everywhere = sum_over_ranks(total, self._membership).clamp(min=0.5 / self._unit)
         self.loss_factor = ranks / everywhere
         return (self._accumulate * self.loss_factor).float()
+
+
+def refused_loss(loss: object, weights: Sequence[Tensor]) -> TypeError | ValueError:
+    """Return the error for a loss that is no scalar tensor with a gradient; ``weights`` are to be trained."""
+    if not isinstance(loss, Tensor):
+        return TypeError(f"trainer.step() got {describe(loss)}: give the loss as a tensor, without .item()")
+    if loss.requires_grad:
+        return ValueError(f"trainer.step() got a loss of shape {list(loss.shape)}: give a scalar, such as loss.mean()")
+    trainable = sum(weight.requires_grad for weight in weights)
+    if not trainable:
+        return ValueError(
+            f"trainer.step() got a loss without a gradient: none of the {len(weights)} parameters of the optimizer "
+            "is trainable. Call requires_grad_(True) on those that are to be trained"
+        )
+    return ValueError(
+        f"trainer.step() got a loss without a gradient: none of the {trainable} trainable parameters took part in "
+        "it. Compute it from the outputs of trainer.model(...), outside of torch.no_grad() and without .detach(); "
+        "adapters that are merged into frozen weights take part again after peft's unmerge_adapter()"
+    )

@@ -19,7 +19,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
 from smddp.checkpoint.run_state import Stateful
-from smddp.display_text import describe
 from smddp.distributed import (
     DDPOptions,
     Membership,
@@ -53,7 +52,7 @@ from smddp.training.model_checks import (
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
 from smddp.training.precision import Precision, PrecisionName
-from smddp.training.step_loss import ItemWeights, StepLoss
+from smddp.training.step_loss import ItemWeights, StepLoss, refused_loss
 
 logger = logging.getLogger(__name__)
 
@@ -225,13 +224,11 @@ class TrainedModel:
 
         ``share`` is the loss's weight by the order of the data: 0 for a rank that repeats a sample only to take part.
         ``items`` is the number of items in the loss's mean, or None. ``collect`` says that ``mean_loss`` will be called
-        after this step. Raises ValueError if the loss has no gradient, or the ranks would not average the gradients,
-        TypeError if the loss is a number.
+        after this step. Raises ValueError if the loss has no gradient or is no scalar, or the ranks would not average
+        the gradients, TypeError if the loss is a number.
         """
-        if not isinstance(loss, Tensor):
-            raise TypeError(f"trainer.step() got {describe(loss)}: give the loss as a tensor, without .item()")
-        if not loss.requires_grad:
-            raise ValueError(self._why_no_gradient())
+        if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
+            raise refused_loss(loss, self.optimizer_step.parameters())
         if self.timer is not None:
             self.timer.mark("forward")
         replica, step = self._replica, self.optimizer_step
@@ -251,20 +248,6 @@ class TrainedModel:
         if is_done:
             self._after_step()
         return is_done
-
-    def _why_no_gradient(self) -> str:
-        weights = self.optimizer_step.parameters()
-        trainable = sum(weight.requires_grad for weight in weights)
-        if not trainable:
-            return (
-                f"trainer.step() got a loss without a gradient: none of the {len(weights)} parameters of the optimizer "
-                "is trainable. Call requires_grad_(True) on those that are to be trained"
-            )
-        return (
-            f"trainer.step() got a loss without a gradient: none of the {trainable} trainable parameters took part in "
-            "it. Compute it from the outputs of trainer.model(...), outside of torch.no_grad() and without .detach(); "
-            "adapters that are merged into frozen weights take part again after peft's unmerge_adapter()"
-        )
 
     def finish_window(self) -> None:
         """Take the optimizer step with fewer micro-batches, because the loader has ended."""

@@ -117,3 +117,11 @@ def test_a_loss_without_a_gradient_is_refused(job: Job) -> None:
     model.module.requires_grad_(False)
     with pytest.raises(ValueError, match=r"none of the 2 parameters of the optimizer is trainable\. Call requires"):
         model.step(model.model(torch.ones(1, 4)).mean(), 1.0, items=None, collect=False)
+
+
+def test_a_loss_for_each_sample_is_refused(job: Job) -> None:
+    model = trained(job)
+    losses = model.model(torch.ones(3, 4)).mean(dim=1)
+    with pytest.raises(ValueError, match=r"got a loss of shape \[3\]: give a scalar, such as loss\.mean\(\)"):
+        model.step(losses, 1.0, items=None, collect=False)
+    assert model.step(losses.mean().reshape(1, 1), 1.0, items=None, collect=False)  # as backward() takes it
