@@ -72,22 +72,22 @@ class SageMaker:
 
     def problems(self, inputs: Any) -> Iterator[Problem]:
         """Yield the problems of the job's inputs and output buckets on S3."""
+        from estimators import api_retries
         from estimators.checks import s3_places
         from estimators.sdk import sessions
 
-        with sessions.credentials_explained():
+        with api_retries.credentials_explained():
             yield from s3_places.check(self.arguments, channels.by_name(inputs), sessions.s3_client(self.session))
 
     def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
         """Upload the code, send the request that the plan has checked, and wait for the job's end."""
         from estimators import api_retries
         from estimators.request.code import upload_code
-        from estimators.sdk import sessions
 
         job = plan.job
         assert job is not None
         job.log_choice(self.arguments)
-        with sessions.credentials_explained():
+        with api_retries.credentials_explained():
             request = plan.request or self._recipe(plan, call)
             sent = request.complete(lambda: upload_code(job, request.session))
             api_retries.create_training_job(request.session.sagemaker_client, sent)

@@ -54,7 +54,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class EstimatorError(ValueError):
-    """A job's description can't work. Nothing was uploaded or started.
+    """A job's description can't work, and nothing was uploaded or started; or AWS did not start the job.
 
     The message contains no terminal control sequences, even if a name in it did.
     """

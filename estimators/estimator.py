@@ -185,7 +185,8 @@ class Estimator:
             on_event: A function or shell command that receives the job's events, as for `TrainingJob.wait`.
 
         Raises:
-            EstimatorError: The job can't work as described, or may cost too much. Nothing was uploaded.
+            EstimatorError: The job can't work as described, or may cost too much: no job was started, and the checks of
+                the plan and of S3 come before any upload. Or AWS refused the job, or did not answer, after the upload.
             UnguardedScriptError: This is a child process of multiprocessing that is still importing the submit script.
             TrainingJobFailed: The job failed; its reason says why.
             TrainingJobStopped: The job was stopped, by a person or by a limit.

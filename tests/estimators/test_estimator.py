@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError, NoCredentialsError
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
+from estimators.sdk import sessions
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 
@@ -282,7 +283,56 @@ def test_a_job_that_aws_throttles_is_sent_again(
 
 
 def throttled() -> ClientError:
-    return ClientError({"Error": {"Code": "ThrottlingException", "Message": "Rate exceeded"}}, "CreateTrainingJob")
+    return refused("ThrottlingException", "Rate exceeded", "CreateTrainingJob")
+
+
+def refused(code: str, message: str, operation: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, operation)
+
+
+@pytest.mark.parametrize(
+    ("of", "call", "error", "said"),
+    [
+        (
+            "sagemaker_client",
+            "create_training_job",
+            refused("ResourceLimitExceeded", "300 hosts", "CreateTrainingJob"),
+            r"^digits was not started: ResourceLimitExceeded \(300 hosts\); use fewer instances",
+        ),
+        (
+            None,
+            "default_bucket",
+            refused("AccessDenied", "no", "CreateBucket"),
+            r"^The job was not sent, the session's default bucket can't be used: .*AccessDenied.*Give output_path",
+        ),
+    ],
+    ids=["the job", "the default bucket"],
+)
+def test_what_aws_refuses_after_the_checks_is_an_error_of_the_estimator(
+    build: Any,
+    sagemaker_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    of: str | None,
+    call: str,
+    error: Any,
+    said: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(getattr(sagemaker_session, of) if of else sagemaker_session, call, fail)
+    with pytest.raises(EstimatorError, match=said) as raised:
+        build().fit(job_name="digits")
+    assert raised.value.__cause__ is error
+
+
+def test_a_source_of_a_rule_that_s3_refuses_is_an_error_of_the_estimator(
+    sagemaker_session: Any, tmp_path: Path
+) -> None:
+    place = {"path": str(tmp_path), "bucket": "no-such-bucket-anywhere", "key_prefix": "rules"}
+    (tmp_path / "rule.py").touch()
+    with pytest.raises(EstimatorError, match=r"can't be uploaded to s3://no-such-bucket-anywhere: .*NoSuchBucket"):
+        sessions.upload(sagemaker_session, place)
 
 
 @pytest.mark.slow
