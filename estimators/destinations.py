@@ -42,6 +42,10 @@ class FitOptions:
 class Destination(Protocol):
     """Where a job is brought."""
 
+    @property
+    def checked_last(self) -> tuple[str, ...]:
+        """What `problems` looks at."""
+
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError if an option has no meaning here."""
 
@@ -59,6 +63,11 @@ class SageMaker:
     arguments: Mapping[str, Any]
     """The parameters of the job."""
     session: Session | None
+
+    @property
+    def checked_last(self) -> tuple[str, ...]:
+        """The places on S3: a job with errors sends no request for them."""
+        return ("the data and buckets on S3",)
 
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError if the receiver of events is invalid, or would receive none."""
@@ -111,6 +120,11 @@ class SageMaker:
 
 class _ThisMachine:
     """Local jobs: they run to their end while `fit` is called, and nothing tells their events."""
+
+    @property
+    def checked_last(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
 
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError if events are asked for."""
@@ -169,6 +183,11 @@ class PipelineStep:
 
     trainer: Callable[[], Any]
     """Makes the SDK's own object for the job."""
+
+    @property
+    def checked_last(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
 
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError for options about a rehearsal or events: `fit` starts no job here."""

@@ -207,7 +207,7 @@ class Estimator:
             inputs=inputs, job_name=job_name, experiment_config=experiment_config, prices=prices, max_cost=max_cost
         )
         plan = self._plan(call)
-        _require(plan.problems)
+        _require(plan.problems, (*plan.unchecked, *destination.checked_last))
         _require(tuple(destination.problems(inputs)))
         if rehearse is not None:
             logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=options.logs))
@@ -353,9 +353,9 @@ class Estimator:
         return trainer
 
 
-def _require(problems: Sequence[Problem]) -> None:
-    """Raise EstimatorError with the errors of a job, or log its warnings."""
-    require_valid(problems)
+def _require(problems: Sequence[Problem], unchecked: Sequence[str] = ()) -> None:
+    """Raise EstimatorError with the errors of a job and what is unchecked because of them, or log its warnings."""
+    require_valid(problems, unchecked)
     for problem in problems:
         logger.warning("%s", problem)
 
