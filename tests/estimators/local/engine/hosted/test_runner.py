@@ -248,8 +248,9 @@ def test_a_program_that_is_not_there_fails_with_its_name(client: Any, program: s
     assert f"{program} could not be started: no such program" in job["FailureReason"]
 
 
-def test_missing_data_fails_before_anything_runs(client: Any) -> None:
-    job = client.run(InputDataConfig=channel(client, "nothing/"))
+def test_missing_data_fails_before_anything_runs(client: Any, lines: Lines) -> None:
+    job = client.run(InputDataConfig=channel(client, "nothing/"), RemoteDebugConfig={"EnableRemoteDebug": True})
+    assert lines(job["TrainingJobName"]) == ["[platform] Recorded alone, and not done here: RemoteDebugConfig"]
     assert client.path_of(job) == ["Starting", "Downloading", "Failed"]
     assert job["FailureReason"].startswith('ClientError: Data download failed: channel "training": no S3 objects')
     assert "TrainingStartTime" not in job
