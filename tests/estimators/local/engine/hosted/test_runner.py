@@ -735,12 +735,13 @@ def test_no_host_outlives_an_engine_that_is_killed(endpoint: str, bucket: str, c
     program = f"""
         import json, time, boto3
         from pathlib import Path
-        from estimators.local.engine import Engine
+        from estimators.local.engine import Engine, Platform
         from estimators.local.executors import ProcessExecutor
         session = boto3.Session(aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
         clients = {{name: session.client(name, endpoint_url={endpoint!r}) for name in ("s3", "logs", "cloudwatch")}}
-        engine = Engine(directory=Path({str(tmp_path / "killed")!r}), executor=ProcessExecutor(), **clients,
-                        container_environment={{}}, account_id="123456789012")
+        platform = Platform(directory=Path({str(tmp_path / "killed")!r}), rescue=Path({str(tmp_path)!r}), **clients,
+                            executor=ProcessExecutor(), container_environment={{}}, region="us-east-1")
+        engine = Engine(platform, account_id="123456789012")
         engine.call("CreateTrainingJob", json.loads({json.dumps(request)!r}), region="us-east-1")
         time.sleep(60)
     """
