@@ -1,7 +1,8 @@
 """`Estimator`: SageMaker's ``PyTorch`` with safe defaults, checked before anything is uploaded.
 
 It takes the parameters of ``sagemaker.pytorch.PyTorch`` and sends the request that ``PyTorch`` sends;
-docs/reference/estimator.md lists every difference. The SDK is loaded by the first Estimator, not by this module.
+docs/reference/estimator.md lists every difference. The SDK is loaded when a job is planned or sent, or to look up the
+name of a parameter that is none of `Estimator`'s own; this module does not load it.
 """
 
 from __future__ import annotations

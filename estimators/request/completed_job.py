@@ -42,7 +42,7 @@ _READERS = frozenset(
 
 
 class Backend(Enum):
-    """The service that runs a job: decided once, by the instance type and the session."""
+    """The service that runs a job, by its instance type and session."""
 
     SAGEMAKER = auto()
     """AWS, or a local platform."""

@@ -74,9 +74,9 @@ class JobRequest:
         if self.default_bucket is not None and (bucket := sessions.default_bucket(self.session)) != self.default_bucket:
             members = _moved(members, f"s3://{self.default_bucket}/", f"s3://{bucket}/")
             uploads = [{**each, "bucket": bucket} for each in uploads]
+        code = upload_code()  # first, for it may refuse the code before anything is uploaded
         for each in uploads:
             sessions.upload(self.session, each)
-        code = upload_code()
         return members if code is None else with_code(members, code[0])
 
 
