@@ -1,4 +1,4 @@
-"""Retry requests to AWS about a job for as long as AWS only says that it can't answer now.
+"""Send requests to AWS about a job: retry while AWS only says that it can't answer now, and explain a refusal.
 
 Many programs share the account's limit of requests a second. One ThrottlingException says nothing about the job, so it
 must neither end a wait nor keep a job from being sent.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
+
+from estimators.errors import EstimatorError
 
 if TYPE_CHECKING:
     from smddp.storage.s3_errors import Refusal
@@ -35,6 +38,12 @@ _CLOCK_ERROR = timedelta(minutes=5)
 """Largest error of this machine's clock: beyond it, AWS refuses every signature."""
 _COMPARED = ("HyperParameters", "RoleArn", "AlgorithmSpecification", "OutputDataConfig")
 """The request members that identify a job. AWS returns each as it was sent, or with more keys."""
+_REMEDIES = {
+    _IN_USE: "no two jobs of an account and region have one name: give another job_name, or leave it out",
+    "ResourceLimitExceeded": "use fewer instances or another instance_type, or let Service Quotas of AWS raise a quota",
+    "AccessDeniedException": "let your user start training jobs and pass the role: smddp plan --iam has the policy",
+}
+"""What to do about a refusal, by AWS's code; of another one, the user corrects what AWS's message names."""
 _THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -61,7 +70,9 @@ async def ask_async(call: Callable[[], T]) -> T:
 
 
 def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
-    """Create a job exactly once, however often the request is repeated; raise botocore's error if it is refused.
+    """Create a job exactly once, however often the request is repeated.
+
+    Raise EstimatorError if AWS refuses the job or does not answer, or if its credentials are missing.
 
     1. A job's name is unique in an account and region, so a repeated request can't create a second job.
     2. An attempt that AWS did not answer may have created the job. boto3's own retries are attempts, too.
@@ -71,7 +82,7 @@ def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
 
     from smddp.storage.s3_errors import Retries, code_of
 
-    began, unanswered = datetime.now(timezone.utc), False
+    name, began, unanswered = request["TrainingJobName"], datetime.now(timezone.utc), False
 
     def call() -> None:
         nonlocal unanswered
@@ -81,9 +92,49 @@ def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
             unanswered = unanswered or _may_have_been_done(error)
             if not (unanswered and code_of(error) == _IN_USE and _is_made(sagemaker, request, began)):
                 raise
-            logger.warning("%s was started by an attempt that AWS did not answer", request["TrainingJobName"])
+            logger.warning("%s was started by an attempt that AWS did not answer", name)
 
-    Retries(_explain_sending, seconds=_PATIENCE_SECONDS).ask(call)
+    try:
+        with credentials_explained():
+            Retries(_explain_sending, seconds=_PATIENCE_SECONDS).ask(call)
+    except (ClientError, BotoCoreError) as error:
+        raise EstimatorError(_not_started(name, error)) from error
+
+
+def _not_started(name: str, error: Exception) -> str:
+    """Return AWS's reason not to start a job, or that AWS did not answer, and what to do."""
+    from botocore.exceptions import ClientError, ParamValidationError
+
+    from smddp.storage.s3_errors import explain
+
+    if isinstance(error, ParamValidationError):
+        return f"{name} was not started: {error}\nCorrect what it names."
+    refused = isinstance(error, ClientError) and error.operation_name == "CreateTrainingJob"
+    if refused and not _explain(error).transient:
+        return f"{explain(f'{name} was not started', error, _REMEDIES).message}."
+    return (
+        f"AWS did not answer the request to start {name}: {error}. Check the network and the region. An attempt may "
+        f"have started it: look for it by TrainingJob.attach({name!r}) before you send it again."
+    )
+
+
+@contextmanager
+def credentials_explained() -> Iterator[None]:
+    """Turn boto3's errors about missing or unreadable AWS credentials into an EstimatorError that says what to do."""
+    from botocore.exceptions import (
+        CredentialRetrievalError,
+        NoCredentialsError,
+        PartialCredentialsError,
+        TokenRetrievalError,
+    )
+
+    try:
+        yield
+    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError) as fault:
+        raise EstimatorError(
+            f"The job was not sent, AWS can't be asked: {str(fault).rstrip('.')}. Sign in (aws configure, or "
+            "aws sso login), or train on this machine: give the session of LocalSageMaker()."
+        ) from None  # the message has all that the fault says; its frames are those of botocore
 
 
 def _may_have_been_done(error: Exception) -> bool:

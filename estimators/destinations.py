@@ -42,6 +42,10 @@ class FitOptions:
 class Destination(Protocol):
     """Where a job is brought."""
 
+    @property
+    def checked_last(self) -> tuple[str, ...]:
+        """What `problems` looks at."""
+
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError if an option has no meaning here."""
 
@@ -60,6 +64,11 @@ class SageMaker:
     """The parameters of the job."""
     session: Session | None
 
+    @property
+    def checked_last(self) -> tuple[str, ...]:
+        """The places on S3: a job with errors sends no request for them."""
+        return ("the data and buckets on S3",)
+
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError if the receiver of events is invalid, or would receive none."""
         if options.on_event is None:
@@ -72,22 +81,22 @@ class SageMaker:
 
     def problems(self, inputs: Any) -> Iterator[Problem]:
         """Yield the problems of the job's inputs and output buckets on S3."""
+        from estimators import api_retries
         from estimators.checks import s3_places
         from estimators.sdk import sessions
 
-        with sessions.credentials_explained():
+        with api_retries.credentials_explained():
             yield from s3_places.check(self.arguments, channels.by_name(inputs), sessions.s3_client(self.session))
 
     def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
         """Upload the code, send the request that the plan has checked, and wait for the job's end."""
         from estimators import api_retries
         from estimators.request.code import upload_code
-        from estimators.sdk import sessions
 
         job = plan.job
         assert job is not None
         job.log_choice(self.arguments)
-        with sessions.credentials_explained():
+        with api_retries.credentials_explained():
             request = plan.request or self._recipe(plan, call)
             sent = request.complete(lambda: upload_code(job, request.session))
             api_retries.create_training_job(request.session.sagemaker_client, sent)
@@ -111,6 +120,11 @@ class SageMaker:
 
 class _ThisMachine:
     """Local jobs: they run to their end while `fit` is called, and nothing tells their events."""
+
+    @property
+    def checked_last(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
 
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError if events are asked for."""
@@ -169,6 +183,11 @@ class PipelineStep:
 
     trainer: Callable[[], Any]
     """Makes the SDK's own object for the job."""
+
+    @property
+    def checked_last(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
 
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError for options about a rehearsal or events: `fit` starts no job here."""

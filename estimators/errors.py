@@ -54,7 +54,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class EstimatorError(ValueError):
-    """A job's description can't work. Nothing was uploaded or started.
+    """A job's description can't work, and nothing was uploaded or started; or AWS did not start the job.
 
     The message contains no terminal control sequences, even if a name in it did.
     """
@@ -65,13 +65,15 @@ class EstimatorError(ValueError):
         """Each problem that a plan found; empty for other errors."""
 
 
-def require_valid(problems: Iterable[Problem]) -> None:
-    """Raise EstimatorError, which lists all errors, if a job has any."""
+def require_valid(problems: Iterable[Problem], unchecked: Sequence[str] = ()) -> None:
+    """Raise EstimatorError, which lists all errors, if a job has any; and what is `unchecked` because of them."""
     errors = tuple(problem for problem in problems if problem.severity == "error")
     if errors:
         listed = "\n".join(f"  - {problem}" for problem in errors)
         count = "one thing is" if len(errors) == 1 else f"{len(errors)} things are"
-        raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}", errors)
+        corrected = "it is corrected" if len(errors) == 1 else "they are corrected"
+        later = f"\nNot checked until {corrected}: {', '.join(unchecked)}." if unchecked else ""
+        raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}{later}", errors)
 
 
 class TrainingJobFailed(RuntimeError):  # noqa: N818 - it names what happened to the job

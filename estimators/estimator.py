@@ -1,7 +1,8 @@
 """`Estimator`: SageMaker's ``PyTorch`` with safe defaults, checked before anything is uploaded.
 
 It takes the parameters of ``sagemaker.pytorch.PyTorch`` and sends the request that ``PyTorch`` sends;
-docs/reference/estimator.md lists every difference. The SDK is loaded by the first Estimator, not by this module.
+docs/reference/estimator.md lists every difference. The SDK is loaded when a job is planned or sent, or to look up the
+name of a parameter that is none of `Estimator`'s own; this module does not load it.
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ class Estimator:
             on_event: A function or shell command that receives the job's events, as for `TrainingJob.wait`.
 
         Raises:
-            EstimatorError: The job can't work as described, or may cost too much. Nothing was uploaded.
+            EstimatorError: The job can't work as described, or may cost too much: no job was started, and the checks of
+                the plan and of S3 come before any upload. Or AWS refused the job, or did not answer, after the upload.
             UnguardedScriptError: This is a child process of multiprocessing that is still importing the submit script.
             TrainingJobFailed: The job failed; its reason says why.
             TrainingJobStopped: The job was stopped, by a person or by a limit.
@@ -206,7 +208,7 @@ class Estimator:
             inputs=inputs, job_name=job_name, experiment_config=experiment_config, prices=prices, max_cost=max_cost
         )
         plan = self._plan(call)
-        _require(plan.problems)
+        _require(plan.problems, (*plan.unchecked, *destination.checked_last))
         _require(tuple(destination.problems(inputs)))
         if rehearse is not None:
             logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=options.logs))
@@ -353,9 +355,9 @@ class Estimator:
         return trainer
 
 
-def _require(problems: Sequence[Problem]) -> None:
-    """Raise EstimatorError with the errors of a job, or log its warnings."""
-    require_valid(problems)
+def _require(problems: Sequence[Problem], unchecked: Sequence[str] = ()) -> None:
+    """Raise EstimatorError with the errors of a job and what is unchecked because of them, or log its warnings."""
+    require_valid(problems, unchecked)
     for problem in problems:
         logger.warning("%s", problem)
 

@@ -7,8 +7,8 @@ the one it received. Features that only the local platform lacks are refused by 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from estimators.service_model import dotted, service_model
@@ -43,8 +43,42 @@ PROFILING_INTERVALS = (100, 200, 500, 1000, 5000, 60000)
 
 def broken_rules(request: Request) -> Iterator[BrokenRule]:
     """Yield each rule that a CreateTrainingJob breaks, once the API's model allows it."""
+    yield from broken_rules_of_part(request, ())[0]
+
+
+def broken_rules_of_part(request: Request, absent: Collection[str]) -> tuple[list[BrokenRule], list[str]]:
+    """Return the rules that a part of a request breaks, and the `absent` members that a rule reads.
+
+    A rule that reads an absent member is not judged: with the member, the request might keep it.
+    """
+    broken: list[BrokenRule] = []
+    unjudged: set[str] = set()
     for rule in _RULES:
-        yield from rule(request)
+        part = _Part(request)
+        found = list(rule(part))
+        if hidden := part.read.intersection(absent):
+            unjudged |= hidden
+        else:
+            broken += found
+    return broken, sorted(unjudged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part(Mapping[str, Any]):
+    """A request that notes which of its members a rule reads, also of those that are absent."""
+
+    request: Request
+    read: set[str] = field(default_factory=set)
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self.request[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.request)
+
+    def __len__(self) -> int:
+        return len(self.request)
 
 
 def broken_by_tags(tags: Sequence[Mapping[str, str]]) -> Iterator[BrokenRule]:

@@ -245,7 +245,8 @@ class TrainingJob:
             The new job. It has started; call ``wait()`` to wait for its end.
 
         Raises:
-            EstimatorError: The job has not ended, has no valid checkpoint, or does not allow a change.
+            EstimatorError: The job has not ended, has no valid checkpoint, or does not allow a change; or AWS refused
+                the new job, or did not answer.
         """
         from estimators.job_handle import files
         from estimators.job_handle.resumed_request import Changes, new_name, resumed_request

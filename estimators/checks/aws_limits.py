@@ -10,12 +10,13 @@ have; AWS refuses every other violation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from estimators import instances
 from estimators.errors import Problem, error, nearest, warning
-from estimators.request_rules import broken_rules
+from estimators.request_rules import broken_rules_of_part
 from estimators.service_model import Violation, service_model, size, violations
 
 FIELDS: Mapping[str, str] = {
@@ -161,6 +162,7 @@ _MADE_BY_SDK: Mapping[str, str] = {
     "ProfilerConfig": "profiler_config",
     "ProfilerRuleConfigurations": "rules",
     "TensorBoardOutputConfig": "tensorboard_output_config",
+    "EnableManagedSpotTraining": "use_spot_instances",
 }
 """The parameter behind each field that the SDK builds; the parameters in `FIELDS` go into the request unchanged."""
 _PARAMETERS: Mapping[Path, str] = {
@@ -174,22 +176,44 @@ _NOTES: Mapping[str, str] = {
 }
 """Hints for a valid parameter from which the SDK makes an invalid field."""
 _SDKS_MODEL_CHANNEL = "model"
+_CHANNEL = re.compile(r"inputs\[|model_uri$|model_channel_name$")
+"""What the parameters of single channels begin with."""
 
 
 def check_form(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the violations of the API's model in a request, which the SDK made from `arguments`."""
-    for violation in violations(service_model().operation_model("CreateTrainingJob").input_shape, request):
+    for violation in _violations(request):
         parameter, path = _origin(violation.path, request, arguments)
         problem = told(violation, parameter, path)
         if problem.severity == "error":  # the parameter's own check has already yielded a warning
             yield error(parameter, problem.found, f"{_NOTES.get(parameter, '')} {problem.remedy}".strip())
 
 
-def check_rules(request: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield broken rules between the members of a valid request, which the SDK made from `arguments`."""
-    for broken in broken_rules(request):
-        parameter, _ = _origin(broken.path, request, arguments)
-        yield error(parameter, broken.found, broken.remedy)
+def _violations(request: Mapping[str, Any]) -> Iterator[Violation]:
+    return violations(service_model().operation_model("CreateTrainingJob").input_shape, request)
+
+
+def check_request(
+    request: Mapping[str, Any], arguments: Mapping[str, Any], left_out: Collection[str] = ()
+) -> tuple[list[Problem], list[str]]:
+    """Return the problems of a request, and its members for which a rule could not be judged.
+
+    The SDK made the request from `arguments`, without the parameters `left_out`, which have errors of their own. Their
+    members are not judged. A member of an invalid form is not judged by the rules between members.
+    """
+    absent = _members_of(left_out)
+    problems = [each for each in check_form(request, arguments) if each.parameter not in {*left_out, *absent}]
+    absent |= {str(each.path[0]) for each in _violations(request) if each.path and not _may_be_new(each)}
+    part = {name: value for name, value in request.items() if name not in absent}
+    broken, unjudged = broken_rules_of_part(part, absent)
+    problems += [error(_origin(each.path, request, arguments)[0], each.found, each.remedy) for each in broken]
+    return problems, unjudged
+
+
+def _members_of(parameters: Collection[str]) -> set[str]:
+    """Return the members of a request that parameters decide."""
+    given = {"inputs" if _CHANNEL.match(name) else name for name in parameters}
+    return {str(path[0]) for path, parameter in _PARAMETERS.items() if parameter in given}
 
 
 def _origin(path: Path, request: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[str, Path]:

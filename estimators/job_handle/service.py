@@ -60,15 +60,9 @@ class SageMakerService:
         """Do nothing: the API takes a job's description as another job's request."""
 
     def send(self, request: Mapping[str, Any]) -> SageMakerService:
-        """Create another job, and return its service; raise EstimatorError if the request is refused."""
-        from botocore.exceptions import ClientError, ParamValidationError
-
-        name = request["TrainingJobName"]
-        try:
-            api_retries.create_training_job(self._api, request)
-        except (ClientError, ParamValidationError) as error:
-            raise EstimatorError(f"{name} was not started: {error}") from error
-        return SageMakerService(name, self._session)
+        """Create another job, and return its service; raise EstimatorError as `create_training_job` does."""
+        api_retries.create_training_job(self._api, request)
+        return SageMakerService(request["TrainingJobName"], self._session)
 
     def stop(self) -> None:
         """Ask the platform to stop the job. Do nothing if the job has ended."""

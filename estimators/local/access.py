@@ -1,6 +1,6 @@
 """Reach the local platform and nothing else: a boto3 session, variables for any AWS client, or one signed request.
 
-None of them reads the caller's own environment or ~/.aws, so none leads to real AWS.
+None of them leads to real AWS: ~/.aws is not read, and of the caller's environment only the hosts without a proxy.
 """
 
 from __future__ import annotations

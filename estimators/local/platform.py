@@ -33,11 +33,14 @@ logger = logging.getLogger(__name__)
 class LocalSageMaker:
     """A local SageMaker. Training jobs sent to it run on this machine, as processes or in containers.
 
-    It touches nothing outside its directory, its own processes and 127.0.0.1. Two things outlive the block, or this
-    process. With ``storage="disk"`` in a `directory` of your choice: the objects, the keys to them, and the records and
-    logs of all jobs, which the next platform there knows. And the files of a job that could not be uploaded, or that
-    Docker could not hand over: they stay where the job's FailureReason says, in `directory`, or without one in the
-    machine's temporary directory.
+    The platform writes only below its directory, and listens only on 127.0.0.1. The hosts of a job have addresses of
+    their own in 127.0.0.0/8. What a script does is the script's, and so is the port at which its ranks meet, which is
+    open on all addresses of this machine.
+
+    Two things outlive the block, or this process. With ``storage="disk"`` in a `directory` of your choice: the objects,
+    the keys to them, and the records and logs of all jobs, which the next platform there knows. And the files of a job
+    that could not be uploaded, or that Docker could not hand over: they stay where the job's FailureReason says, in
+    `directory`, or without one in the machine's temporary directory.
 
     With `Docker`, it also makes containers and networks, which are removed with their jobs, and listens on the address
     of Docker's bridge. With `Slurm`, it keeps the jobs' files where all nodes see them, and has an allocation for each

@@ -125,26 +125,27 @@ def _start(settings: ServerSettings, lifeline: Lifeline, stack: contextlib.ExitS
         from estimators.local.api.server import HttpServer
     except ModuleNotFoundError as error:
         raise LocalPlatformError(f"The module {error.name!r} is missing. {INSTALL}") from error
-    from estimators.local.engine import Engine
+    from estimators.local.engine import Engine, Platform
 
     access.write_files(client_directory)
     clients = access.boto_session()
     s3 = clients.client("s3", config=ENGINE_S3)
     store = _open_store(settings)
     stack.callback(store.close)
-    engine = Engine(
+    platform = Platform(
         directory=run_directory / "jobs",
+        rescue=run_directory.parent,
         s3=s3,
         logs=clients.client("logs", config=ENGINE_REQUESTS),
         cloudwatch=clients.client("cloudwatch", config=ENGINE_REQUESTS),
         executor=executor,
         container_environment=environment,
-        account_id=ACCOUNT_ID,
+        region=access.region,
         grace_seconds=settings.grace_seconds,
-        rescue=run_directory.parent,
         store=store,
         chaos=chaos,
     )
+    engine = Engine(platform, account_id=ACCOUNT_ID)
     for listener in listeners:
         server = HttpServer(listener, engine=engine, keys=settings.keys, body_directory=run_directory, chaos=chaos)
         server.start()

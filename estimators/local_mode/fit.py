@@ -154,7 +154,6 @@ def run(
         container_environment=access(session, s3.meta.endpoint_url),
         region=session.boto_region_name,
         grace_seconds=STOP_SECONDS,
-        sync_seconds=0.1,
         rescue=directory.parent,
     )
     platform.directory.mkdir()

@@ -1,11 +1,16 @@
 """Check a job completely before it is sent.
 
+1. Each parameter is checked by itself, and against the script.
+2. The request is built, without the parameters that have errors, and checked: its form, and the rules between its
+   members that need none of these parameters.
+3. `Plan.unchecked` names what the errors prevented.
+
 Only the request for AWS's prices uses the network, and `recipe_plan`, for which the SDK downloads the recipe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +35,21 @@ if TYPE_CHECKING:
     from estimators.sdk.library import Session
     from estimators.sdk.training_images import Framework
 
+
+_STAND_INS: Mapping[str, Any] = {
+    "entry_point": "train.py",
+    "role": "arn:aws:iam::000000000000:role/stand-in",
+    "instance_type": "ml.m5.xlarge",
+    "instance_count": 1,
+    "image_uri": "stand-in",
+    "subnets": ["subnet-1"],
+    "security_group_ids": ["sg-1"],
+}
+"""Values for parameters with errors without which the SDK builds no request."""
+_DECIDE_IMAGE = frozenset(
+    {"instance_type", "instance_groups", "instance_preferences", "distribution", "framework_version", "py_version"}
+)
+"""Parameters by which the SDK finds the image, besides the session's region."""
 
 _COSTS_OF_THEIR_OWN = frozenset({"rules", "profiler_config"})
 """Parameters that may add instances besides the hosts."""
@@ -74,11 +94,12 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         *_import_problems(job, script, session),
         *global_batch.check(batch, topology),
     ]
-    if decided_later is not arguments.get("instance_type") and not any(each.severity == "error" for each in problems):
+    if decided_later is not arguments.get("instance_type") and not _DECIDE_IMAGE & _faulty(problems):
         problems += _refused_variable(job, decided_later)
-    if not not_known_yet and not any(problem.severity == "error" for problem in problems):
-        request, refused = _request(job, call, session)
-        problems += refused
+    unchecked = [*_unread_script(job, script, _faulty(problems))]
+    if not not_known_yet:
+        built = _checked_request(job, call, session, _faulty(problems))
+        request, problems, unchecked = built.request, [*problems, *built.problems], [*unchecked, *built.unchecked]
     paid = _cost(job, topology, request, call, session)
     if call.max_cost is not None:
         problems += cost.check(paid, call.max_cost)
@@ -88,12 +109,26 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     return Plan(
         topology=topology,
         problems=tuple(problems),
+        unchecked=tuple(unchecked) if _faulty(problems) else (),
         global_batch=batch.size if batch else None,
         resources=resources,
         cost=paid,
         job=job,
         request=request,
     )
+
+
+def _faulty(problems: Sequence[Problem]) -> frozenset[str]:
+    """Return the parameters with errors."""
+    return frozenset(problem.parameter for problem in problems if problem.severity == "error")
+
+
+def _unread_script(job: CompletedJob, script: ScriptFacts | None, faulty: frozenset[str]) -> Iterator[str]:
+    """Yield that the script was not compared with the job because of errors in the parameters `faulty`."""
+    if not job.source.is_local:
+        return
+    if job.source.modules.script.fault is not None or (script is None and "hyperparameters" in faulty):
+        yield "the script, with its hyperparameters, channels and imports"
 
 
 def _script(source: source_code.SourceCode, arguments: Mapping[str, Any]) -> ScriptFacts | None:
@@ -277,31 +312,71 @@ def _problems(
     yield from parameters.check_limits(requested)
 
 
-def _request(job: CompletedJob, call: FitArguments, session: Session | None) -> tuple[JobRequest | None, list[Problem]]:
-    """Return the request that the SDK makes, or None if it is invalid, and the refusals by the SDK or AWS.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CheckedRequest:
+    """The request of a job, and the result of its checks."""
+
+    request: JobRequest | None = None
+    """The request; None if the job has errors."""
+    problems: Sequence[Problem] = ()
+    """The refusals by the SDK, the API's model, or AWS's rules."""
+    unchecked: Sequence[str] = ()
+    """What the errors of parameters prevented."""
+
+
+def _checked_request(
+    job: CompletedJob, call: FitArguments, session: Session | None, faulty: frozenset[str]
+) -> _CheckedRequest:
+    """Build a job's request without the parameters and arguments `faulty`, which have errors, and check it.
 
     Training recipes and jobs for the SDK's Local Mode have no request here.
     """
-    arguments = job.arguments
-    if "training_recipe" in arguments or job.backend is Backend.SDK_LOCAL_MODE:  # the SDK downloads recipes
-        return None, []
+    from estimators.sdk import sessions
+
+    if "training_recipe" in job.arguments or job.backend is Backend.SDK_LOCAL_MODE:  # the SDK downloads recipes
+        return _CheckedRequest()
+    if faulty:
+        job, call, session = _without(job, faulty), _call_without(call, faulty), sessions.session_here(session)
     if job.backend is Backend.DOCKER:
         assert session is not None
-        return _checked(*build_local(job, call.inputs, job_name=call.job_name, session=session), arguments)
-    built = build(
-        arguments,
-        call.inputs,
-        script=job.source.program,
-        job_name=call.job_name,
-        experiment_config=call.experiment_config,
-        session=session,
+        built = build_local(job, call.inputs, job_name=call.job_name, session=session)
+    else:
+        built = build(
+            job.arguments,
+            call.inputs,
+            script=job.source.program,
+            job_name=call.job_name,
+            experiment_config=call.experiment_config,
+            session=session,
+        )
+    return _checked(*built, job.arguments, faulty)
+
+
+def _without(job: CompletedJob, faulty: frozenset[str]) -> CompletedJob:
+    """Return a job without the parameters with errors, or with stand-ins for them: enough to build a request."""
+    arguments = {name: value for name, value in job.arguments.items() if name not in faulty}
+    needed = faulty & _STAND_INS.keys()
+    if faulty & {*_DECIDE_IMAGE, "sagemaker_session"} and "image_uri" not in arguments:
+        needed |= {"image_uri"}
+    arguments |= {name: _STAND_INS[name] for name in needed}
+    source = replace(job.source, entry_point=arguments.get("entry_point"))
+    return replace(job, arguments=arguments, source=source)
+
+
+def _call_without(call: FitArguments, faulty: frozenset[str]) -> FitArguments:
+    """Return the arguments of ``fit`` without those with errors; of the channels, the others stay."""
+    kept = {name: each for name, each in channels.by_name(call.inputs).items() if f"inputs[{name!r}]" not in faulty}
+    return replace(
+        call,
+        inputs=None if "inputs" in faulty or not kept else kept,
+        job_name=None if "job_name" in faulty else call.job_name,
+        experiment_config=None if "experiment_config" in faulty else call.experiment_config,
     )
-    return _checked(*built, arguments)
 
 
 def recipe_plan(job: CompletedJob, call: FitArguments, session: Session) -> Plan:
     """Return the plan of a training recipe, which the SDK downloads, and whose code it uploads."""
-    request, problems = _checked(
+    checked = _checked(
         *build_recipe(
             job.arguments,
             call.inputs,
@@ -311,18 +386,33 @@ def recipe_plan(job: CompletedJob, call: FitArguments, session: Session) -> Plan
         ),
         job.arguments,
     )
-    return Plan(topology=Topology.of(job.arguments), problems=tuple(problems), job=job, request=request)
+    return Plan(
+        topology=Topology.of(job.arguments),
+        problems=tuple(checked.problems),
+        unchecked=tuple(checked.unchecked),
+        job=job,
+        request=checked.request,
+    )
 
 
 def _checked(
-    request: JobRequest | None, refusal: str | None, arguments: Mapping[str, Any]
-) -> tuple[JobRequest | None, list[Problem]]:
-    """Return the request, or None if it is invalid, and the refusals by the SDK, the API's model, or AWS's rules."""
+    request: JobRequest | None,
+    refusal: str | None,
+    arguments: Mapping[str, Any],
+    faulty: frozenset[str] = frozenset(),
+) -> _CheckedRequest:
+    """Check a request, or tell the SDK's refusal; `faulty` are the parameters with errors, which it lacks."""
+    if request is None and faulty:  # the SDK may refuse that they are absent
+        return _CheckedRequest(unchecked=["the request as a whole"])
     if request is None:
-        return None, [error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")]
-    problems = list(aws_limits.check_form(request.members, arguments))
-    problems = problems or list(aws_limits.check_rules(request.members, arguments))
-    return (None if problems else request), problems
+        refused = error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")
+        return _CheckedRequest(problems=[refused])
+    problems, unjudged = aws_limits.check_request(request.members, arguments, faulty)
+    return _CheckedRequest(
+        request=None if problems or faulty else request,
+        problems=problems,
+        unchecked=[f"AWS's rules for {', '.join(unjudged)}"] if unjudged else [],
+    )
 
 
 def _refused_variable(job: CompletedJob, instance_type: Any) -> Iterator[Problem]:

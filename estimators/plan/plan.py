@@ -24,6 +24,8 @@ class Plan:
     """The job's hosts and ranks."""
     problems: tuple[Problem, ...]
     """Errors and warnings about the job."""
+    unchecked: tuple[str, ...] = ()
+    """What could not be checked because of the errors."""
     global_batch: int | None = None
     """Samples of an optimizer step over all ranks, or None unless the script takes them from a hyperparameter."""
     resources: Resources | None = None
@@ -50,9 +52,9 @@ class Plan:
         """Raise if the job has errors.
 
         Raises:
-            EstimatorError: There are errors; the message lists them all.
+            EstimatorError: There are errors; the message lists them all, and what is `unchecked` because of them.
         """
-        require_valid(self.problems)
+        require_valid(self.problems, self.unchecked)
 
     def policies(self) -> Policies:
         """Return the IAM policies that this job needs: for its role, and for the user who sends it.
@@ -89,6 +91,7 @@ class Plan:
                 }
                 for problem in self.problems
             ],
+            "unchecked": list(self.unchecked),
         }
 
     def __str__(self) -> str:
@@ -110,3 +113,5 @@ class Plan:
             yield "hyperparameters", self.job.bundled.line
         if self.resources is not None:
             yield from self.resources.lines()
+        if self.unchecked:
+            yield "not checked because of the errors", ", ".join(self.unchecked)

@@ -130,7 +130,7 @@ def _encryption(arguments: Mapping[str, Any], session: Session, bucket: str) -> 
 
     key = arguments.get("output_kms_key") or sessions.configured_output_key(session)
     output = arguments.get("output_path")
-    if key and bucket == (urlsplit(output).netloc if output else session.default_bucket()):
+    if key and bucket == (urlsplit(output).netloc if output else sessions.default_bucket(session)):
         return {**_BY_DEFAULT, "SSEKMSKeyId": key}
     return _BY_DEFAULT if session.settings is None or session.settings.encrypt_repacked_artifacts else {}
 
@@ -191,9 +191,11 @@ class _Object:
 
 def code_place(arguments: Mapping[str, Any], session: Session) -> str:
     """Return the S3 URI below which a session uploads code; create the default bucket if no parameter names one."""
+    from estimators.sdk import sessions
+
     if named := arguments.get("code_location") or arguments.get("output_path"):
         return place_below(named, is_prefix=bool(arguments.get("code_location")))
-    default = "/".join(filter(None, [session.default_bucket(), session.default_bucket_prefix]))
+    default = "/".join(filter(None, [sessions.default_bucket(session), session.default_bucket_prefix]))
     return place_below(f"s3://{default}", is_prefix=True)
 
 

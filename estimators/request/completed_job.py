@@ -35,15 +35,15 @@ _STAYS = "sagemaker_"
 """Prefix of the hyperparameters that the platform itself reads: they always stay in the request."""
 _READERS = frozenset(
     {
-        *(f"{PACKAGE}.run", f"{PACKAGE}.Job.detect", f"{PACKAGE}.hydra.main", f"{PACKAGE}.job.hyperparameters.load"),
-        *("run", "Job.detect", "hyperparameters.load"),
+        *(f"{PACKAGE}.run", f"{PACKAGE}.training.run", f"{PACKAGE}.hydra.main"),
+        *(f"{PACKAGE}.Job.detect", f"{PACKAGE}.job.Job.detect", f"{PACKAGE}.job.hyperparameters.load"),
     }
 )
-"""The calls by which a script reads hyperparameters through smddp."""
+"""The functions, by their full names, by which a script reads hyperparameters through smddp."""
 
 
 class Backend(Enum):
-    """The service that runs a job: decided once, by the instance type and the session."""
+    """The service that runs a job, by its instance type and session."""
 
     SAGEMAKER = auto()
     """AWS, or a local platform."""

@@ -71,12 +71,12 @@ class JobRequest:
         role = sessions.role_arn(self.role_name, self.session) if self.role_name else self.members["RoleArn"]
         members: dict[str, Any] = {**self.members, "RoleArn": role}
         uploads = [dict(each) for each in self.uploads]
-        if self.default_bucket is not None and (bucket := self.session.default_bucket()) != self.default_bucket:
+        if self.default_bucket is not None and (bucket := sessions.default_bucket(self.session)) != self.default_bucket:
             members = _moved(members, f"s3://{self.default_bucket}/", f"s3://{bucket}/")
             uploads = [{**each, "bucket": bucket} for each in uploads]
+        code = upload_code()  # first, for it may refuse the code before anything is uploaded
         for each in uploads:
-            self.session.upload_data(**each)
-        code = upload_code()
+            sessions.upload(self.session, each)
         return members if code is None else with_code(members, code[0])
 
 

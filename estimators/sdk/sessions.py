@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import boto3
-from botocore.exceptions import (
-    ClientError,
-    CredentialRetrievalError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    TokenRetrievalError,
-)
+from boto3.exceptions import Boto3Error
+from botocore.exceptions import ClientError
 
 from estimators.errors import EstimatorError
 from estimators.sdk.library import (
@@ -61,18 +55,6 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-@contextmanager
-def credentials_explained() -> Iterator[None]:
-    """Turn boto3's errors about missing or unreadable AWS credentials into an EstimatorError that says what to do."""
-    try:
-        yield
-    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError) as fault:
-        raise EstimatorError(
-            f"The job was not sent, AWS can't be asked: {str(fault).rstrip('.')}. Sign in (aws configure, or "
-            "aws sso login), or train on this machine: give the session of LocalSageMaker()."
-        ) from None  # the message has all that the fault says; its frames are those of botocore
-
-
 def role_arn(name: str, session: Session) -> str:
     """Return the ARN of a role; raise EstimatorError if IAM does not know it. The SDK itself asks after the upload."""
     if prefix := getattr(session.boto_session, "role_prefix", None):
@@ -85,6 +67,29 @@ def role_arn(name: str, session: Session) -> str:
             "the ARN."
         ) from fault
     return arn
+
+
+def default_bucket(session: Session) -> str:
+    """Return a session's default bucket, which the SDK makes if missing; raise EstimatorError if AWS refuses."""
+    try:
+        name: str = session.default_bucket()
+    except (ClientError, ValueError) as fault:
+        raise EstimatorError(
+            f"The job was not sent, the session's default bucket can't be used: {fault}. Give output_path and "
+            "code_location in another bucket, or let your user make this one."
+        ) from fault
+    return name
+
+
+def upload(session: Session, place: Mapping[str, Any]) -> None:
+    """Upload a file or directory by the arguments of `Session.upload_data`; raise EstimatorError if S3 refuses it."""
+    try:
+        session.upload_data(**place)
+    except (ClientError, Boto3Error) as fault:
+        raise EstimatorError(
+            f"The job was not sent, {place['path']} can't be uploaded to s3://{place['bucket']}: {fault}. Let your "
+            "user write there."
+        ) from fault
 
 
 def runs_in_this_python(session: Session | None) -> bool | None:

@@ -16,7 +16,7 @@ from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
 from smddp.display_text import shown_names
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, spawn_call_in
-from smddp.script_syntax import PythonModule, brings_modules
+from smddp.script_syntax import brings_modules
 
 _OTHER_ARCHIVES = tuple(
     suffix for name, suffixes, _ in shutil.get_unpack_formats() if name != "gztar" for suffix in suffixes
@@ -121,7 +121,7 @@ def _check_modules_beside(source: SourceCode, *, runs_here: bool) -> Iterator[Pr
     here = source.script.parent
     if beside := sorted(name for name in imported if (here / f"{name}.py").is_file() or _is_module(here / name)):
         lie = "lies" if len(beside) == 1 else "lie"
-        is_sure = runs_here and not brings_modules(PythonModule.read(source.script)) and not _are_installed(beside)
+        is_sure = runs_here and not brings_modules(source.modules.script) and not _are_installed(beside)
         yield (error if is_sure else warning)(
             "entry_point",
             f"{source.script} is uploaded alone, and imports {', '.join(beside)}, which {lie} beside it",

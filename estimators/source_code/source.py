@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from estimators.errors import EstimatorError
 from estimators.source_code.tree import Tree
 from smddp.container.requirements import ADDED
-from smddp.python_syntax import call_parser, full_name
+from smddp.python_syntax import call_parser
 from smddp.script_syntax import PACKAGE as PACKAGE
 from smddp.script_syntax import Modules, imported_by
 
@@ -204,9 +204,9 @@ def _named_in(line: str) -> str | None:
 
 
 def calls_package(source: SourceCode, functions: Collection[str]) -> bool:
-    """Return whether the script imports smddp, and calls one of `functions`, such as ``smddp.run``."""
+    """Return whether the script calls one of `functions`, given by their full names, such as ``smddp.run``."""
     script = source.modules.script
-    return script.imports(PACKAGE) and any(full_name(call.func, {}) in functions for call in script.calls)
+    return any(script.full_name(call.func) in functions for call in script.calls)
 
 
 def imports_at_top(source: SourceCode) -> frozenset[str]:

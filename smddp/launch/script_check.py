@@ -89,7 +89,7 @@ def _tell_missing_channels(nodes: Sequence[Executed], environ: Mapping[str, str]
         return
     own = without_run_variables(environ)
     for module, node in nodes:
-        read = channel_read(node)
+        read = channel_read(module, node)
         if read is None or (read.is_variable and not by_variables):
             continue
         variable = f"{VARIABLE_PREFIX}{read.name.upper()}"

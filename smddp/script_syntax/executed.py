@@ -15,7 +15,6 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from smddp.python_syntax import full_name
 from smddp.script_syntax.modules import PACKAGE, Modules, PythonModule
 
 Executed = tuple[PythonModule, ast.AST]
@@ -75,7 +74,9 @@ class _Walk:
         for statement in statements:
             yield module, statement
             yield from self._statement(module, statement)
-            if isinstance(statement, ast.Return | ast.Raise) or (_is_branch(statement) and _may_leave(statement)):
+            if isinstance(statement, ast.Return | ast.Raise) or (
+                _is_branch(statement) and _may_leave(module, statement)
+            ):
                 return
 
     def _statement(self, module: PythonModule, statement: ast.stmt) -> Iterator[Executed]:
@@ -138,12 +139,12 @@ def _is_branch(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If | ast.Try | ast.While | ast.Match)
 
 
-def _may_leave(statement: ast.stmt) -> bool:
+def _may_leave(module: PythonModule, statement: ast.stmt) -> bool:
     """Return whether a branch may end the block that it is in."""
     if isinstance(statement, ast.If) and is_main_guard(statement.test):
         return False
     return any(
         isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue)
-        or (isinstance(node, ast.Call) and full_name(node.func, {}) in _EXITS)
+        or (isinstance(node, ast.Call) and module.full_name(node.func) in _EXITS)
         for node in ast.walk(statement)
     )

@@ -197,14 +197,14 @@ class ChannelRead:
     """Whether the script reads the variable SM_CHANNEL_*, not the job."""
 
 
-def channel_read(node: ast.AST) -> ChannelRead | None:
+def channel_read(module: PythonModule, node: ast.AST) -> ChannelRead | None:
     """Return the channel of ``job.channels["training"]``, ``job.inputs[…]`` or ``os.environ["SM_CHANNEL_TRAINING"]``.
 
     Return None for any other node.
     """
     match node:
         case ast.Subscript(value=owner, slice=ast.Constant(value=str(name)), ctx=ast.Load()):
-            text = full_name(owner, {})
+            text = module.full_name(owner)
             if text in ("job.channels", "job.inputs"):
                 return ChannelRead(name=name, is_variable=False)
             if text == "os.environ" and name.startswith(VARIABLE_PREFIX):

@@ -115,7 +115,7 @@ def explain(doing: str, error: Exception, advice: Mapping[str, str]) -> Refusal:
 def refusal(doing: str, code: str, message: str, advice: Mapping[str, str], *, status: int = 0) -> Refusal:
     """Explain an error code of S3, for a whole request or for one of its keys."""
     kind = _SAME.get(code, code)
-    remedy = advice.get(kind) or _ADVICE.get(kind, "see what S3 says")
+    remedy = advice.get(kind) or _ADVICE.get(kind, "correct what it names")
     return Refusal(message=f"{doing}: {code} ({message}); {remedy}", transient=kind in _TRANSIENT or status >= 500)
 
 

@@ -6,9 +6,16 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, ReadTimeoutError
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ParamValidationError,
+    ReadTimeoutError,
+)
 
 from estimators import api_retries
+from estimators.errors import EstimatorError
 
 REQUEST = {
     "TrainingJobName": "digits",
@@ -96,21 +103,46 @@ def test_another_job_of_the_same_name_is_not_taken(error: Exception, other: dict
             sagemaker.take({**REQUEST, **other}, datetime.now(timezone.utc) - timedelta(seconds=age))
 
     sagemaker.create_training_job = create  # type: ignore[method-assign]
-    with pytest.raises(ClientError, match="ResourceInUse"):
+    with pytest.raises(EstimatorError, match="ResourceInUse"):
         api_retries.create_training_job(sagemaker, REQUEST)
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "said"),
     [
-        refused("ValidationException"),
-        refused("ResourceInUse"),
-        refused("ResourceLimitExceeded"),
-        EndpointConnectionError(endpoint_url="https://api.sagemaker.nowhere.amazonaws.com/"),
+        (refused("ValidationException"), r"^digits was not started: ValidationException \(no\); correct what it names"),
+        (refused("ResourceInUse"), r"^digits was not started: ResourceInUse \(no\); no two jobs .* another job_name"),
+        (
+            refused("ResourceLimitExceeded"),
+            r"^digits was not started: .*; use fewer instances or another instance_type",
+        ),
+        (refused("AccessDeniedException"), r"^digits was not started: .*smddp plan --iam"),
+        (refused("ExpiredTokenException"), r"^digits was not started: .*the credentials expired: renew them"),
+        (ParamValidationError(report="Invalid type"), r"(?s)^digits was not started: .*Invalid type\nCorrect what"),
+        (
+            EndpointConnectionError(endpoint_url="https://api.sagemaker.nowhere.amazonaws.com/"),
+            r"AWS did not answer the request to start digits: .*nowhere.*TrainingJob.attach\('digits'\)",
+        ),
     ],
 )
-def test_a_refusal_is_raised_at_once(error: Exception) -> None:
+def test_a_refusal_is_raised_at_once_and_says_what_to_do(error: Exception, said: str) -> None:
     sagemaker = SageMaker(error)
-    with pytest.raises(type(error)):
+    with pytest.raises(EstimatorError, match=said) as raised:
         api_retries.create_training_job(sagemaker, REQUEST)
     assert sagemaker.attempts == 1
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", UNANSWERED, ids=["server error", "timeout"])
+def test_a_job_that_may_have_started_is_not_told_as_not_started(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_retries, "_PATIENCE_SECONDS", 0)
+    with pytest.raises(EstimatorError, match="An attempt may have started it") as raised:
+        api_retries.create_training_job(SageMaker(error), REQUEST)
+    assert "was not started" not in str(raised.value)
+
+
+def test_missing_credentials_are_explained() -> None:
+    with pytest.raises(EstimatorError, match=r"Unable to locate credentials\. Sign in"):
+        api_retries.create_training_job(SageMaker(NoCredentialsError()), REQUEST)

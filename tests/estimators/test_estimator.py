@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError, NoCredentialsError
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
+from estimators.sdk import sessions
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 
@@ -265,6 +266,61 @@ def test_fit_lists_all_errors_at_once_and_sends_nothing(build: Any, requests: li
     assert not requests
 
 
+def test_an_error_hides_no_other_of_the_request(build: Any) -> None:
+    """The rules between the members of a request are checked in spite of a wrong path and a member of a wrong form."""
+    plan = build(
+        source_dir="/nonexistent", entry_point="train.py", tags={"aws:team": "vision"}, volume_kms_key="alias/key"
+    ).plan(job_name="no_name")
+    assert parameters_of(plan.errors) == ["source_dir", "job_name", "volume_kms_key", "tags"]
+    assert plan.unchecked == ("the script, with its hyperparameters, channels and imports",)
+    assert (plan.request, plan.resources) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "inputs", "errors", "unchecked"),
+    [
+        ({"role": "no role"}, None, ["role", "tags"], ()),
+        ({"role": None}, None, ["role", "tags"], ()),
+        ({"instance_type": "ml.g5.xlarge2"}, None, ["instance_type", "tags"], ("AWS's rules for ResourceConfig",)),
+        ({"instance_count": 0}, None, ["instance_count", "tags"], ("AWS's rules for ResourceConfig",)),
+        ({"distribution": {"torchran": {"enabled": True}}}, None, ["distribution", "tags"], ()),
+        ({"distribution": {"pytorchddp": {"enabled": True}}, "instance_type": "ml.m5.xlarge"}, None, None, ()),
+        ({"max_wait": 3}, None, ["max_wait", "tags"], ("AWS's rules for StoppingCondition",)),
+        ({"use_spot_instances": "yes", "max_wait": 90000}, None, None, ("AWS's rules for EnableManagedSpotTraining",)),
+        ({"subnets": ["no subnet!"], "security_group_ids": ["sg-1"]}, None, ["subnets", "tags"], ()),
+        (
+            {"subnets": ["no subnet!"], "security_group_ids": ["sg-1"], "training_repository_access_mode": "Vpc"},
+            None,
+            ["subnets", "tags"],
+            ("AWS's rules for VpcConfig",),
+        ),
+        ({}, "./data", ["inputs['training']", "tags"], ("AWS's rules for InputDataConfig",)),
+        ({}, ["s3://data"], ["inputs", "tags"], ("AWS's rules for InputDataConfig",)),
+        ({"environment": {"A-B": ""}}, None, ["environment", "tags"], ()),
+    ],
+    ids=repr,
+)
+def test_rules_that_read_no_wrong_parameter_are_judged_and_the_others_are_named(
+    build: Any, parameters: dict[str, Any], inputs: Any, errors: list[str] | None, unchecked: tuple[str, ...]
+) -> None:
+    plan = build(**parameters, tags={"aws:team": "vision"}).plan(inputs)
+    assert parameters_of(plan.errors)[-1] == "tags"
+    assert errors is None or parameters_of(plan.errors) == errors
+    assert plan.unchecked == unchecked
+
+
+def test_a_request_that_can_not_be_built_is_told_as_unchecked(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("estimators.plan.make.build", lambda *_, **__: (None, "no such parameter"))
+    with pytest.raises(
+        EstimatorError,
+        match=r"(?s)one thing is wrong with it:\n  - max_wait.*\nNot checked until it is corrected: the request as a "
+        r"whole, the data and buckets on S3\.$",
+    ) as refused:
+        build(max_wait=3).fit()
+    assert parameters_of(refused.value.problems) == ["max_wait"]
+    assert "not checked because of the errors: the request as a whole" in str(build(max_wait=3).plan())
+
+
 def test_a_job_that_aws_throttles_is_sent_again(
     build: Any, requests: list[dict[str, Any]], sagemaker_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +338,56 @@ def test_a_job_that_aws_throttles_is_sent_again(
 
 
 def throttled() -> ClientError:
-    return ClientError({"Error": {"Code": "ThrottlingException", "Message": "Rate exceeded"}}, "CreateTrainingJob")
+    return refused("ThrottlingException", "Rate exceeded", "CreateTrainingJob")
+
+
+def refused(code: str, message: str, operation: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": message}}, operation)
+
+
+@pytest.mark.parametrize(
+    ("of", "call", "error", "said"),
+    [
+        (
+            "sagemaker_client",
+            "create_training_job",
+            refused("ResourceLimitExceeded", "300 hosts", "CreateTrainingJob"),
+            r"^digits was not started: ResourceLimitExceeded \(300 hosts\); use fewer instances",
+        ),
+        (
+            None,
+            "default_bucket",
+            refused("AccessDenied", "no", "CreateBucket"),
+            r"^The job was not sent, the session's default bucket can't be used: .*AccessDenied.*Give output_path",
+        ),
+    ],
+    ids=["the job", "the default bucket"],
+)
+def test_what_aws_refuses_after_the_checks_is_an_error_of_the_estimator(
+    build: Any,
+    sagemaker_session: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    of: str | None,
+    call: str,
+    error: Any,
+    said: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(getattr(sagemaker_session, of) if of else sagemaker_session, call, fail)
+    with pytest.raises(EstimatorError, match=said) as raised:
+        build().fit(job_name="digits")
+    assert raised.value.__cause__ is error
+
+
+def test_a_source_of_a_rule_that_s3_refuses_is_an_error_of_the_estimator(
+    sagemaker_session: Any, tmp_path: Path
+) -> None:
+    place = {"path": str(tmp_path), "bucket": "no-such-bucket-anywhere", "key_prefix": "rules"}
+    (tmp_path / "rule.py").touch()
+    with pytest.raises(EstimatorError, match=r"can't be uploaded to s3://no-such-bucket-anywhere: .*NoSuchBucket"):
+        sessions.upload(sagemaker_session, place)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from estimators import source_code
 from estimators.errors import EstimatorError
 from estimators.source_code import SourceCode
 from estimators.source_code.tree import Tree
+from smddp.script_syntax import PythonModule
 
 SCRIPT = "import smddp\n\nsmddp.run(print)\n"
 
@@ -550,3 +551,19 @@ def test_a_smddpignore_means_what_it_means_to_git(
     listed = ["git", "ls-files", "--others", "-z", "--exclude-from=.smddpignore"]
     by_git = subprocess.run(listed, cwd=root, check=True, capture_output=True, text=True).stdout.split("\0")
     assert set(Tree.of(root).files) == set(by_git) - {"", ".smddpignore"}
+
+
+def test_a_script_is_parsed_once_for_all_checks(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code / "alone.py").write_text("import layers, smddp\n\nsmddp.run(main)\n")
+    parsed: list[Path] = []
+    read = PythonModule.read
+
+    def counted(path: Path) -> PythonModule:
+        parsed.append(path)
+        return read(path)
+
+    monkeypatch.setattr(PythonModule, "read", counted)
+    source = SourceCode.of({"entry_point": str(code / "alone.py")})
+    assert list(source_code.check(source, py_version=None, isolated=False, runs_here=True))
+    assert source_code.calls_package(source, {"smddp.run"})
+    assert parsed == [code / "alone.py"]

@@ -132,7 +132,7 @@ def _check_channels(nodes: Sequence[Executed], channels: Collection[str]) -> Ite
     in_capitals = {name.upper() for name in channels}
     read: dict[str, str] = {}
     for module, node in nodes:
-        if (found_read := channel_read(node)) is not None and found_read.name.upper() not in in_capitals:
+        if (found_read := channel_read(module, node)) is not None and found_read.name.upper() not in in_capitals:
             read.setdefault(found_read.name, f"{module.path}, line {getattr(node, 'lineno', 1)},")
     for name, place in read.items():
         found = f"{place} reads the channel {name!r}, and the job has {', '.join(channels) or 'none'}"

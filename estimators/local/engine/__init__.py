@@ -26,5 +26,6 @@ from __future__ import annotations
 
 from estimators.local.engine.engine import Engine
 from estimators.local.engine.errors import ApiError
+from estimators.local.engine.hosted.platform import Platform
 
-__all__ = ["ApiError", "Engine"]
+__all__ = ["ApiError", "Engine", "Platform"]

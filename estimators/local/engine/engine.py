@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from estimators.local.chaos import Chaos
 from estimators.local.engine.errors import ApiError, invalid
 from estimators.local.engine.experiments import Experiments
 from estimators.local.engine.hosted.logs import LOG_GROUPS, EarlierLogs
@@ -15,18 +13,12 @@ from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.listing import search_records
 from estimators.local.engine.processing import ProcessingOperations
 from estimators.local.engine.processing.record import ProcessingRecord
-from estimators.local.engine.records import NOTHING_KEPT, Record, RecordStore, Tags
+from estimators.local.engine.records import Record, Tags
 from estimators.local.engine.training import TrainingOperations
 from estimators.local.engine.training.record import TrainingRecord
 from estimators.local.engine.tuning import TuningOperations
 from estimators.local.engine.validation import Handler, check_request
-from estimators.local.executors import Executor
 from estimators.service_model import service_model
-
-if TYPE_CHECKING:
-    from mypy_boto3_cloudwatch import CloudWatchClient
-    from mypy_boto3_logs import CloudWatchLogsClient
-    from mypy_boto3_s3 import S3Client
 
 logger = logging.getLogger(__name__)
 
@@ -38,45 +30,17 @@ _READING = ("Describe", "List", "Search")
 class Engine:
     """Runs jobs on this machine, as SageMaker runs them on AWS."""
 
-    def __init__(
-        self,
-        *,
-        directory: Path,  # of running jobs; made if absent
-        s3: S3Client,
-        logs: CloudWatchLogsClient,  # its region is the engine's
-        cloudwatch: CloudWatchClient,
-        executor: Executor,
-        container_environment: Mapping[str, str],  # variables for every host, such as the platform's endpoint and keys
-        account_id: str,
-        grace_seconds: float = 120,  # between SIGTERM and SIGKILL
-        sync_seconds: float = 0.1,  # least time between two scans of directories that are copied to S3 while hosts run
-        rescue: Path | None = None,  # where a job's files go if they can't be uploaded; None: beside `directory`
-        store: RecordStore = NOTHING_KEPT,
-        chaos: Chaos | None = None,  # faults for all jobs; None: only the faults in a job's tag
-    ) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, platform: Platform, *, account_id: str) -> None:
+        platform.directory.mkdir(parents=True, exist_ok=True)
         service_model()  # takes 0.1 s to read: now, not in the first request
-        self._platform = Platform(
-            directory=directory,
-            s3=s3,
-            logs=logs,
-            cloudwatch=cloudwatch,
-            executor=executor,
-            container_environment=dict(container_environment),
-            region=logs.meta.region_name,
-            grace_seconds=grace_seconds,
-            sync_seconds=sync_seconds,
-            rescue=rescue or directory.parent,
-            store=store,
-            chaos=chaos or Chaos(),
-        )
-        self._store = store
-        self._earlier_logs = {group: EarlierLogs(group, store, logs) for group in LOG_GROUPS}
-        arn_prefix = f"arn:aws:sagemaker:{logs.meta.region_name}:{account_id}"
+        self._platform = platform
+        store = platform.store
+        self._earlier_logs = {group: EarlierLogs(group, store, platform.logs) for group in LOG_GROUPS}
+        arn_prefix = f"arn:aws:sagemaker:{platform.region}:{account_id}"
         self._experiments = Experiments(arn_prefix, store, self._find_job)
         self._training = TrainingOperations(self._platform, arn_prefix, self._experiments)
         self._processing = ProcessingOperations(self._platform, arn_prefix, self._experiments)
-        self._tuning = TuningOperations(self._training.start, self._training.jobs.find, arn_prefix, store)
+        self._tuning = TuningOperations(self._start_tuned, self._training.jobs.find, arn_prefix, store)
         self._operations: dict[str, Handler] = {
             **self._training.operations,
             **self._processing.operations,
@@ -108,7 +72,7 @@ class Engine:
             )
         answered = answer(check_request(operation, request))
         if not operation.startswith(_READING):
-            self._store.require_saved()
+            self._platform.store.require_saved()
         return answered
 
     def go_on(self) -> None:
@@ -155,6 +119,10 @@ class Engine:
         for jobs in (self._training.jobs, self._processing.jobs):
             jobs.join(CLOSE_SECONDS)
         self._tuning.join(CLOSE_SECONDS)
+
+    def _start_tuned(self, request: Mapping[str, Any]) -> TrainingRecord:
+        """Start a training job whose request comes from a tuning job's, and not from `call`."""
+        return self._training.start(check_request("CreateTrainingJob", request))
 
     def _search(self, request: dict[str, Any]) -> dict[str, Any]:
         return search_records(self._searched, request)

@@ -48,7 +48,8 @@ class HostSpec:
     entrypoint: tuple[str, ...] = ()
     """Program that replaces the image's, and its first arguments; empty: the image's own."""
     default_command: tuple[str, ...] = ("train",)
-    """Words for the image's own program, before the arguments."""
+    """Words for the image's own program, before the arguments. An executor of processes has no image: it runs smddp's
+    ``train`` in place of both."""
     arguments: tuple[str, ...] = ()
     directory: str = "code"
     """Working directory, relative to /opt/ml; an image's own program runs in the image's directory."""

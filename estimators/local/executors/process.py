@@ -2,8 +2,8 @@
 
 Where user namespaces are allowed, a host has its own ``/opt/ml``, host name, ``/etc/hosts`` and process IDs. Where they
 are barred (some containers, Ubuntu's AppArmor), the program gets ``SAGEMAKER_BASE_DIR`` instead, and a warning says so.
-In both cases a supervisor process starts and ends the program: see ``host_supervisor.py``. Every cluster gets its own
-network in 127.0.0.0/8, so that hosts of different jobs do not share an address.
+In both cases a supervisor process starts and ends the program: see ``host_supervisor.py``. Each cluster of this process
+has a network of its own in 127.0.0.0/8, so that hosts of different jobs do not share an address.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import fnmatch
 import logging
 import os
 import random
-import socket
 import sys
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from types import TracebackType
 
 from estimators.local.directory_reaper_process import Lifeline
-from estimators.local.executors.executor import ClusterSpec, HostSpec, NoNamespacesError
+from estimators.local.executors.executor import ClusterSpec, ExecutorError, HostSpec, NoNamespacesError
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 from estimators.local.executors.warm_hosts import WarmHosts
 from smddp.cluster.gpus import count_gpus, host_gpus, no_gpus
+from smddp.launch.ports import free_port
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +56,11 @@ INHERITED = (
 OF_THIS_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
 """Variables that lead to the packages of this Python: another one must not find them."""
 
-# Guards `_given`, so that jobs that start at once get different ports. Held for 1000 probes at most, and no other lock
-# is taken under it.
+# Guards `_networks`, so that no two clusters have one network. Held for a search, and no other lock is taken under it.
 _lock = threading.Lock()
-_given: deque[int] = deque(maxlen=1000)
-"""Ports of jobs that may still run."""
+_networks: set[int] = set()
+"""The networks of the clusters that are open: 0 is 127.1.0.0/24, the last one 127.255.255.0/24."""
+_NETWORKS = 255 * 256
 
 
 class ProcessExecutor:
@@ -151,19 +150,28 @@ class ProcessCluster:
         self._keep = () if lifeline is None else (lifeline.fileno(),)
         self._roots = {host: root.absolute() for host, root in spec.roots.items()}
         self._isolated = isolated
-        self._addresses = give_addresses(spec.roots)
+        self._addresses: Mapping[str, str] = {}
         self._gpus = _gpus_of_hosts(spec)
         self._environment = {
             **inherited_environment(python, hosts=len(spec.roots)),
             # Never a path of this machine, which may be longer than the 108 bytes of a socket's path.
             **({"TMPDIR": str(_ML_ROOT / _TEMPORARY)} if isolated else {}),
-            "SMDDP_MASTER_PORT": str(free_port_on_all_addresses()),
         }
+        self._port_lock = threading.Lock()  # guards `_port` while the hosts start at once; above the lock of free_port
+        self._port: int | None = None
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Each host's own address in 127.0.0.0/8."""
+        """Each host's own address in 127.0.0.0/8, while the cluster is open."""
         return self._addresses
+
+    @property
+    def master_port(self) -> int:
+        """The port for the hosts' rendezvous, chosen when the first host starts: the data may take minutes before."""
+        with self._port_lock:
+            if self._port is None:
+                self._port = free_port()
+            return self._port
 
     def known_as(self, host: str) -> str:
         """Return the host's name, or, without namespaces, its address."""
@@ -186,7 +194,13 @@ class ProcessCluster:
                 hosts={self.known_as(name): address for name, address in self._addresses.items()},
                 ml_root=str(root),
                 argv=(*(host.entrypoint or train(self._python)), *host.arguments),
-                environment={**self._environment, **self._gpus[host.name], **host.environment, **base},
+                environment={
+                    **self._environment,
+                    "SMDDP_MASTER_PORT": str(self.master_port),
+                    **self._gpus[host.name],
+                    **host.environment,
+                    **base,
+                },
                 directory=f"{self.ml_root(host.name)}/{host.directory}",
                 open_files=self._open_files,
             ),
@@ -195,12 +209,16 @@ class ProcessCluster:
         )
 
     def __enter__(self) -> ProcessCluster:
+        self._network = take_network()
+        self._addresses = addresses_in(self._network, self._roots)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Do nothing: each host ends by itself, or with this process."""
+        """Give the network back. Each host ends by itself, or with this process."""
+        with _lock:
+            _networks.discard(self._network)
 
 
 def _namespaces_allowed() -> bool:
@@ -273,20 +291,21 @@ def _gpus_of_hosts(spec: ClusterSpec) -> dict[str, dict[str, str]]:
     return {**dict.fromkeys(spec.without_gpus, no_gpus(gpus)), **dict(zip(sharing, shares, strict=True))}
 
 
-def give_addresses(hosts: Iterable[str]) -> dict[str, str]:
-    """Return an address for each host, 254 at most, in a random network from 127.1.0.0 to 127.255.255.0."""
-    network = f"127.{random.randint(1, 255)}.{random.randint(0, 255)}"  # noqa: S311  # not a secret
-    return {host: f"{network}.{number}" for number, host in enumerate(hosts, start=1)}
+def take_network() -> int:
+    """Take a network that no open cluster of this process has; raise ExecutorError if there is none.
 
-
-def free_port_on_all_addresses() -> int:
-    """Return a TCP port that is free on every address of the machine, if possible none of the last thousand."""
+    It is random, so that the clusters of another process rarely have the same.
+    """
     with _lock:
-        for _ in range(1000):
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                port: int = probe.getsockname()[1]
-            if port not in _given:
-                break
-        _given.append(port)
-        return port
+        free = [number for number in range(_NETWORKS) if number not in _networks]
+        if not free:
+            raise ExecutorError(f"{_NETWORKS:,} jobs run, and each needs a network of its own in 127.0.0.0/8")
+        number = random.choice(free)  # noqa: S311  # not a secret
+        _networks.add(number)
+        return number
+
+
+def addresses_in(network: int, hosts: Iterable[str]) -> dict[str, str]:
+    """Return an address in a network for each host, 254 at most."""
+    first, second = divmod(network, 256)
+    return {host: f"127.{first + 1}.{second}.{number}" for number, host in enumerate(hosts, start=1)}

@@ -83,6 +83,28 @@ def test_only_who_reads_them_gets_them(build: Any, parameters: Any, refused: boo
     assert (" in the code's bundle (" in str(plan)) != refused
 
 
+@pytest.mark.parametrize(
+    ("script", "bundled"),
+    [
+        ("import smddp as s\n\ns.run(main)\n", True),
+        ("from smddp import run as start\n\nstart(main)\n", True),
+        ("from smddp.training import run\n\nrun(main)\n", True),
+        ("from smddp import Job\n\njob = Job.detect()\n", True),
+        ("from smddp.job import Job\n\njob = Job.detect()\n", True),
+        ("from smddp.job import hyperparameters\n\nhyperparameters.load(Config)\n", True),
+        ("from smddp.hydra import main\n\n@main()\ndef train(config): ...\n", True),
+        ("import argparse\nimport smddp\n\ndef run(): ...\n\nrun()\n", False),
+        ("import argparse\nimport smddp\nfrom jobs import Job\n\nJob.detect()\n", False),
+        ("import argparse\nimport smddp\nfrom yaml import main\n\nmain()\n", False),
+    ],
+    ids=repr,
+)
+def test_a_reader_is_known_by_its_import_not_by_its_name_alone(build: Any, script: str, bundled: bool) -> None:
+    job = build(script=script, hyperparameters={"long": "x" * 3000})
+    found = bundle_large_hyperparameters(job.arguments, SourceCode.of(job.arguments))
+    assert found.names == (("long",) if bundled else ())
+
+
 def test_more_than_a_variable_holds_is_for_smddp_run_alone(build: Any) -> None:
     large = {"long": "x" * MOST_BYTES}
     plan = build(hyperparameters=large).plan()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -11,6 +12,7 @@ import pytest
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
+from estimators.request.job_request import JobRequest
 from estimators.sdk import v2
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
@@ -141,3 +143,19 @@ def test_a_request_without_the_code_is_refused(
     )
     (problem,) = estimator.plan().errors
     assert "leaves the code out of the request" in str(problem)
+
+
+def test_code_that_is_refused_keeps_the_sources_of_rules_here() -> None:
+    uploaded: list[Any] = []
+    session: Any = SimpleNamespace(upload_data=lambda **place: uploaded.append(place))
+    place = {"path": "rule.py", "bucket": "jobs", "key_prefix": "rules"}
+    request = JobRequest(members={"RoleArn": "arn"}, session=session, uploads=(place,))
+
+    def refuse() -> None:
+        raise EstimatorError("too large")
+
+    with pytest.raises(EstimatorError, match="too large"):
+        request.complete(refuse)
+    assert uploaded == []
+    request.complete(lambda: None)
+    assert uploaded == [place]

@@ -71,6 +71,10 @@ def test_a_wrong_option_is_told(tmp_path: Path, script: str, arguments: Sequence
         (CONFIG, ["--help"]),
         (CONFIG.replace("    smddp.run", "    sys.argv.remove('--fast')\n    smddp.run"), ["--epochs=2", "--fast"]),
         (CONFIG.replace("    smddp.run", "    if sys.argv[1] == 'x':\n        sys.exit()\n    smddp.run"), ["x"]),
+        (
+            CONFIG.replace("    smddp.run", "    from sys import exit as end\n    if end is x: end()\n    smddp.run"),
+            ["x"],
+        ),
         (OPTIONS, ["-q", "--weight=0.1"]),
         (OPTIONS, ["-h"]),
         ("import sys\nsys.path.insert(0, 'lib')\nimport nowhere\n", []),

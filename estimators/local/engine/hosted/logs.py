@@ -1,8 +1,9 @@
 """Sends the output of hosts to CloudWatch Logs: `HostLog` at once, `EarlierLogs` after a restart of the platform.
 
-There is one stream for each host and attempt. The host never waits for CloudWatch: one thread reads, another sends. The
-buffer between them is bounded; if the sender falls behind, the oldest lines are dropped, and a line says how many. The
-newest lines are never dropped.
+There is one stream for each host and attempt, made for its first line, or when the host starts. The host never waits
+for CloudWatch: one thread reads, another sends. The buffer between them is bounded; if the sender falls behind, the
+oldest lines are dropped, and a line says how many. The newest lines are never dropped. Lines that CloudWatch refused
+are not sent again, and a later line says how many.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class HostLog:
         job_name: str,
         host: str,
         *,
+        began: int,  # seconds since 1970, different for each attempt of the job
         group: str = TRAINING_JOBS,
         seen: Callable[[str, int], None],  # called with every line of the program, and its time in ms
         store: RecordStore = NOTHING_KEPT,  # remembers the lines
@@ -57,16 +59,17 @@ class HostLog:
         self._job_name = job_name
         self._group = group
         self._store = store
-        self._stream = f"{job_name}/{host}-{int(time.time())}"
+        self._stream = f"{job_name}/{host}-{began}"
         self._seen = seen
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        # Guards the five below; no other lock is taken while it is held, and nothing is sent. Bound: lines of at most
+        # Guards the six below; no other lock is taken while it is held, and nothing is sent. Bound: lines of at most
         # MAX_BUFFERED_BYTES wait, and the oldest are dropped first. Times never decrease, as CloudWatch requires.
         self._changed = threading.Condition()
         self._lines: deque[InputLogEventTypeDef] = deque()
         self._buffered = 0
         self._dropped = 0
         self._now = 0
+        self._started = False
         self._ended = False
         self._sender = threading.Thread(target=self._send_all, name=self._stream, daemon=True)
 
@@ -76,27 +79,28 @@ class HostLog:
         return "\n".join(self._tail)
 
     def open(self) -> None:
-        """Make the stream and its group if absent."""
+        """Make the stream and its group if absent, also for a host that prints nothing."""
         make_stream(self._client, self._group, self._stream)
 
     def follow(self, output: BinaryIO) -> None:
-        """Start the sender, and read ``output`` to its end."""
-        self._sender.start()
+        """Read ``output`` to its end."""
         for line in _lines(output):
             self._tail.append(line)
             timestamp = self._add(line)
             self._seen(line, timestamp)  # after the line itself: the callback may add lines
 
     def say(self, line: str) -> None:
-        """Add a line, from any thread; after `close`, send it at once."""
+        """Add a line, from any thread, also before the host runs; after `close`, send it at once."""
         self._add(line)
 
     def close(self) -> None:
-        """Return when all lines are sent to CloudWatch."""
+        """Return when all lines are sent to CloudWatch. It can be called again."""
         with self._changed:
             self._ended = True
             self._changed.notify()
-        self._sender.join()
+            started = self._started
+        if started:
+            self._sender.join()
 
     def _add(self, line: str) -> int:
         """Add a line as `say` does, and return its time."""
@@ -106,6 +110,9 @@ class HostLog:
             timestamp = self._now = max(self._now, int(time.time() * 1000))
             self._append({"timestamp": timestamp, "message": line or " "})
             closed = self._ended
+            if not closed and not self._started:
+                self._started = True
+                self._sender.start()
         if closed:  # a line of the platform after the host's end
             self._send_all()
         return timestamp
@@ -119,21 +126,33 @@ class HostLog:
         self._changed.notify()
 
     def _send_all(self) -> None:
-        due = 0.0  # the first line after a pause is sent at once
+        due, refused = 0.0, 0  # the first line after a pause is sent at once
+        make_stream(self._client, self._group, self._stream)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines or self._ended)
                 self._changed.wait_for(lambda: self._ended, timeout=max(0.0, due - time.monotonic()))
-                batch = self._take_batch()
+                batch, now = self._take_batch(), self._now
             due = time.monotonic() + BATCH_SECONDS
-            if not batch:
+            if not batch and not refused:
                 return
             kept = [StoredLine(self._stream, event["timestamp"], event["message"]) for event in batch]
             self._store.add_lines(self._group, self._job_name, kept)
+            told: list[InputLogEventTypeDef] = []
+            if refused:
+                text = f"[{refused} lines are missing here: the log did not take them]"
+                told.append({"timestamp": batch[0]["timestamp"] if batch else now, "message": text})
             try:
-                self._client.put_log_events(logGroupName=self._group, logStreamName=self._stream, logEvents=batch)
+                self._client.put_log_events(
+                    logGroupName=self._group, logStreamName=self._stream, logEvents=[*told, *batch]
+                )
             except Exception:  # of any kind: the thread must go on, for the next lines
                 logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
+                if not batch:  # the host has ended, and so has the attempt to tell of the lines
+                    return
+                refused += len(batch)
+            else:
+                refused = 0
 
     def _take_batch(self) -> list[InputLogEventTypeDef]:
         dropped: list[InputLogEventTypeDef] = []

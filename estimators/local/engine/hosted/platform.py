@@ -22,17 +22,19 @@ class Platform:
     """The directories, clients, executor and time limits of a platform."""
 
     directory: Path
+    """Of running jobs."""
+    rescue: Path
+    """Where a job's files go if they can't be uploaded."""
     s3: S3Client
     logs: CloudWatchLogsClient
     executor: Executor
     container_environment: Mapping[str, str]
+    """Variables for every host, such as the platform's endpoint and keys."""
     region: str
-    grace_seconds: float
+    grace_seconds: float = 120
     """Between SIGTERM and SIGKILL."""
-    sync_seconds: float
-    """Between two scans of directories that are copied to S3 while hosts run."""
-    rescue: Path
-    """Where a job's files go if they can't be uploaded."""
+    sync_seconds: float = 0.1
+    """Least time between two scans of directories that are copied to S3 while hosts run."""
     cloudwatch: CloudWatchClient | None = None
     """Takes the values of metrics; None: they are not sent."""
     store: RecordStore = NOTHING_KEPT

@@ -203,7 +203,7 @@ class HostedRecord(JobRecord[Request_co]):
             return self._ending in (Ending.STOP, Ending.CLOSE)
 
     def allocated(self, groups: Sequence[InstanceGroup]) -> None:
-        """Note the instance groups of the next attempt's hosts."""
+        """Do nothing with the next attempt's groups: only a training job has InstancePreferences to choose from."""
 
     def await_capacity(self, seconds: float) -> None:
         """Wait ``seconds``; return earlier if the job must end or the platform fails the attempt."""

@@ -146,6 +146,8 @@ class Rule:
     support: Support
     note: str = ""
     """A remark for the table in the docs."""
+    instead: str = ""
+    """What to give in place of a refused member."""
     said: bool = True
     """Whether the log says that the member is only recorded; False if it could have no effect here."""
 
@@ -159,8 +161,21 @@ def rule_of(path: str, rules: Mapping[str, Rule]) -> Rule | None:
 
 def only_recorded(members: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
     """Return the paths of a request's members that have no effect though the author may expect one."""
+    return [path for path in _with_support(Support.RECORDED, members, rules) if rules[path].said]
+
+
+def refuse_unsupported(members: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Raise one ApiError with all members of a request that the platform refuses."""
+    if refused := _with_support(Support.REFUSED, members, rules):
+        raise invalid(
+            " ".join(f"{path} is not offered by the local platform; {rules[path].instead}." for path in refused)
+        )
+
+
+def _with_support(support: Support, members: Mapping[str, Any], rules: Mapping[str, Rule]) -> list[str]:
+    """Return the paths in a request that have a rule with this support, in the rules' order."""
     asked = dict.fromkeys(_paths(members))
-    return [path for path, rule in rules.items() if path in asked and rule.support is Support.RECORDED and rule.said]
+    return [path for path, rule in rules.items() if path in asked and rule.support is support]
 
 
 def _paths(value: Any, path: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ import abc
 import contextlib
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -28,7 +29,7 @@ from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.record import KILLED, HostedRecord, Request_co
 from estimators.local.engine.hosted.request import Rule, only_recorded
 from estimators.local.engine.hosted.states import IN_VAIN, Ending, StoppedError
-from estimators.local.engine.hosts import Host, name_hosts
+from estimators.local.engine.hosts import Host, InstanceGroup, name_hosts
 from estimators.local.engine.transfers.folder_sync import FolderSync, SyncedFolder
 from estimators.local.engine.transfers.host_channels import HostInputs
 from estimators.local.engine.transfers.objects import CancelledError
@@ -62,6 +63,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
         self._directory = platform.directory / job.directory_name
         self._faults = JobFaults(job, platform.chaos)
         self._syncs: list[FolderSync] = []
+        self._began = 0
         # A new runner for a job with retries means that its platform was killed; a spot job was only interrupted then.
         self._retried_for = KILLED if job.retries and not job.request.spot else ""
         self._done = threading.Event()
@@ -120,11 +122,27 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
         passed_over: list[str] = []
         groups = self._faults.allocate(self._request.preferences, passed_over.append)
         hosts = name_hosts(groups)
-        roots = {host.name: self._directory / host.name for host in hosts}
+        # Two attempts within a second would share a stream.
+        self._began = max(int(time.time()), self._began + 1)
         logs = {host.name: self._log(host) for host in hosts}
+        try:
+            return self._attempt_on(groups, hosts, logs, passed_over)
+        finally:  # also of an attempt that ends before its hosts run
+            for log in logs.values():
+                log.close()
+
+    def _attempt_on(
+        self,
+        groups: Sequence[InstanceGroup],
+        hosts: Sequence[Host],
+        logs: Mapping[str, HostLog],
+        passed_over: Sequence[str],
+    ) -> bool:
+        """Run one attempt on new hosts; ``passed_over`` tells the instance types without capacity."""
         first_log = logs[hosts[0].name]
         self._job.metrics.report_to(first_log.say)
         self._introduce(first_log, passed_over)
+        roots = {host.name: self._directory / host.name for host in hosts}
         cluster = self._platform.executor.cluster(
             ClusterSpec(
                 name=self._job.name,
@@ -301,6 +319,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
             self._platform.logs,
             self._job.name,
             host.name,
+            began=self._began,
             group=self._job.log_group,
             seen=self._read,
             store=self._platform.store,

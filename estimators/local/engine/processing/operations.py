@@ -45,7 +45,7 @@ class ProcessingOperations:
         }
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
-        parsed = ProcessingRequest.parse(request)
+        parsed = ProcessingRequest.read(request)
         job = ProcessingRecord(parsed, self.jobs.arn(parsed.name))
         with self._experiments.track(JobToTrack(request=parsed, arn=job.arn)):
             self.jobs.run(job)

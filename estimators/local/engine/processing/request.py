@@ -16,6 +16,7 @@ from estimators.local.engine.hosted.request import (
     Support,
     parse_uri,
     read_faults,
+    refuse_unsupported,
     require_path,
 )
 from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
@@ -45,7 +46,13 @@ class ProcessingRequest(HostedRequest):
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> ProcessingRequest:
         """Check and read a request; raise ApiError if AWS or the local platform would refuse it."""
-        members = copy.deepcopy(check_request("CreateProcessingJob", request))
+        return cls.read(check_request("CreateProcessingJob", request))
+
+    @classmethod
+    def read(cls, request: Mapping[str, Any]) -> ProcessingRequest:
+        """Read a request of a valid form; raise ApiError if AWS or the local platform would refuse it."""
+        members = copy.deepcopy(dict(request))
+        refuse_unsupported(members, RULES)
         application = members["AppSpecification"]
         channels, outputs = tuple(_channels(members)), tuple(_outputs(members))
         _refuse_shared_paths(channels, outputs)
@@ -69,8 +76,6 @@ class ProcessingRequest(HostedRequest):
 
 
 def _group(cluster: Mapping[str, Any]) -> InstanceGroup:
-    if "InstancePreferences" in cluster:
-        raise invalid("ClusterConfig.InstancePreferences is not offered by the local platform; give InstanceType.")
     if missing := [name for name in ("InstanceType", "InstanceCount") if name not in cluster]:
         raise invalid(f"ProcessingResources.ClusterConfig has no {' and no '.join(missing)}; give both.")
     return InstanceGroup(name=HOMOGENEOUS, instance_type=cluster["InstanceType"], count=cluster["InstanceCount"])
@@ -79,11 +84,6 @@ def _group(cluster: Mapping[str, Any]) -> InstanceGroup:
 def _channels(members: Mapping[str, Any]) -> Iterator[InputChannel]:
     for given in members.get("ProcessingInputs", ()):
         name, source = given["InputName"], given.get("S3Input")
-        if "DatasetDefinition" in given:
-            raise invalid(
-                f"Input {name}: DatasetDefinition is not offered by the local platform, which has neither Athena nor "
-                "Redshift; put the result of the query into S3, and give it as an S3Input."
-            )
         if given.get("AppManaged"):
             continue
         if source is None:
@@ -107,11 +107,6 @@ def _channels(members: Mapping[str, Any]) -> Iterator[InputChannel]:
 def _outputs(members: Mapping[str, Any]) -> Iterator[Output]:
     for given in members.get("ProcessingOutputConfig", {}).get("Outputs", ()):
         name, target = given["OutputName"], given.get("S3Output")
-        if "FeatureStoreOutput" in given:
-            raise invalid(
-                f"Output {name}: FeatureStoreOutput is not offered by the local platform; write files, and give an "
-                "S3Output."
-            )
         if given.get("AppManaged"):
             continue
         if target is None:
@@ -155,13 +150,16 @@ RULES: Mapping[str, Rule] = {
     "ProcessingInputs.S3Input.LocalPath": Rule(support=_H, note="below `/opt/ml/processing`; different for each input"),
     "ProcessingInputs.S3Input.S3InputMode": Rule(support=_H, note="File; refused: Pipe"),
     "ProcessingInputs.S3Input.S3CompressionType": Rule(support=_H, note="None; refused: Gzip, which needs Pipe"),
-    "ProcessingInputs.DatasetDefinition": Rule(support=_NO),
+    "ProcessingInputs.DatasetDefinition": Rule(
+        support=_NO,
+        instead="it has neither Athena nor Redshift: put the result of the query into S3, and give it as an S3Input",
+    ),
     "ProcessingOutputConfig": Rule(support=_H),
     "ProcessingOutputConfig.Outputs.S3Output.LocalPath": Rule(support=_H, note="below `/opt/ml/processing`"),
     "ProcessingOutputConfig.Outputs.S3Output.S3UploadMode": Rule(
         support=_H, note="with EndOfJob, a failed job uploads nothing"
     ),
-    "ProcessingOutputConfig.Outputs.FeatureStoreOutput": Rule(support=_NO),
+    "ProcessingOutputConfig.Outputs.FeatureStoreOutput": Rule(support=_NO, instead="write files, and give an S3Output"),
     "ProcessingOutputConfig.Outputs.AppManaged": Rule(
         support=_H, note="nothing is copied: the program copies the data"
     ),
@@ -170,7 +168,7 @@ RULES: Mapping[str, Rule] = {
     "ProcessingResources.ClusterConfig.InstanceType": Rule(support=_H, note="passed to the program"),
     "ProcessingResources.ClusterConfig.VolumeSizeInGB": Rule(support=_R, said=False, note="the disk is this machine's"),
     "ProcessingResources.ClusterConfig.VolumeKmsKeyId": Rule(support=_R, note="nothing is encrypted"),
-    "ProcessingResources.ClusterConfig.InstancePreferences": Rule(support=_NO),
+    "ProcessingResources.ClusterConfig.InstancePreferences": Rule(support=_NO, instead="give InstanceType"),
     "ProcessingResources.ClusterConfig.SelectedInstanceType": Rule(support=_R),
     "ProcessingResources.ClusterConfig.SelectedInstanceCount": Rule(support=_R),
     "StoppingCondition": Rule(support=_H),

@@ -45,8 +45,8 @@ class TrainingOperations:
         }
 
     def start(self, request: Mapping[str, Any]) -> TrainingRecord:
-        """Start the training job of a request; raise ApiError if the request is refused."""
-        parsed = TrainingRequest.parse(request)
+        """Start the training job of a request of a valid form; raise ApiError if the request is refused."""
+        parsed = TrainingRequest.read(request)
         job = TrainingRecord(parsed, self.jobs.arn(parsed.name))
         with self._experiments.track(JobToTrack(request=parsed, arn=job.arn)):
             self.jobs.run(job)

@@ -21,6 +21,7 @@ from estimators.local.engine.hosted.request import (
     Support,
     parse_uri,
     read_faults,
+    refuse_unsupported,
     require_path,
 )
 from estimators.local.engine.hosts import HOMOGENEOUS, MAX_HOSTS, InstanceGroup
@@ -63,9 +64,15 @@ class TrainingRequest(HostedRequest):
     @classmethod
     def parse(cls, request: Mapping[str, Any]) -> TrainingRequest:
         """Check and read a request; raise ApiError if AWS or the local platform would refuse it."""
-        members = copy.deepcopy(check_request("CreateTrainingJob", request))
+        return cls.read(check_request("CreateTrainingJob", request))
+
+    @classmethod
+    def read(cls, request: Mapping[str, Any]) -> TrainingRequest:
+        """Read a request of a valid form; raise ApiError if AWS or the local platform would refuse it."""
+        members = copy.deepcopy(dict(request))
         refuse(broken_rules(members))
-        algorithm, preferences = _algorithm(members), _preferences(members)
+        refuse_unsupported(members, RULES)
+        algorithm, preferences = members["AlgorithmSpecification"], _preferences(members)
         output, condition = members["OutputDataConfig"], members.get("StoppingCondition", {})
         return cls(
             name=members["TrainingJobName"],
@@ -104,15 +111,6 @@ class TrainingRequest(HostedRequest):
         return tuple(folder for folder in (self.checkpoints, self.tensorboard, self.tensors) if folder is not None)
 
 
-def _algorithm(members: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "ServerlessJobConfig" in members:
-        raise invalid("ServerlessJobConfig is not offered by the local platform; give AlgorithmSpecification.")
-    algorithm: Mapping[str, Any] = members["AlgorithmSpecification"]
-    if "AlgorithmName" in algorithm:
-        raise invalid("AlgorithmSpecification.AlgorithmName is not offered by the local platform; use TrainingImage.")
-    return algorithm
-
-
 def _preferences(members: Mapping[str, Any]) -> Preferences:
     resources = members["ResourceConfig"]
     alone = {"InstanceGroupName": HOMOGENEOUS, **resources}
@@ -148,9 +146,7 @@ def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[InputCh
         name, mode = channel["ChannelName"], channel.get("InputMode", default_mode)
         if name in (".", ".."):
             raise invalid(f"InputDataConfig: {name!r} can't be a channel's name: it is no name of a directory.")
-        source = channel["DataSource"].get("S3DataSource")
-        if source is None:
-            raise invalid(f"Channel {name}: DataSource must be an S3DataSource on the local platform.")
+        source = channel["DataSource"]["S3DataSource"]
         kind, distribution = source["S3DataType"], source.get("S3DataDistributionType", "FullyReplicated")
         if kind not in ("S3Prefix", "ManifestFile", "AugmentedManifestFile"):
             raise invalid(f"Channel {name}: S3DataType {kind} is not offered by the local platform; use S3Prefix.")
@@ -226,7 +222,7 @@ RULES: Mapping[str, Rule] = {
     "AlgorithmSpecification.TrainingImage": Rule(
         support=_H, note="with `executor=Docker(…)`; otherwise this Python runs the program"
     ),
-    "AlgorithmSpecification.AlgorithmName": Rule(support=_NO),
+    "AlgorithmSpecification.AlgorithmName": Rule(support=_NO, instead="use TrainingImage"),
     "AlgorithmSpecification.TrainingImageConfig": Rule(support=_R, note="only images that Docker has on this machine"),
     "AlgorithmSpecification.MetricDefinitions": Rule(support=_H, note="the values are in CloudWatch, too"),
     "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": Rule(
@@ -240,8 +236,8 @@ RULES: Mapping[str, Rule] = {
     "InputDataConfig.DataSource.S3DataSource.AttributeNames": Rule(support=_H),
     "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": Rule(support=_R, said=False),
     "InputDataConfig.DataSource.S3DataSource.HubAccessConfig": Rule(support=_R),
-    "InputDataConfig.DataSource.FileSystemDataSource": Rule(support=_NO),
-    "InputDataConfig.DataSource.DatasetSource": Rule(support=_NO),
+    "InputDataConfig.DataSource.FileSystemDataSource": Rule(support=_NO, instead="use an S3DataSource"),
+    "InputDataConfig.DataSource.DatasetSource": Rule(support=_NO, instead="use an S3DataSource"),
     "OutputDataConfig": Rule(support=_H),
     "OutputDataConfig.KmsKeyId": Rule(support=_R, note="nothing is encrypted"),
     "ResourceConfig": Rule(support=_H),
@@ -287,6 +283,6 @@ RULES: Mapping[str, Rule] = {
     "SessionChainingConfig": Rule(support=_R, said=False, note="no session is made"),
     "MlflowConfig": Rule(support=_R, note="nothing is logged to MLflow"),
     "ModelPackageConfig": Rule(support=_R, note="no model package is made"),
-    "ServerlessJobConfig": Rule(support=_NO),
+    "ServerlessJobConfig": Rule(support=_NO, instead="give AlgorithmSpecification"),
 }
 """What the local platform does with each member of a request; docs/reference/local-platform.md lists it."""

@@ -80,7 +80,7 @@ class TuningOperations:
             runner.join(timeout)
 
     def _create(self, request: dict[str, Any]) -> dict[str, Any]:
-        parsed = TuningRequest.parse(request)
+        parsed = TuningRequest.read(request)
         study = Study(parsed)
         for parent in parsed.parents:
             self._start_warm(study, parsed, self.jobs.get(parent))

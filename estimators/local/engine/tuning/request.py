@@ -78,7 +78,12 @@ class TuningRequest:
 
         Raise ApiError if AWS or the local platform would refuse one of the two.
         """
-        members = copy.deepcopy(check_request("CreateHyperParameterTuningJob", request))
+        return cls.read(check_request("CreateHyperParameterTuningJob", request))
+
+    @classmethod
+    def read(cls, request: Mapping[str, Any]) -> TuningRequest:
+        """Read a request of a valid form; raise ApiError if AWS or the local platform would refuse it."""
+        members = copy.deepcopy(dict(request))
         for member, instead in _INSTEAD.items():
             if member in members:
                 raise invalid(f"{member} is not offered by the local platform; {instead}.")

@@ -278,7 +278,13 @@ def told(tmp_path: Path, line: str, names: tuple[str, ...]) -> list[tuple[str, s
 
 
 @pytest.mark.parametrize(
-    "line", ["data = job.channels['train']", "job.inputs['train'].pipe(0)", "print(os.environ['SM_CHANNEL_TRAIN'])"]
+    "line",
+    [
+        "data = job.channels['train']",
+        "job.inputs['train'].pipe(0)",
+        "print(os.environ['SM_CHANNEL_TRAIN'])",
+        "environ['SM_CHANNEL_TRAIN']; from os import environ",
+    ],
 )
 def test_a_channel_by_another_name_is_an_error(tmp_path: Path, line: str) -> None:
     ((severity, said),) = told(tmp_path, line, ("training", "validation"))

@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from estimators.local.api.offered import OFFERS, require_offered
-from estimators.local.engine import ApiError, Engine
+from estimators.local.engine import ApiError, Engine, Platform
 from estimators.local.executors import ProcessExecutor
 from estimators.service_model import service_model
 
@@ -26,16 +26,17 @@ def test_the_page_lists_what_is_offered() -> None:
 
 def test_what_the_engine_answers_is_offered(tmp_path: Path) -> None:
     session = boto3.Session(aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
-    engine = Engine(
+    platform = Platform(
         directory=tmp_path,
+        rescue=tmp_path,
         s3=session.client("s3"),
         logs=session.client("logs"),
         cloudwatch=session.client("cloudwatch"),
         executor=ProcessExecutor(),
         container_environment={},
-        account_id="123456789012",
+        region="us-east-1",
     )
-    for operation in engine.operations:
+    for operation in Engine(platform, account_id="123456789012").operations:
         require_offered("sagemaker", operation)
 
 

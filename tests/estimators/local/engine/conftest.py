@@ -15,7 +15,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from estimators.local.engine import Engine
+from estimators.local.engine import Engine, Platform
 from estimators.local.executors import ProcessExecutor
 
 REGION = "us-east-1"
@@ -75,16 +75,17 @@ def start_engine(
     def start(**parameters: Any) -> Engine:
         defaults = {
             "directory": tmp_path / f"jobs-{len(engines)}",
+            "rescue": tmp_path,
             "s3": s3,
             "logs": logs,
             "cloudwatch": clients("cloudwatch"),
             "executor": executor,
             "container_environment": {},
-            "account_id": ACCOUNT,
+            "region": "us-east-1",
             "grace_seconds": 10,
             "sync_seconds": 0.05,
         }
-        engines.append(Engine(**(defaults | parameters)))
+        engines.append(Engine(Platform(**(defaults | parameters)), account_id=ACCOUNT))
         return engines[-1]
 
     yield start

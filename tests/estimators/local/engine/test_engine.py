@@ -32,6 +32,19 @@ def test_a_job_is_created_with_its_arn(client: Any) -> None:
     assert answer == {"TrainingJobArn": f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"}
 
 
+def test_the_form_of_a_request_is_checked_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    validate = ParamValidator.validate
+
+    def counted(validator: ParamValidator, params: Any, shape: Any) -> Any:
+        checked.extend([shape.name] if shape.name == "CreateTrainingJobRequest" else [])
+        return validate(validator, params, shape)
+
+    monkeypatch.setattr(ParamValidator, "validate", counted)
+    client.wait(client.create(client.request()))
+    assert checked == ["CreateTrainingJobRequest"]
+
+
 def test_a_name_is_taken_once(client: Any) -> None:
     request = client.request()
     client.wait(client.create(request))

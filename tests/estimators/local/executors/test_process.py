@@ -18,7 +18,6 @@ import uuid
 import venv
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -36,8 +35,7 @@ from estimators.local.executors import (
 )
 from estimators.local.executors.process import (
     INHERITED,
-    free_port_on_all_addresses,
-    give_addresses,
+    addresses_in,
     inherited_environment,
 )
 from tests.estimators.local.processes import processes_with
@@ -356,7 +354,7 @@ def test_a_host_dies_when_the_process_that_started_it_is_killed(isolated: bool, 
                 command = f"setsid {{sys.executable}} -c 'import time; time.sleep(60)' {token} & exec " + " ".join(
                     [sys.executable, "-u", "-c", repr(sleep), "{token}"])
                 spec = ClusterSpec(name="job", image="image", roots={{"algo-1": Path({str(tmp_path)!r})}})
-                host = ProcessExecutor(isolated={isolated}).cluster(spec).start(HostSpec(
+                host = ProcessExecutor(isolated={isolated}).cluster(spec).__enter__().start(HostSpec(
                     name="algo-1", entrypoint=("bash", "-c", command), environment={{}}))
                 print(host.output.read(100), flush=True)
                 host.wait()
@@ -446,8 +444,9 @@ def test_a_private_network_is_loopback_alone_and_a_bind_hides_what_is_there(tmp_
 HOSTS = ("algo-1", "algo-2", "algo-3")
 
 
-def test_each_host_has_an_address_that_can_be_bound() -> None:
-    addresses = give_addresses(HOSTS)
+@pytest.mark.parametrize("network", [0, 255 * 256 - 1])
+def test_each_host_has_an_address_that_can_be_bound(network: int) -> None:
+    addresses = addresses_in(network, HOSTS)
     assert tuple(addresses) == HOSTS
     assert len(set(addresses.values())) == 3
     for address in addresses.values():
@@ -456,21 +455,36 @@ def test_each_host_has_an_address_that_can_be_bound() -> None:
             listener.bind((address, 0))
 
 
-def test_jobs_have_networks_of_their_own() -> None:
-    networks = {give_addresses(HOSTS)["algo-1"].rpartition(".")[0] for _ in range(20)}
-    assert len(networks) >= 19
+def test_open_clusters_have_networks_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_NETWORKS", 3)
+    monkeypatch.setattr(process, "_networks", set())
+    spec = ClusterSpec(name="job", image="image", roots={"algo-1": tmp_path})
+    executor = ProcessExecutor(isolated=False)
+    with executor.cluster(spec) as one, executor.cluster(spec) as two:
+        with executor.cluster(spec) as three:
+            assert len({cluster.known_as("algo-1") for cluster in (one, two, three)}) == 3
+            with pytest.raises(HostStartError, match="3 jobs run"), executor.cluster(spec):
+                pass
+            last = three.known_as("algo-1")
+        with executor.cluster(spec) as again:
+            assert again.known_as("algo-1") == last
 
 
-def test_jobs_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = MagicMock()
-    probe.__enter__.return_value.getsockname.side_effect = [("", port) for port in (40001, 40001, 40002)]
-    monkeypatch.setattr(process.socket, "socket", lambda: probe)
-    assert [free_port_on_all_addresses() for _ in range(2)] == [40001, 40002]
+@BOTH_WAYS
+def test_the_port_is_chosen_when_the_first_host_starts(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
 
+    def choose() -> int:
+        chosen.append(40000 + len(chosen))
+        return chosen[-1]
 
-def test_a_free_port_is_free() -> None:
-    with socket.socket() as listener:
-        listener.bind(("", free_port_on_all_addresses()))
+    monkeypatch.setattr(process, "free_port", choose)
+    cluster = ProcessExecutor(isolated=False).cluster(ClusterSpec(name="job", image="image", roots={"a": tmp_path}))
+    assert not chosen
+    assert [cluster.master_port for _ in range(2)] == [40000, 40000]
+    assert said(start("sh", "-c", "echo $SMDDP_MASTER_PORT")) == "40001\n"
 
 
 def test_the_users_aws_credentials_never_reach_a_job(monkeypatch: pytest.MonkeyPatch) -> None:

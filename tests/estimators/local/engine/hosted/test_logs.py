@@ -23,7 +23,7 @@ def job() -> str:
 
 
 def follow(client: Any, job: str, output: bytes) -> HostLog:
-    log = HostLog(client, job, "algo-1", seen=lambda line, said: None)
+    log = HostLog(client, job, "algo-1", began=int(time.time()), seen=lambda line, said: None)
     log.open()
     log.follow(io.BytesIO(output))
     log.close()
@@ -49,7 +49,7 @@ def test_the_stream_is_named_as_on_aws(logs: Any, job: str) -> None:
 def write_until_first_line(logs: Any, job: str, text: bytes, lines: Callable[..., list[str]]) -> None:
     """Write the text as a host does, see its first line in the log, and end the host."""
     reading, writing = os.pipe()
-    log = HostLog(logs, job, "algo-1", seen=lambda line, said: None)
+    log = HostLog(logs, job, "algo-1", began=int(time.time()), seen=lambda line, said: None)
     log.open()
     thread = threading.Thread(target=log.follow, args=(os.fdopen(reading, "rb", buffering=0),))
     thread.start()
@@ -94,7 +94,7 @@ def test_a_long_progress_bar_is_cut_between_its_states(
 
 def test_every_line_is_shown_to_who_wants_to_see(logs: Any, job: str) -> None:
     seen: list[tuple[str, int]] = []
-    log = HostLog(logs, job, "algo-1", seen=lambda line, said: seen.append((line, said)))
+    log = HostLog(logs, job, "algo-1", began=int(time.time()), seen=lambda line, said: seen.append((line, said)))
     log.open()
     log.follow(io.BytesIO(b"1\n2\n"))
     log.close()
@@ -148,7 +148,7 @@ def test_batches_stay_below_cloudwatchs_limits(job: str) -> None:
 def test_a_slow_cloudwatch_neither_blocks_the_host_nor_loses_the_end(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BUFFERED_BYTES", 100_000)
     client = SlowLogs(0.05)
-    log = HostLog(cast("Any", client), job, "algo-1", seen=lambda line, said: None)
+    log = HostLog(cast("Any", client), job, "algo-1", began=int(time.time()), seen=lambda line, said: None)
     log.open()
     began = time.monotonic()
     log.follow(cast("BinaryIO", io.BytesIO(b"".join(b"line %d\n" % number for number in range(50_000)))))
@@ -170,7 +170,7 @@ def test_a_cloudwatch_that_refuses_is_no_reason_to_fail(job: str, caplog: pytest
 
 
 def test_what_is_no_text_is_escaped_and_ends_nothing(logs: Any, job: str, lines: Callable[..., list[str]]) -> None:
-    log = HostLog(logs, job, "algo-1", seen=lambda line, said: None)
+    log = HostLog(logs, job, "algo-1", began=int(time.time()), seen=lambda line, said: None)
     log.open()
     log.say("[platform] not-utf-8-\udcff is passed over")
     log.follow(io.BytesIO(b"\xed\xa0\x80 \x00 \x1b[0m\nlast"))
@@ -182,7 +182,7 @@ def test_what_a_line_sets_off_is_said_after_it(logs: Any, job: str, lines: Calla
     def seen(line: str, _: int) -> None:
         log.say(f"[platform] after {line}")
 
-    log = HostLog(logs, job, "algo-1", seen=seen)
+    log = HostLog(logs, job, "algo-1", began=int(time.time()), seen=seen)
     log.open()
     log.follow(io.BytesIO(b"step=3\n"))
     log.close()
@@ -202,10 +202,62 @@ def test_an_error_of_any_kind_costs_no_more_than_its_lines(
         put(**batch)
 
     client.put_log_events = odd  # type: ignore[method-assign]
-    log = HostLog(cast("Any", client), job, "algo-1", seen=lambda line, said: None)
+    log = HostLog(cast("Any", client), job, "algo-1", began=int(time.time()), seen=lambda line, said: None)
     for _ in range(module.MAX_BATCH_EVENTS + 1):
         log.say("short")
     log.follow(cast("BinaryIO", io.BytesIO(b"")))
     log.close()
-    assert [len(batch) for batch in client.batches] == [1]
+    (batch,) = client.batches
+    assert [event["message"] for event in batch] == [
+        "[1000 lines are missing here: the log did not take them]",
+        "short",
+    ]
     assert "1000 lines" in caplog.text
+
+
+def test_the_last_lines_are_told_as_missing_too(job: str) -> None:
+    client = SlowLogs(failing=True)
+    put = client.put_log_events
+
+    def fail_once(**batch: Any) -> None:
+        try:
+            put(**batch)
+        finally:
+            client.failing = False
+
+    client.put_log_events = fail_once  # type: ignore[method-assign]
+    follow(client, job, b"one\ntwo")
+    messages = [event["message"] for batch in client.batches for event in batch]
+    assert messages[0].endswith("missing here: the log did not take them]")
+    assert messages[1:] in ([], ["two"])
+
+
+def test_a_line_that_is_said_before_the_host_runs_is_in_the_log_without_it(
+    logs: Any, job: str, lines: Callable[..., list[str]]
+) -> None:
+    log = HostLog(logs, job, "algo-1", began=int(time.time()), seen=lambda line, said: None)
+    log.say("[platform] waits for capacity")
+    deadline = time.monotonic() + 60
+    while not logs_of(logs, job) or lines(job) != ["[platform] waits for capacity"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    log.close()
+    log.close()
+    log.say("[platform] failed")
+    assert lines(job) == ["[platform] waits for capacity", "[platform] failed"]
+
+
+def logs_of(logs: Any, job: str) -> list[Any]:
+    try:
+        found: list[Any] = logs.describe_log_streams(logGroupName=module.TRAINING_JOBS, logStreamNamePrefix=job)[
+            "logStreams"
+        ]
+    except logs.exceptions.ResourceNotFoundException:
+        return []
+    return found
+
+
+def test_a_host_that_says_nothing_makes_no_stream_before_it_runs(job: str) -> None:
+    client = SlowLogs()
+    HostLog(cast("Any", client), job, "algo-1", began=1, seen=lambda line, said: None).close()
+    assert client.batches == []

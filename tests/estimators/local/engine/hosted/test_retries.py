@@ -6,11 +6,13 @@ import json
 import threading
 import time
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from estimators.hosts.failure import Exit
+from estimators.local.engine.hosted.logs import TRAINING_JOBS
 from estimators.local.engine.hosted.record import KILLED
 from estimators.local.engine.hosted.states import Ending, StoppedError
 from estimators.local.engine.records import write_time
@@ -136,6 +138,23 @@ def test_a_job_whose_host_is_lost_goes_on_from_what_was_saved(client: Any, lines
         "[platform] Retry 1 of 1, as RetryStrategy asks, after InternalServerError: algo-1 was lost: its first process "
         "was killed from outside.",
         "from 7",
+    ]
+
+
+def test_each_attempt_has_a_stream_of_its_own_also_within_a_second(
+    client: Any, monkeypatch: pytest.MonkeyPatch, logs: Any
+) -> None:
+    monkeypatch.setattr(runner, "lay_out", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("estimators.local.engine.hosted.runner.time", SimpleNamespace(time=lambda: 1_700_000_000.5))
+    name = client.submit("", **ONCE, RemoteDebugConfig={"EnableRemoteDebug": True})
+    assert client.wait(name)["TrainingJobStatus"] == "Failed"
+    found = logs.describe_log_streams(logGroupName=TRAINING_JOBS, logStreamNamePrefix=f"{name}/")["logStreams"]
+    streams = [stream["logStreamName"] for stream in found]
+    assert streams == [f"{name}/algo-1-1700000000", f"{name}/algo-1-1700000001"]
+    last = logs.get_log_events(logGroupName=TRAINING_JOBS, logStreamName=streams[1], startFromHead=True)["events"]
+    assert [event["message"].partition(",")[0] for event in last] == [
+        "[platform] Recorded alone",
+        "[platform] Retry 1 of 1",
     ]
 
 

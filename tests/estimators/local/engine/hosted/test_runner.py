@@ -248,8 +248,9 @@ def test_a_program_that_is_not_there_fails_with_its_name(client: Any, program: s
     assert f"{program} could not be started: no such program" in job["FailureReason"]
 
 
-def test_missing_data_fails_before_anything_runs(client: Any) -> None:
-    job = client.run(InputDataConfig=channel(client, "nothing/"))
+def test_missing_data_fails_before_anything_runs(client: Any, lines: Lines) -> None:
+    job = client.run(InputDataConfig=channel(client, "nothing/"), RemoteDebugConfig={"EnableRemoteDebug": True})
+    assert lines(job["TrainingJobName"]) == ["[platform] Recorded alone, and not done here: RemoteDebugConfig"]
     assert client.path_of(job) == ["Starting", "Downloading", "Failed"]
     assert job["FailureReason"].startswith('ClientError: Data download failed: channel "training": no S3 objects')
     assert "TrainingStartTime" not in job
@@ -734,12 +735,13 @@ def test_no_host_outlives_an_engine_that_is_killed(endpoint: str, bucket: str, c
     program = f"""
         import json, time, boto3
         from pathlib import Path
-        from estimators.local.engine import Engine
+        from estimators.local.engine import Engine, Platform
         from estimators.local.executors import ProcessExecutor
         session = boto3.Session(aws_access_key_id="key", aws_secret_access_key="secret", region_name="us-east-1")
         clients = {{name: session.client(name, endpoint_url={endpoint!r}) for name in ("s3", "logs", "cloudwatch")}}
-        engine = Engine(directory=Path({str(tmp_path / "killed")!r}), executor=ProcessExecutor(), **clients,
-                        container_environment={{}}, account_id="123456789012")
+        platform = Platform(directory=Path({str(tmp_path / "killed")!r}), rescue=Path({str(tmp_path)!r}), **clients,
+                            executor=ProcessExecutor(), container_environment={{}}, region="us-east-1")
+        engine = Engine(platform, account_id="123456789012")
         engine.call("CreateTrainingJob", json.loads({json.dumps(request)!r}), region="us-east-1")
         time.sleep(60)
     """

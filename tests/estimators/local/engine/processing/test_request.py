@@ -60,7 +60,7 @@ ATHENA = {
         (given() | left(LocalPath=f"{PATH}/"), "or to an input and an output"),
         (
             {"ProcessingInputs": [{"InputName": "a", "DatasetDefinition": {"AthenaDatasetDefinition": ATHENA}}]},
-            "Input a: DatasetDefinition is not offered .* put the result of the query into S3",
+            r"ProcessingInputs\.DatasetDefinition is not offered .* put the result of the query into S3",
         ),
         ({"ProcessingInputs": [{"InputName": "a"}]}, "Input a has no source; give an S3Input"),
         ({"ProcessingOutputConfig": {"Outputs": [{"OutputName": "o"}]}}, "Output o has no place; give an S3Output"),

@@ -157,7 +157,7 @@ def test_the_checkpoint_directory_may_be_anywhere_below_opt_ml(path: str, below:
         ),
         (
             {"InputDataConfig": [{"ChannelName": "a", "DataSource": {"FileSystemDataSource": FILE_SYSTEM}}], **VPC},
-            "must be an S3DataSource",
+            "use an S3DataSource",
         ),
         (
             {

@@ -32,11 +32,11 @@ def parse(**members: Any) -> TrainingRequest:
 def made(root: Path, request: TrainingRequest, index: int = 0, *, isolated: bool = True) -> dict[str, Any]:
     hosts = name_hosts(request.groups)
     roots = {host.name: root for host in hosts}
-    cluster = ProcessExecutor(isolated=isolated).cluster(ClusterSpec(name="job", image="image", roots=roots))
-    lay_out(request, hosts, hosts[index], root, cluster)
-    return {path.stem: json.loads(path.read_text()) for path in (root / "input" / "config").iterdir()} | {
-        "addresses": cluster.addresses
-    }
+    with ProcessExecutor(isolated=isolated).cluster(ClusterSpec(name="job", image="image", roots=roots)) as cluster:
+        lay_out(request, hosts, hosts[index], root, cluster)
+        return {path.stem: json.loads(path.read_text()) for path in (root / "input" / "config").iterdir()} | {
+            "addresses": cluster.addresses
+        }
 
 
 def channel(name: str) -> dict[str, Any]:

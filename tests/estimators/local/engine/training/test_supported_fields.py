@@ -41,6 +41,28 @@ def test_every_member_has_a_rule_and_every_rule_a_member() -> None:
     assert [path for path in known if rule_of(path, RULES) is None] == []
 
 
+def test_every_member_that_is_refused_is_told_at_once_with_what_to_give_instead() -> None:
+    assert all(bool(rule.instead) == (rule.support is Support.REFUSED) for rule in RULES.values())
+    system = {
+        "FileSystemId": "fs-0123456789abcdef0",
+        "FileSystemAccessMode": "ro",
+        "FileSystemType": "EFS",
+        "DirectoryPath": "/data",
+    }
+    channel = {"ChannelName": "training", "DataSource": {"FileSystemDataSource": system}}
+    request = REQUEST | {
+        "AlgorithmSpecification": {"TrainingInputMode": "File", "AlgorithmName": "a"},
+        "InputDataConfig": [channel],
+        "VpcConfig": {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]},
+    }
+    with pytest.raises(ApiError) as refused:
+        TrainingRequest.parse(request)
+    assert refused.value.message == (
+        "AlgorithmSpecification.AlgorithmName is not offered by the local platform; use TrainingImage. "
+        "InputDataConfig.DataSource.FileSystemDataSource is not offered by the local platform; use an S3DataSource."
+    )
+
+
 def test_the_page_says_what_becomes_of_each_member() -> None:
     table = PAGE.read_text().split("## Members of a CreateTrainingJob")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(.+)` \| (\w+) \| (.*) \|$", table, re.MULTILINE)
