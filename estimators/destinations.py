@@ -77,7 +77,9 @@ class SageMaker:
 
         check_listener(options.on_event)
         if not options.wait:
-            raise EstimatorError("on_event is told while the job is waited for. Give it to job.wait(), or wait=True.")
+            raise EstimatorError(
+                "on_event receives events only during the wait for the job. Give it to job.wait(), or pass wait=True."
+            )
 
     def problems(self, inputs: Any) -> Iterator[Problem]:
         """Yield the problems of the job's inputs and output buckets on S3."""
@@ -119,7 +121,7 @@ class SageMaker:
 
 
 class _ThisMachine:
-    """Local jobs: they run to their end while `fit` is called, and nothing tells their events."""
+    """Local jobs: `fit` returns at their end, and they have no events."""
 
     @property
     def checked_last(self) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ class HostTree:
         if len(self._said) <= _MOST_SAID:
             self._say(f"[platform] {legible(str(self._seen_as / path))} {what}")
         else:
-            self._say(f"[platform] There was something to say of {_MOST_SAID:,} paths; of more it is not said")
+            self._say(f"[platform] {_MOST_SAID:,} paths were reported; further ones are not")
 
     @contextmanager
     def reading(self, path: PurePath) -> Iterator[Path]:

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
     from estimators.log_reader import LogReader
 
-_SHORTEST_POLL, _LONGEST_POLL, _LONGEST_SETTLING = 0.25, 5.0, 3.0
-"""Seconds. The pause between polls grows with the time of following. CloudWatch shows the last lines only after the
-job's end; the wait for them grows with the job's duration."""
+_SHORTEST_POLL, _LONGEST_POLL = 0.25, 5.0
+"""Seconds between two polls; the pause grows with the time of following."""
+_LONGEST_SETTLING = 3.0
+"""Seconds to wait at most for the last lines, which CloudWatch shows after the job's end; the wait grows with the job's
+duration."""
 _CANCELLED_SECONDS = 0.5
 """Longest wait for a change in a thread, which a cancelled event loop waits for."""
 _ALL_SHOWN = 300.0

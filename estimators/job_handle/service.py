@@ -82,7 +82,7 @@ class SageMakerService:
             raise
         except Exception as error:
             if api_retries.is_about_asking(error):
-                self._tell_leaving(f", but AWS does not tell how it is: {error}. Renew the credentials, or the rights")
+                self._tell_leaving(f", but its status can't be read: {error}. Renew the credentials or the permissions")
             raise
 
     def _tell_leaving(self, why: str) -> None:

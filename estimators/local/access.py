@@ -140,7 +140,7 @@ class PlatformSession(boto3.Session):
     ends_with_program = True
     """The platform's jobs end with this program; jobs on AWS go on."""
     ends_with_block = False
-    """Whether the platform ends with a ``with`` block, which then says what becomes of its jobs."""
+    """Whether a ``with`` block ends the platform, and logs what happens to its jobs."""
     role_prefix = ROLE.removesuffix("SmddpLocal")
     """Prefix of the ARN of a role that is known by name. No role is assumed, so the role need not exist."""
     runs_in_this_python = False
@@ -229,11 +229,11 @@ def ask(access: Access, operation: str, request: Mapping[str, Any], *, service: 
     response = URLLib3Session(proxies={}, timeout=_ANSWER_SECONDS).send(message.prepare())
     answer = json.loads(response.content or b"{}")
     if not isinstance(answer, dict):
-        raise ValueError(f"{access.endpoint_url} answers as no platform does")
+        raise ValueError(f"{access.endpoint_url} is not a local platform: it answers no JSON object")
     if response.status_code == 200:
         return answer
     if not {"__type", "message"} <= answer.keys():
-        raise ValueError(f"{access.endpoint_url} answers {response.status_code}, as no platform does")
+        raise ValueError(f"{access.endpoint_url} is not a local platform: it answers {response.status_code}")
     raise ClientError({"Error": {"Code": answer["__type"], "Message": answer["message"]}}, operation)
 
 

@@ -2,7 +2,7 @@
 
 It reads its settings as one line of JSON from its standard input, and answers with one line on its standard output. On
 SIGTERM, or as soon as its parent is gone, it ends every job, removes its directory, and exits. If it is killed, the
-reaper removes the directory once no process has the lifeline, a descriptor, any more.
+reaper removes the directory once the last process that holds the lifeline, a descriptor, has ended.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _listen(address: str, port: int) -> socket.socket:
     try:
         return socket.create_server((address, port), backlog=128)
     except OSError as error:
-        raise LocalPlatformError(f"Port {port} of {address} can't be had: {error.strerror}.") from error
+        raise LocalPlatformError(f"Port {port} of {address} can't be opened: {error.strerror}.") from error
 
 
 def _tell(answer: dict[str, str]) -> None:

@@ -149,7 +149,7 @@ def _owner(session: Session, bucket: str) -> str | None:
     try:
         account: str = session.boto_session.client("sts").get_caller_identity()["Account"]
     except (BotoCoreError, ClientError) as fault:
-        logger.warning("that %s is a bucket of this account is not checked: %s", bucket, fault)
+        logger.warning("can't check that the bucket %s belongs to this account: %s", bucket, fault)
         return None
     return account if bucket.endswith(account) else None
 
@@ -185,7 +185,7 @@ class _Object:
             return digest.hexdigest() == self.digest
         except (ClientError, BotoCoreError) as fault:
             if not isinstance(fault, ClientError) or fault.response["Error"]["Code"] not in ("404", "NoSuchKey"):
-                logger.info("whether the code is on S3 already can't be seen, so it is uploaded: %s", fault)
+                logger.info("the code is uploaded, because S3 does not tell whether it has it: %s", fault)
             return False
 
 

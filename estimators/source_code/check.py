@@ -42,7 +42,7 @@ def check(
     if isinstance(source.git, Mapping) and not source.git.get("commit"):
         yield warning(
             "git_config",
-            f"no commit is given, so the job gets what branch {source.git.get('branch') or 'HEAD'} is when it is sent",
+            f"no commit is given, so the job gets the newest commit of {source.git.get('branch') or 'HEAD'} when it is sent",
             "Give 'commit', and the same code can be sent again.",
         )
     yield from _check_form(source, launcher)

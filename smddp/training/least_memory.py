@@ -1,7 +1,7 @@
-"""The least memory that an optimizer step needs on this rank's device.
+"""The least memory that an optimizer step needs on this rank's device, for a trial that asks whether a GPU has enough.
 
-Counted are weights, buffers, gradients, DDP's buckets, optimizer state and averaged weights, of all Trainers of the
-process. Activations, the optimizer's temporary tensors and CUDA's own memory come on top.
+Counted are weights, buffers, gradients, optimizer state and averaged weights. Activations, DDP's buckets, the
+optimizer's temporary tensors and CUDA's own memory come on top.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
@@ -26,84 +25,83 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 class LeastMemory:
-    """The memory of one Trainer, which is logged once, together with the memory of the process's other Trainers."""
+    """The memory of one Trainer. It is logged once, with that of the other Trainers that have stepped and are alive."""
 
-    # A Trainer that has been deleted is not in the sum.
-    _live: ClassVar[WeakSet[LeastMemory]] = WeakSet()
+    _stepped: ClassVar[WeakSet[LeastMemory]] = WeakSet()
 
     def __init__(self, model: TrainedModel, world_size: int) -> None:
         self._model = model
         self._world_size = world_size
-        self._gradients: list[Tensor] = []
-        self.gradient_bytes = 0
-        # A hook runs while gradients and optimizer state exist together, and not for a step that a loss scaler skips.
-        self._hooks = [each.register_step_post_hook(self._keep_gradients) for each in model.optimizers]
-        self.is_divided = model.is_divided
-        self._live.add(self)
+        self._gradient_bytes = 0
+        model.optimizer_step.before_clearing.append(self._count)  # then gradients and optimizer state exist together
 
-    def after_step(self) -> None:
-        """Log the memory after the first step that the optimizers took."""
-        if not self._hooks or not self._gradients:
+    def _count(self) -> None:
+        """Log the memory of the first step that changed the weights; do nothing in a step that was skipped."""
+        model = self._model
+        gradients = [weight.grad for weight in model.optimizer_step.parameters() if weight.grad is not None]
+        if not gradients or not (model.optimizer_step.applied or any(each.state for each in model.optimizers)):
             return
-        while self._hooks:
-            self._hooks.pop().remove()
-        self.gradient_bytes = sum(_storages(self._gradients).values())
-        self._gradients.clear()
-        stepped = [each for each in self._live if each.gradient_bytes]
-        held = {what: size / 2**20 for what, size in _bytes_by_kind(stepped).items() if size}
-        divided = any(each.is_divided for each in stepped)
+        model.optimizer_step.before_clearing.remove(self._count)
+        try:
+            self._gradient_bytes = sum(_storages(gradients, model.device).values())
+            self._stepped.add(self)
+            held = _bytes_by_kind(self._stepped)
+        except Exception:  # swallowed: nobody asked for the number, and tensors of other libraries have odd forms
+            logger.debug("the least memory of a step could not be counted", exc_info=True)
+            return
         logger.info(
             "rank 0 of %d needs at least %.1f MiB of device memory beside activations%s: %s",
             self._world_size,
-            sum(held.values()),
-            ", for its share of a divided model" if divided else "",
-            ", ".join(f"{size:.1f} MiB of {what}" for what, size in held.items()),
+            sum(held.values()) / 2**20,
+            ", for its share of a divided model" if any(each.is_divided for each in self._stepped) else "",
+            ", ".join(f"{size / 2**20:.1f} MiB of {what}" for what, size in held.items() if size),
         )
 
-    def _keep_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        weights = (weight for group in optimizer.param_groups for weight in group["params"])
-        self._gradients += [weight.grad for weight in weights if weight.grad is not None]
+    @property
+    def is_divided(self) -> bool:
+        """Whether the ranks divide weights or optimizer states."""
+        return self._model.is_divided
 
-    def tensors(self) -> Iterator[tuple[str, list[Tensor]]]:
-        """Yield the tensors that live as long as the Trainer, by kind."""
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes of the gradients in a step."""
+        return self._gradient_bytes
+
+    def storages(self) -> Iterator[tuple[str, dict[int, int]]]:
+        """Yield what lives as long as the Trainer, by kind: the bytes used of each storage on the device."""
         model = self._model
         for kind, module in (("weights", model.module), ("averaged weights", model.ema)):
             if module is not None:
                 parameters, buffers = tensors_of(module)
-                yield kind, [*parameters, *buffers]
+                yield kind, _storages([*parameters, *buffers], model.device)
         for optimizer in model.optimizers:
             state = (optimizer.optim if is_sharded(optimizer) else optimizer).state
-            yield "optimizer state", list(_tensors_in(dict(state)))
-
-    def bucket_bytes(self) -> int:
-        """Return the bytes of the buckets in which DDP copies the gradients; 0 if the gradients are views of them."""
-        replica = self._model.model
-        if not isinstance(replica, DistributedDataParallel) or replica.gradient_as_bucket_view:
-            return 0
-        return sum(_storages(weight for weight in replica.parameters() if weight.requires_grad).values())
+            yield "optimizer state", _storages(_tensors_in(dict(state)), model.device)
 
 
 def _bytes_by_kind(trainers: Iterable[LeastMemory]) -> dict[str, int]:
     """Return the bytes of each kind, of several Trainers. A storage that several tensors share counts once."""
-    held = dict.fromkeys(("weights", "gradients", "DDP's buckets", "optimizer state", "averaged weights"), 0)
-    storages: dict[tuple[torch.device, int], int] = {}
+    held = dict.fromkeys(("weights", "gradients", "optimizer state", "averaged weights"), 0)
+    counted: set[int] = set()
     for each in trainers:
-        for kind, tensors in each.tensors():
-            found = {key: size for key, size in _storages(tensors).items() if key not in storages}
-            storages |= found
-            held[kind] += sum(found.values())
+        for kind, used in each.storages():
+            held[kind] += sum(size for key, size in used.items() if key not in counted)
+            counted |= used.keys()
         held["gradients"] = max(held["gradients"], each.gradient_bytes)  # a Trainer's gradients end with its step
-        held["DDP's buckets"] += each.bucket_bytes()
     return held
 
 
-def _storages(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, int], int]:
-    """Return the bytes that tensors use of each storage: all of it at most, for a view may show values repeatedly."""
-    used: dict[tuple[torch.device, int], int] = {}
+def _storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
+    """Return the bytes that tensors use of each storage on a device, by the storage's address.
+
+    It is the whole storage at most, because a view may show values repeatedly.
+    """
+    used: dict[int, int] = {}
     for tensor in {id(part): part for whole in tensors for part in _parts(whole)}.values():
-        storage = tensor.untyped_storage()
-        key = (tensor.device, storage.data_ptr())
-        used[key] = min(used.get(key, 0) + tensor.numel() * tensor.element_size(), storage.nbytes())
+        if tensor.device == device:
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr()
+            used[key] = min(used.get(key, 0) + tensor.numel() * tensor.element_size(), storage.nbytes())
     return used
 
 

@@ -96,6 +96,8 @@ class OptimizerStep:
         self._looks_at_gradients = guard is not None or clip_norm is not None or clip_value is not None
         self.correction: Callable[[int], Tensor | None] | None = None
         """Return the factor for the gradients of a step of so many micro-batches; None for no correction."""
+        self.before_clearing: list[Callable[[], None]] = []
+        """Called after each step, while its gradients exist, and may take themselves out: no hook of an optimizer may."""
         self.micro_batch = 0
         """Micro-batches taken of the step under way."""
         self._norm: Tensor | None = None
@@ -183,6 +185,8 @@ class OptimizerStep:
         if self.applied:
             for scheduler in self._schedulers:
                 scheduler.step()
+        for look in tuple(self.before_clearing):  # each may take itself out
+            look()
         self._clear_gradients()
         if self._timer is not None:
             self._timer.mark("optimizer")

@@ -57,9 +57,11 @@ class RunReport:
         """Optimizer steps from one metric line to the next."""
         if job.max_steps is not None:
             self.log_every = min(self.log_every, -(-job.max_steps // 2))  # so that there is something to see
-        self._memory: LeastMemory | None = None
-        if job.max_steps is not None and self._is_main and model.moves:  # else the script may use several devices
-            self._memory = LeastMemory(model, job.cluster.world_size)
+        is_trial = job.max_steps is not None
+        # Kept: it counts as long as the Trainer lives. A model that the script places may be on several devices.
+        self._memory = (
+            LeastMemory(model, job.cluster.world_size) if is_trial and self._is_main and model.moves else None
+        )
         self._profiler: StepProfiler | None = None
         if profile is not None and (self._is_main or profile.every_rank):
             directory = job.output_data_dir / (name or "") / "profile"
@@ -84,8 +86,6 @@ class RunReport:
         step = self._model.progress.steps
         if self._profiler is not None:
             self._profiler.after_step(step)
-        if self._memory is not None:
-            self._memory.after_step()
         if step % self.log_every == 0:
             self._show_step()
 

@@ -102,9 +102,9 @@ class TrainedModel:
             _log_precision(numbers.name, self.device.type)
         is_asked = isinstance(parallel, Sharded)
         self.is_divided = is_asked or is_divided or any(map(is_sharded, optimizers))
-        """Whether the ranks divide weights or optimizer states among them, of which one rank alone has all."""
-        self.moves = move_model
-        """Whether training moved the model to the device, else the script did."""
+        """Whether the ranks divide weights or optimizer states among them; of one rank, whether several would."""
+        self.moves = move_model and not is_divided
+        """Whether the Trainer places the model; else the script has placed it."""
         if is_asked or is_divided:  # on one rank, too, so that a trial there finds what several refuse
             check_sharded(model, optimizers, numbers, parallel, is_divided=is_divided, ema=ema, move_model=move_model)
         shards = is_asked and world_size > 1
@@ -112,8 +112,6 @@ class TrainedModel:
         target = self.device if moves else None
         check_sharded_optimizers(optimizers, self.module, device=target, world_size=world_size)
         check_schedulers(schedulers, schedule_each, optimizers)
-        if model is not self.module and self._logs:
-            _log_compile_time(model, optimizers[0])
         check_options_agree(  # before the first collective of the model
             membership,
             optimizer=optimizer_options(optimizers),
@@ -166,6 +164,8 @@ class TrainedModel:
             tells_applied=ema is not None,
             timer=self.timer,
         )
+        if model is not self.module and self._logs:
+            _log_compile_time(model, self.optimizer_step)
         self._replica: Replica | ShardedModel | None = None
         step = self.optimizer_step
         accumulates = None if accumulate == 1 else lambda: step.accumulates
@@ -373,8 +373,8 @@ def _log_precision(name: str, device: str) -> None:
     logger.info('computing in %s: precision="auto" on a %s', name, "GPU" if device == "cuda" else device.upper())
 
 
-def _log_compile_time(compiled: nn.Module, optimizer: Optimizer) -> None:
-    """Log the time from the first forward pass of a compiled model to the first step of its optimizer.
+def _log_compile_time(compiled: nn.Module, step: OptimizerStep) -> None:
+    """Log the time from the first forward pass of a compiled model to its first optimizer step.
 
     Call it before the model's first forward pass. A later recompilation, for another batch shape, is not logged.
     """
@@ -387,11 +387,11 @@ def _log_compile_time(compiled: nn.Module, optimizer: Optimizer) -> None:
         heartbeat.start()
         on_forward.remove()
 
-    def end(*_: Any) -> None:
-        on_step.remove()
+    def end() -> None:
+        step.before_clearing.remove(end)
         heartbeat.stop()
         if started:
             logger.info("compiled in %.1f s, the first step included", time.perf_counter() - started)
 
     on_forward = compiled.register_forward_pre_hook(begin)
-    on_step = optimizer.register_step_post_hook(end)
+    step.before_clearing.append(end)

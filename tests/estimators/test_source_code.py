@@ -136,7 +136,7 @@ def test_code_elsewhere_is_left_alone_and_said_so(arguments: dict[str, Any], cap
 def test_a_repository_without_a_commit_is_warned_of() -> None:
     repository = {"repo": "https://example.com/a.git", "branch": "main"}
     (problem,) = problems(SourceCode.of({"entry_point": "train.py", "git_config": repository}))
-    assert problem.startswith("warning: git_config: no commit is given, so the job gets what branch main is")
+    assert problem.startswith("warning: git_config: no commit is given, so the job gets the newest commit of main")
     pinned = {**repository, "commit": "f1d2d2f9"}
     assert not problems(SourceCode.of({"entry_point": "train.py", "git_config": pinned}))
 

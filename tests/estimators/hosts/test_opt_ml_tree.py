@@ -167,7 +167,7 @@ def test_a_program_that_makes_odd_paths_without_end_fills_no_log(tree: HostTree,
     for number in range(3000):
         tree.tell(PurePath(str(number)), "is odd")
     assert said[999] == "[platform] /opt/ml/999 is odd"
-    assert said[1000:] == ["[platform] There was something to say of 1,000 paths; of more it is not said"]
+    assert said[1000:] == ["[platform] 1,000 paths were reported; further ones are not"]
 
 
 def test_no_descriptor_stays_open(tree: HostTree) -> None:

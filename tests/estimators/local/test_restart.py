@@ -87,7 +87,7 @@ def test_a_killed_platform_s_jobs_are_known_to_the_next_and_spot_jobs_go_on(tmp_
         assert await_end(platform, "retried")["TrainingJobStatus"] == "Completed"
         assert sorted(messages(platform, "retried")) == [
             "[platform] Retry 1 of 1, as RetryStrategy asks, after InternalServerError: The local platform ended while "
-            "the job ran, and is another one now.",
+            "the job ran, and a new one has taken over.",
             "loss=0.25",
             "saved",
         ]

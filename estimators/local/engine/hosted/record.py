@@ -30,7 +30,7 @@ from estimators.local.engine.hosted.states import Ending, JobProgress, StoppedEr
 from estimators.local.engine.hosts import InstanceGroup
 from estimators.local.engine.records import JobRecord
 
-KILLED = "InternalServerError: The local platform ended while the job ran, and is another one now."
+KILLED = "InternalServerError: The local platform ended while the job ran, and a new one has taken over."
 
 Request_co = TypeVar("Request_co", bound=HostedRequest, covariant=True)
 AnyJob = TypeVar("AnyJob", bound="HostedRecord[Any]")

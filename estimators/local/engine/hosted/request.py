@@ -72,7 +72,7 @@ class HostedRequest:
     environment: Mapping[str, str]
     tags: Mapping[str, str]
     faults: tuple[JobFault, ...]
-    """The faults of its tag, for its attempts."""
+    """The faults to inject, from the job's tag."""
     spot: bool = False
     max_wait: int | None = None
     """Seconds since the job's creation; None without spot."""

@@ -64,7 +64,7 @@ class HostedRunner(abc.ABC, Generic[Request_co]):
         self._faults = JobFaults(job, platform.chaos)
         self._syncs: list[FolderSync] = []
         self._began = 0
-        # A new runner for a job with retries means that its platform was killed; a spot job was only interrupted then.
+        # A job that has retries gets a new runner only after its platform was killed, which only interrupts a spot job.
         self._retried_for = KILLED if job.retries and not job.request.spot else ""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"job {job.name}", daemon=True)

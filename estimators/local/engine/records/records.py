@@ -108,8 +108,8 @@ class JobRecords(Records[J], Generic[J, Run]):
         self, kind: RecordKind, arn_prefix: str, store: RecordStore, restore: Callable[[Mapping[str, Any]], J]
     ) -> None:
         super().__init__(kind, arn_prefix, store, restore)
-        # The lock also makes a job and its runner one step, and none comes once there is a refusal: who ends all jobs
-        # sets the refusal first, then ends every job that exists. The first refusal stays.
+        # Under the lock, a job and its runner are added together, and none after a refusal: to end all jobs, set the
+        # refusal first, then end every job that exists. The first refusal stays.
         self._runners: dict[str, Run] = {}
         self._refusal = ""
 

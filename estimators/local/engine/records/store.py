@@ -1,7 +1,7 @@
 """The memory of a platform on disk: its records and the lines of its jobs' logs, in one SQLite file.
 
-The file is written before a request is answered: a job that was created, changed or stopped is so for the next
-platform, too, even if this one is killed right after the answer.
+The file is written before a request is answered. So the next platform knows each job that was created, changed or
+stopped, even if this platform is killed right after the answer.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class RecordStore:
         with self._lock:
             self._write()
             if self._failure:
-                raise RecordStoreError(f"What becomes of jobs can't be kept: {self._failure}.")
+                raise RecordStoreError(f"The records of jobs can't be saved: {self._failure}.")
 
     def load(self, kind: str, restore: Callable[[Mapping[str, Any]], R]) -> dict[str, R]:
         """Return the records of a kind by name, each restored from its document, with times as text.

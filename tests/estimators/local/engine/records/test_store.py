@@ -38,7 +38,7 @@ def test_what_cannot_be_written_for_now_is_written_next_time(tmp_path: Path, mon
     store.save("training-job", "old", lambda: {"number": 2})
     store.delete("training-job", "gone")
     store.add_lines(GROUP, "old", [StoredLine("old/algo-1-1", 1, "said")])
-    with pytest.raises(ApiError, match="What becomes of jobs can't be kept: database is locked"):
+    with pytest.raises(ApiError, match="The records of jobs can't be saved: database is locked"):
         store.require_saved()
     jobs = Records(TrainingRecord.kind, "arn", store, TrainingRecord.from_json)
     with pytest.raises(ApiError, match="database is locked"):
