@@ -23,8 +23,16 @@ from estimators.submit_script.run import SentJob
 _STARTED_BY_RUN = frozenset({"torch_distributed", "mpi", "parameter_server"})
 """Distributions whose ranks ``smddp run`` can start; the others are AWS's own libraries."""
 
-_ONLY_SAGEMAKER = frozenset({"role", "sagemaker_session", "framework_version"})
-"""Parameters whose errors matter on SageMaker alone: its role, its session and region, and AWS's own images."""
+_ONLY_SAGEMAKER = frozenset(
+    {
+        *("role", "sagemaker_session", "framework_version", "training_repository_access_mode"),
+        *("base_job_name", "tags", "volume_size", "volume_kms_key", "output_kms_key", "keep_alive_period_in_seconds"),
+        *("subnets", "security_group_ids", "rules", "profiler_config", "debugger_hook_config"),
+        *("tensorboard_output_config",),
+    }
+)
+"""Parameters whose errors matter on SageMaker alone. A portable job leaves them out, and makes a name of its own from
+`base_job_name`."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OF_THE_SHELL = re.compile(r"_|PATH|IFS|ENV|E?UID|PPID|GROUPS|SHELLOPTS|POSIXLY_CORRECT|(BASH|LD_|SLURM_).*")

@@ -365,10 +365,12 @@ def _without(job: CompletedJob, faulty: frozenset[str]) -> CompletedJob:
 
 def _call_without(call: FitArguments, faulty: frozenset[str]) -> FitArguments:
     """Return the arguments of ``fit`` without those with errors; of the channels, the others stay."""
-    kept = {name: each for name, each in channels.by_name(call.inputs).items() if f"inputs[{name!r}]" not in faulty}
+    given = channels.by_name(call.inputs)
+    kept = {name: each for name, each in given.items() if f"inputs[{name!r}]" not in faulty}
+    inputs = call.inputs if len(kept) == len(given) else kept or None
     return replace(
         call,
-        inputs=None if "inputs" in faulty or not kept else kept,
+        inputs=None if "inputs" in faulty else inputs,
         job_name=None if "job_name" in faulty else call.job_name,
         experiment_config=None if "experiment_config" in faulty else call.experiment_config,
     )

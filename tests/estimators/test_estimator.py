@@ -297,6 +297,7 @@ def test_an_error_hides_no_other_of_the_request(build: Any) -> None:
         ({}, "./data", ["inputs['training']", "tags"], ("AWS's rules for InputDataConfig",)),
         ({}, ["s3://data"], ["inputs", "tags"], ("AWS's rules for InputDataConfig",)),
         ({"environment": {"A-B": ""}}, None, ["environment", "tags"], ()),
+        ({"environment": {"A-B": ""}}, {}, ["environment", "inputs", "tags"], ("AWS's rules for InputDataConfig",)),
     ],
     ids=repr,
 )
