@@ -20,7 +20,7 @@ MAX_LINE = 1000
 _NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 
 OF_WHOLE_RUNS = ("goodput", "slow_rank", "slow_share")
-"""Metrics of a whole run on its own hosts: some steps on another machine do not measure them."""
+"""Metrics of a whole run on its own hosts: a rehearsal can't measure them."""
 _OF_EVERY_TRAINER = ("loss", "lr", "samples_per_second", "step", "epoch", "grad_norm", *OF_WHOLE_RUNS)
 _OF_TIMING = (
     *("time_data", "time_forward", "time_backward", "time_optimizer", "time_checkpoint", "time_other"),

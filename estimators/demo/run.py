@@ -74,7 +74,7 @@ class DemoState:
 def tell(output: Path, *, epochs: int, tell_wait: Callable[[str], object] = lambda _: None) -> None:
     """Run the demo; leave the model, the checkpoints and the loss curve in `output`.
 
-    `tell_wait` receives what the demo waits for from then on.
+    `tell_wait` is called with the text of each new wait.
     Raise SystemExit if the accuracy stays below ``TARGET_ACCURACY``, or if the job fails: then its log is in `output`.
     """
     console = Console(highlight=False)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 ENDED = frozenset({"Completed", "Failed", "Stopped"})
 """The final statuses."""
 LAST_STATUSES = ENDED | {"MaxRuntimeExceeded", "MaxWaitTimeExceeded"}
-"""The secondary statuses that no other one follows."""
+"""The final secondary statuses."""
 COMMAND_SECONDS = 30.0
 """Time limit of a command; then it is killed, and the wait for the job continues."""
 _MOST_SAID = 300

@@ -66,6 +66,9 @@ _CHECKPOINT = re.compile(rf"{_PLACE}/(?:(?P<part>.*?)/)??step-(?P<step>\d+)/")
 _MOST_STEPS = (10**12 - 1) // 2
 """Most steps of an attempt: SMDDP_MAX_STEPS has 12 digits, and the second attempt ends at twice the steps."""
 
+_USABLE = 0.9
+"""The part of a GPU's memory above which a step's least memory is warned of: CUDA and activations need some, too."""
+
 _MOST_SECONDS = 28 * 24 * 3600
 """SageMaker's limit on a job's run time."""
 
@@ -144,8 +147,8 @@ class Rehearsal:
     def _gpu_memory(self) -> list[str]:
         if self.least_gpu_bytes is None:
             return []
-        has = "" if self.gpu is None else f", a GPU of {self.gpu[0]} has {_size(self.gpu[1])}"
-        return [f"rank 0 needs at least {_size(self.least_gpu_bytes)} beside activations{has}"]
+        has = "" if self.gpu is None else f" (a GPU of {self.gpu[0]} has {_size(self.gpu[1])})"
+        return [f"rank 0 needs at least {_size(self.least_gpu_bytes)} of GPU memory plus activations{has}"]
 
     @property
     def _metrics(self) -> str:
@@ -216,9 +219,10 @@ def rehearse(
         logged = int(metrics.pop("step", 0))
         least_bytes = max((int(float(match[2]) * 2**20) for match in least), default=None)
         gpu = None if given.get("SMDDP_DEVICE") == "cpu" else _smallest_gpu(arguments, topology)
-        if any(match[3] and int(match[1]) != topology.processes for match in least):
+        is_divided = any(match[3] for match in least)
+        if is_divided and any(int(match[1]) != topology.processes for match in least):
             gpu = None  # the job's ranks have other shares
-        _warn_of_memory(least_bytes or 0, gpu)
+        _warn_of_memory(least_bytes or 0, gpu, is_divided=is_divided)
         return Rehearsal(
             topology=str(topology),
             ranks=max(ranks),
@@ -265,14 +269,15 @@ def _smallest_gpu(arguments: Mapping[str, Any], topology: Topology) -> tuple[str
     return min(((name, size) for name in types if (size := gpu_bytes(name))), key=lambda each: each[1], default=None)
 
 
-def _warn_of_memory(least: int, gpu: tuple[str, int] | None) -> None:
-    if gpu is None or least <= gpu[1]:
+def _warn_of_memory(least: int, gpu: tuple[str, int] | None, *, is_divided: bool) -> None:
+    if gpu is None or least <= _USABLE * gpu[1]:
         return
     larger = families_with(least)
-    choose = f"choose a type with larger GPUs ({', '.join(larger)}), or divide" if larger else "divide"
+    divide = "divide the model among more ranks" if is_divided else "divide the model with parallel=smddp.Sharded(...)"
+    choose = f"choose a type with larger GPUs ({', '.join(larger)}), or {divide}" if larger else divide
     logger.warning(
-        "the job may run out of GPU memory: rank 0 needs at least %s for weights, gradients and optimizer state, and a "
-        "GPU of %s has %s; %s the model with parallel=smddp.Sharded(...)",
+        "the job may run out of GPU memory: with the types and the optimizer of this machine, rank 0 needs at least %s "
+        "beside activations, and a GPU of %s has %s; %s",
         *(_size(least), gpu[0], _size(gpu[1]), choose),
     )
 
@@ -309,14 +314,15 @@ def _failure(
     """Return the error of a rehearsal whose job failed: nothing of the job remains, for its platform ends."""
     if fault.secondary_status == "MaxRuntimeExceeded":
         return EstimatorError(
-            f"The rehearsal was given up after {seconds} s, in which the script did not end. Only loops of "
-            f"smddp.Trainer end after {attempt * steps} optimizer steps; give fewer steps, more seconds, or less data."
+            f"The rehearsal was given up after {seconds} s, in which the script did not end; the start of Python and "
+            f"PyTorch counts, too. Only loops of smddp.Trainer end after {attempt * steps} optimizer steps; give more "
+            "seconds, fewer steps, or less data."
         )
     resumed = ", when it resumed from the checkpoint of the first attempt" if attempt > 1 else ""
-    left = "the log above is all that is left of it" if logs else "rehearse(logs=True) shows its log"
+    left = "only the log above remains" if logs else "rehearse(logs=True) shows its log"
     return type(fault)(
         f"The rehearsal of {what} failed{resumed}: {fault.reason}\n"
-        f"It ran on this machine, and nothing was sent to AWS. Its platform has ended, with the files of /opt/ml: "
+        f"It ran on this machine, and nothing was sent to AWS. The local platform and its files of /opt/ml are gone: "
         f"{left}. To repeat it: Estimator.rehearse(), or smddp rehearse with the submit script.",
         job_name=fault.job_name,
         status=fault.status,

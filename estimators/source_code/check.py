@@ -42,7 +42,8 @@ def check(
     if isinstance(source.git, Mapping) and not source.git.get("commit"):
         yield warning(
             "git_config",
-            f"no commit is given, so the job gets the newest commit of {source.git.get('branch') or 'HEAD'} when it is sent",
+            "no commit is given, so the job gets the newest commit of "
+            f"{source.git.get('branch') or 'HEAD'} when it is sent",
             "Give 'commit', and the same code can be sent again.",
         )
     yield from _check_form(source, launcher)
@@ -185,8 +186,9 @@ def _listed(tree: Tree, paths: Sequence[str]) -> str:
 
 
 def _linked(tree: Tree) -> str:
-    links = (f"{tree.root / path} → {(tree.root / path).resolve()}" for path in tree.links_out)
-    return shown_names(links, most=_SHOWN)
+    links = [tree.root / path for path in tree.links_out]
+    targets = [f"{link} → {link.resolve()}" for link in links[:_SHOWN]]
+    return shown_names([*targets, *links[_SHOWN:]], most=_SHOWN)
 
 
 def _check_script(source: SourceCode, py_version: str | None, *, runs_here: bool) -> Iterator[Problem]:

@@ -338,7 +338,7 @@ class Checkpointer:
 
         Args:
             moment: The present moment of training.
-            seconds: The limit for the waits; the snapshot, and a second for the listener's answer, come on top.
+            seconds: The limit for the waits, without the snapshot and up to a second for the listener's answer.
 
         Raises:
             CheckpointError: The save failed, or was not durable in time, or has not arrived in the listener's place.

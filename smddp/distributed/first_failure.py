@@ -228,7 +228,7 @@ class FirstFailure:
         own = self._steps()
         after, more = str(own), ""
         if own == int(its_steps):
-            after = f"{own}, too, in a further step or another collective"
+            after = f"{own} as well, in its next step or another collective"
             more = "; and call on all ranks what all must call, such as trainer.save_model"
         return (
             f"Unequal steps: rank {ended} of {self._world_size} ended its script with exit code {code} after "

@@ -1,4 +1,4 @@
-"""What ranks and nodes have in common when they meet: counts that must be equal, and the line of whoever waits.
+"""What ranks and nodes have in common when they meet: counts that must be equal, and the log line of the first member.
 
 The first of them serves the store of the meeting, in ``smddp.distributed.store``.
 """
@@ -19,7 +19,7 @@ _SHOWN = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EqualCount:
-    """A count that all members of a meeting must have, such as the number of ranks. The first member's is compared."""
+    """A count that must be equal for all members, such as the number of ranks. Each compares it with the first's."""
 
     member: str
     """The kind of the members: ``rank`` or ``node``."""
@@ -41,14 +41,16 @@ class EqualCount:
             return
         first = store.get(self._own).decode(errors="replace")
         if first != self.found:
-            store.set(self._other, f"{self.who} counts {self.found}")
-            raise DistributedError(f"{self.who} counts {self.found}, and {self.member} 0 counts {first}. {self.remedy}")
+            store.set(self._other, f"{self.who} with {self.found}")
+            raise DistributedError(
+                f"{self.who} was started with {self.found}, and {self.member} 0 with {first}. {self.remedy}"
+            )
 
     def check_others(self, store: Store) -> None:
         """Raise DistributedError if another member has another count. Only on the first member."""
         if store.check([self._other]):
             other = store.get(self._other).decode(errors="replace")
-            raise DistributedError(f"{self.member} 0 counts {self.found}, and {other}. {self.remedy}")
+            raise DistributedError(f"{self.member} 0 was started with {self.found}, and {other}. {self.remedy}")
 
     @property
     def _own(self) -> str:
@@ -60,18 +62,20 @@ class EqualCount:
 
 
 def waiting(member: str, missing: Sequence[int], count: int, where: str, timeout: timedelta) -> str:
-    """Return whom the first member waits for.
+    """Return the line that names the missing members; empty if none is missing.
 
     Examples:
         >>> waiting("rank", [1], 2, "algo-1:7777", timedelta(minutes=30))
-        '1 of 2 ranks are at algo-1:7777; waiting for rank 1, at most 1800 s'
+        '1 of 2 ranks have arrived at algo-1:7777; waiting for rank 1, at most 1800 s'
     """
+    if not missing:
+        return ""
     return (
-        f"{count - len(missing)} of {count} {member}s are at {where}; waiting for {member} {listed(missing)}, at most "
-        f"{timeout.total_seconds():g} s"
+        f"{count - len(missing)} of {count} {member}s have arrived at {where}; waiting for {listed(member, missing)}, "
+        f"at most {timeout.total_seconds():g} s"
     )
 
 
-def listed(members: Sequence[int]) -> str:
-    """Return the numbers of ranks or nodes, as an error or a line names them."""
-    return shown_names(members, most=_SHOWN)
+def listed(member: str, numbers: Sequence[int]) -> str:
+    """Return the names of ranks or nodes, such as ``ranks 1, 2``."""
+    return f"{member}{'s' if len(numbers) > 1 else ''} {shown_names(numbers, most=_SHOWN)}"

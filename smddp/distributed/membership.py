@@ -192,7 +192,7 @@ def _open(cluster: Cluster, backend: str | None, timeout: timedelta) -> Membersh
     job_store = connect(cluster, timeout, os.environ, serve=True)
     prefix = meet(job_store, cluster, timeout)
     store = PrefixStore(prefix, job_store)
-    with Heartbeat("the ranks have met, and open their process group") if cluster.is_main else nullcontext():
+    with Heartbeat("all ranks have arrived and open the process group") if cluster.is_main else nullcontext():
         device = _take_device(cluster, store)
         chosen = choose_backend(backend, device, os.environ)
         _init_group(chosen, store, cluster, timeout, device)

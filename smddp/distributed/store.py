@@ -318,7 +318,7 @@ def _arrival(rank: int) -> str:
 
 def _missing(ranks: Sequence[int], cluster: Cluster, timeout: timedelta) -> DistributedError:
     return DistributedError(
-        f"rank {cluster.rank} waited {timeout.total_seconds():g} s at {_where(cluster)} for rank {listed(ranks)} of "
+        f"rank {cluster.rank} waited {timeout.total_seconds():g} s at {_where(cluster)} for {listed('rank', ranks)} of "
         f"{cluster.world_size}; did they start, and with the same master address?"
     )
 

@@ -177,10 +177,11 @@ def find_nodes(
         raise DistributedError("A master address is for the nodes of a real cluster: give the node rank as well.")
     if rank is not None:
         if not 0 <= rank < count:
-            raise DistributedError(f"Node rank {rank} is not one of 0 to {count - 1}.")
+            raise DistributedError(f"--node-rank {rank}: expected one of 0 to {count - 1}, the number of this machine.")
         if count > 1 and (master_addr is None or master_port is None):
             raise DistributedError(
-                "One node of several needs the first node's address and port, the same on every node."
+                "One node of several needs the first node's address and port, the same on every node: give "
+                "--master-addr and --master-port."
             )
     port = master_port or (free_port() if count > 1 else 0)
     return _Nodes(count=count, rank=rank, master_addr=master_addr or "127.0.0.1", master_port=port, job_id=job_id)

@@ -124,7 +124,7 @@ def connect(hosts: Sequence[str]) -> list[SshConnection]:
     for host in hosts:
         refuse_loopback(host)
         logger.info("Waiting for %s to answer.", host)
-        with Heartbeat(f"waiting for {host} to answer at port 22, at most {WAIT_SECONDS:g} s"):
+        with Heartbeat(f"waiting for {host} to answer at port 22, at most {deadline - time.monotonic():.0f} s"):
             connections.append(SshConnection(host, deadline))
     return connections
 

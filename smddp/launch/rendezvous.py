@@ -208,7 +208,7 @@ class NodeRendezvous(RendezvousHandler):
                     assert self._served is not None
                     self._count.check_others(self._served)
                 if time.monotonic() > deadline:
-                    raise RendezvousTimeoutError(f"node {listed(missing)} did not come within {seconds:.0f} s")
+                    raise RendezvousTimeoutError(f"{listed('node', missing)} did not come within {seconds:.0f} s")
                 time.sleep(_LOOK_SECONDS)
 
     def _open_lines(self, store: Store) -> None:

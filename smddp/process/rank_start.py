@@ -29,7 +29,7 @@ class RankStart:
     """
 
     def __init__(self, script: Path, *, nodes: int = 1, is_first: bool = True) -> None:
-        """Take the number of nodes, and whether the first one is here: it alone tells, for the logs may be one."""
+        """Take the number of nodes, and whether the first one is here: it alone logs, since all may share a log."""
         self._nodes = nodes
         self._is_told = is_first and script.is_file() and b"smddp" in script.read_bytes()
         self._heartbeat = Heartbeat(self._what, until=self._is_over, most=_MOST_SECONDS)

@@ -97,7 +97,7 @@ class OptimizerStep:
         self.correction: Callable[[int], Tensor | None] | None = None
         """Return the factor for the gradients of a step of so many micro-batches; None for no correction."""
         self.before_clearing: list[Callable[[], None]] = []
-        """Called after each step, while its gradients exist, and may take themselves out: no hook of an optimizer may."""
+        """Called after each step, while its gradients exist. Each may remove itself; an optimizer's hook may not."""
         self.micro_batch = 0
         """Micro-batches taken of the step under way."""
         self._norm: Tensor | None = None

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 INTERRUPTED = 130
 _EXIT_SECONDS = 15.0
 _VERDICT_SECONDS = 2.0
-"""Seconds that a rank without the watchdog's verdict waits, so that a rank with the verdict reports first."""
+"""Seconds that a rank without the watchdog's verdict waits for a rank with the verdict to report."""
 _THREADS_SECONDS = 1.0
 """Seconds that the script's threads get to end before they are told."""
 

@@ -315,7 +315,11 @@ def _run_well(main: Callable[[], None]) -> int:
 
 def _set_up_logging(cluster: Cluster) -> None:
     """Log to stderr, unless the script has set up logging: all lines on rank 0, and warnings on the others."""
-    level = _log_level(os.environ)
+    try:
+        level = _log_level(os.environ)
+    except JobError:
+        start_log("", named_from=logging.WARNING, level=logging.INFO)
+        raise
     if level is None:
         level = logging.WARNING if asks_for_help(sys.argv[1:]) else logging.INFO
     sender = f"rank {cluster.rank}" if cluster.world_size > 1 else ""
@@ -327,7 +331,7 @@ def _set_up_logging(cluster: Cluster) -> None:
 def _log_level(environ: Mapping[str, str]) -> int | None:
     """Return SM_LOG_LEVEL; None if it is unset. Raise JobError for anything but a number or a level's name."""
     text = environ.get("SM_LOG_LEVEL", "").strip()
-    level = int(text) if re.fullmatch(r"[0-9]{1,3}", text) else logging.getLevelName(text.upper())
+    level = int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else logging.getLevelName(text.upper())
     if text and not isinstance(level, int):
         raise JobError(f"SM_LOG_LEVEL={text} is no log level: expected a number such as 20, or a name such as INFO.")
     return level if text else None

@@ -194,7 +194,8 @@ class ItemWeights:
 def refused_loss(loss: object, weights: Sequence[Tensor]) -> TypeError | ValueError:
     """Return the error for a loss that is no scalar tensor with a gradient; ``weights`` are to be trained."""
     if not isinstance(loss, Tensor):
-        return TypeError(f"trainer.step() got {describe(loss)}: give the loss as a tensor, without .item()")
+        give = "its .loss" if hasattr(loss, "loss") else "the loss as a tensor, without .item()"
+        return TypeError(f"trainer.step() got {describe(loss)}: give {give}")
     if loss.requires_grad:
         return ValueError(f"trainer.step() got a loss of shape {list(loss.shape)}: give a scalar, such as loss.mean()")
     trainable = sum(weight.requires_grad for weight in weights)
@@ -204,7 +205,7 @@ def refused_loss(loss: object, weights: Sequence[Tensor]) -> TypeError | ValueEr
             "is trainable. Call requires_grad_(True) on those that are to be trained"
         )
     return ValueError(
-        f"trainer.step() got a loss without a gradient: none of the {trainable} trainable parameters took part in "
-        "it. Compute it from the outputs of trainer.model(...), outside of torch.no_grad() and without .detach(); "
+        f"trainer.step() got a loss without a gradient: it reaches none of the {trainable} trainable parameters. "
+        "Compute it from the outputs of trainer.model(...), outside of torch.no_grad() and without .detach(); "
         "adapters that are merged into frozen weights take part again after peft's unmerge_adapter()"
     )

@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.5
 def seconds_to_save(stop_age: float, *, knows_slurm: bool) -> float:
     """Return the seconds that the last checkpoint may take; SIGTERM came ``stop_age`` seconds ago.
 
-    It is three quarters of the time left on rank 0, which knows Slurm's deadline; but never less than ten.
+    At least ten. On rank 0 under Slurm, at most three quarters of the time left.
     """
     seconds = STOP_SECONDS - stop_age
     if knows_slurm and (left := seconds_left(os.environ, since=stop_age)) is not None:

@@ -102,9 +102,9 @@ class TrainedModel:
             _log_precision(numbers.name, self.device.type)
         is_asked = isinstance(parallel, Sharded)
         self.is_divided = is_asked or is_divided or any(map(is_sharded, optimizers))
-        """Whether the ranks divide weights or optimizer states among them; of one rank, whether several would."""
+        """Whether the ranks divide weights or optimizer states; also True on one rank, if several would."""
         self.moves = move_model and not is_divided
-        """Whether the Trainer places the model; else the script has placed it."""
+        """Whether the Trainer places the model. If False, the script places it."""
         if is_asked or is_divided:  # on one rank, too, so that a trial there finds what several refuse
             check_sharded(model, optimizers, numbers, parallel, is_divided=is_divided, ema=ema, move_model=move_model)
         shards = is_asked and world_size > 1

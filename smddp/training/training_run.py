@@ -52,7 +52,7 @@ class TrainingRun:
     """The checkpoints and stops of one training run; all ranks call its methods at the same points.
 
     ``clock`` measures the parts of the attempt, and ``stall`` is a further context around each save. ``why_not_inner``
-    says why no other Trainer can save this one's parts; None if it can.
+    is the reason why this run can't be in another Trainer's ``state=``; None if it can.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TrainingRun:
         self._policy = policy
         self._schedule = SaveSchedule(membership, policy)
         self._open: OpenRun | None = None
-        self._order: DataOrder | None = None  # as it is from the start on
+        self._order: DataOrder | None = None  # the order when the run started
         self._is_cold = True
         self._saved_as_finished = False
         self._metrics: dict[str, float] = {}
@@ -384,7 +384,7 @@ class TrainingRun:
     def _tell_of_weights(self, waiting: str) -> None:
         self._tell_once(
             logging.WARNING if waiting == _THE_STOP else logging.INFO,
-            f"{waiting} is postponed: the model holds other weights than those of step %d, which are not saved. Put "
+            f"{waiting} is postponed: the model's weights are not those of step %d, and that step is not saved. Put "
             "them back after the evaluation, or call trainer.save() before you exchange weights; trainer.ema needs no "
             "exchange",
             self.progress.steps,

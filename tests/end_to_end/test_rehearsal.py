@@ -56,7 +56,10 @@ def test_a_job_of_two_hosts_trains_saves_and_resumes(
     assert 64 << 20 < found.memory_bytes < 64 << 30
     assert "; largest process " in str(found)
     assert found.least_gpu_bytes == 0  # its model has a few bytes
-    assert "; rank 0 needs at least 0.0 MiB beside activations, a GPU of ml.g5.xlarge has 22.4 GiB; " in str(found)
+    assert (
+        "; rank 0 needs at least 0.0 MiB of GPU memory plus activations (a GPU of ml.g5.xlarge has 22.4 GiB); "
+        in str(found)
+    )
     assert found.topology == "2 × ml.g5.xlarge, torchrun"
     assert "12 steps in" in str(found)
     assert str(found).endswith("; sample of channel training: 4 of 12 objects, 0 MiB")

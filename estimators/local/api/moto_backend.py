@@ -10,8 +10,10 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -21,6 +23,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.moto_server.werkzeug_app import MotoRequestHandler as MotoRequestHandler  # for the server
 
 from estimators.local.api.answer import Answer
+from estimators.local.api.offered import S3
 from estimators.local.api.request import ApiRequest
 from estimators.local.engine import ApiError
 from estimators.service_model import service_model, violations
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
 logger = logging.getLogger(__name__)
+
+_UPLOAD = re.compile(rb"<Upload>.*?</Upload>", re.DOTALL)
+_UPLOAD_ID = re.compile(rb"<UploadId>([^<]+)</UploadId>")
+_INITIATED = re.compile(rb"<Initiated>[^<]*</Initiated>")
 
 
 def moto_application() -> WSGIApplication:
@@ -42,6 +49,7 @@ class MotoBackend:
 
     def __init__(self, application: WSGIApplication) -> None:
         self._application = application
+        self._uploads = _UploadTimes()
 
     def __call__(self, request: ApiRequest) -> Answer:
         """Answer a request; raise ApiError, which no client retries, if moto can't."""
@@ -55,6 +63,8 @@ class MotoBackend:
             logger.warning("moto can't answer %s", request.operation, exc_info=not isinstance(error, _UnansweredError))
             message = f"The local platform can't answer this {request.operation}: {type(error).__name__}: {error}"
             raise ApiError("ValidationException", message[:1000]) from error
+        if request.service == S3:
+            return self._uploads.dated(request, answer)
         return _with_required_members(request, answer)
 
     def _ask(self, request: ApiRequest) -> Answer:
@@ -83,9 +93,37 @@ def _with_required_members(request: ApiRequest, answer: Answer) -> Answer:
     shape = request.is_sagemakers and service_model().operation_model(request.operation).output_shape
     if not shape or answer.code != 200:
         return answer
-    content = json.dumps(_complete(shape, json.loads(answer.content))).encode()
+    return _with_content(answer, json.dumps(_complete(shape, json.loads(answer.content))).encode())
+
+
+def _with_content(answer: Answer, content: bytes) -> Answer:
     others = [(name, value) for name, value in answer.headers if name.lower() != "content-length"]
     return replace(answer, headers=[*others, ("Content-Length", str(len(content)))], content=content)
+
+
+class _UploadTimes:
+    """When each unfinished multipart upload began. moto says 2010 of all, and clients abort uploads that old."""
+
+    def __init__(self) -> None:
+        self._began: dict[bytes, bytes] = {}
+
+    def dated(self, request: ApiRequest, answer: Answer) -> Answer:
+        """Return S3's answer, with the time of each upload if it lists them; note uploads that begin and end."""
+        method, query = request.environ["REQUEST_METHOD"], parse_qs(request.environ["QUERY_STRING"], True)
+        if answer.code >= 300:
+            return answer
+        if method == "POST" and "uploads" in query and (begun := _UPLOAD_ID.search(answer.content)):
+            self._began[begun[1]] = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.000Z}".encode()
+        elif method in ("POST", "DELETE") and "uploadId" in query:
+            self._began.pop(query["uploadId"][0].encode(), None)
+        elif method == "GET" and "uploads" in query:
+            return _with_content(answer, _UPLOAD.sub(self._date, answer.content))
+        return answer
+
+    def _date(self, upload: re.Match[bytes]) -> bytes:
+        found = _UPLOAD_ID.search(upload[0])
+        began = self._began.get(found[1]) if found is not None else None
+        return upload[0] if began is None else _INITIATED.sub(b"<Initiated>%s</Initiated>" % began, upload[0])
 
 
 def _complete(shape: Any, value: Any) -> Any:

@@ -49,7 +49,16 @@ class ModulePart:
         return {plain_name(name) for name, _ in self.module.named_buffers()}
 
     def gather_state_dict(self, *, keep: bool) -> None:
-        """Find the weights that the next ``state_dict`` leaves out; collective if the ranks have pieces."""
+        """Find the weights that the next ``state_dict`` leaves out; collective if the ranks have pieces.
+
+        Raise ValueError if adapters are merged into the weights: a resume would add them a second time.
+        """
+        if merged := _merged_adapters(self.module):
+            raise ValueError(
+                f"the adapters of {shown_names(merged, most=3)} are merged into the weights of {self._name}, and a "
+                "resume would add them a second time: call peft's unmerge_adapter() before a save, or train what "
+                "merge_and_unload() returns"
+            )
         if self._save_frozen or not (keep or self._is_in_pieces):
             return
         frozen = {name: each for name, each in _frozen(self.module).items() if name in self._first}
@@ -141,7 +150,7 @@ class ModulePart:
             raise ValueError(f"it did not take {shown_names([*result.unexpected_keys, *result.missing_keys])}")
         if self._save_frozen and self._ranks.is_main:
             logger.info(
-                "the checkpoint leaves out %d frozen weights of %s, which are saved from now on: save_frozen is True",
+                "the checkpoint leaves out %d frozen weights of %s, and this run saves them: save_frozen is True",
                 len(left_out),
                 self._name,
             )
@@ -237,3 +246,15 @@ def _empty_buffers(module: nn.Module, state: Mapping[str, Any]) -> Iterator[tupl
             key = f"{prefix}.{name}" if prefix else name
             if buffer is None and isinstance(state.get(key), Tensor):
                 yield owner, name, key
+
+
+def _merged_adapters(module: nn.Module) -> list[str]:
+    """Return the layers that have added their adapters to their weights, as layers of peft and loralib tell it."""
+    return [
+        name
+        for name, layer in module.named_modules()
+        if getattr(layer, "merged", False) is True
+        and (
+            callable(getattr(layer, "unmerge", None)) or any("lora" in weight for weight, _ in layer.named_parameters())
+        )
+    ]

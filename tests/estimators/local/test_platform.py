@@ -202,7 +202,9 @@ def test_nothing_survives_a_server_and_a_parent_that_were_killed_together(storag
 def test_a_port_that_is_taken_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(LocalPlatformError, match=f"Port {port} of 127.0.0.1 can't be had: Address already in use"):
+        with pytest.raises(
+            LocalPlatformError, match=f"Port {port} of 127.0.0.1 can't be opened: Address already in use"
+        ):
             LocalSageMaker(port=port).start()
 
 

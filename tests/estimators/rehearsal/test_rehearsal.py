@@ -41,7 +41,7 @@ def test_a_notebook_shows_a_table_of_what_the_text_says() -> None:
         "1 × ml.g5.xlarge, as 1 rank, with PyTorch 2.8, Python 3.12",
         "40 in 12 s",
         "resumed from the checkpoint of step 20",
-        "rank 0 needs at least 3.0 GiB beside activations, a GPU of ml.g5.xlarge has 22.4 GiB",
+        "rank 0 needs at least 3.0 GiB of GPU memory plus activations (a GPU of ml.g5.xlarge has 22.4 GiB)",
         "loss 0.5",
         "a sample of training",
     ):
@@ -89,24 +89,26 @@ def test_the_smallest_gpu_that_gets_ranks_is_compared(hosts: dict[str, Any], gpu
 
 def test_a_job_that_needs_more_than_its_gpus_have_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     gpu = ("ml.g5.xlarge", 22888 << 20)
-    _warn_of_memory(22888 << 20, gpu)
-    _warn_of_memory(1 << 50, None)
+    _warn_of_memory(20 << 30, gpu, is_divided=False)
+    _warn_of_memory(1 << 50, None, is_divided=False)
     assert not caplog.records
-    _warn_of_memory(90 << 30, gpu)
-    _warn_of_memory(1 << 40, gpu)
+    _warn_of_memory(90 << 30, gpu, is_divided=False)
+    _warn_of_memory(1 << 40, gpu, is_divided=True)
+    begin = (
+        "the job may run out of GPU memory: with the types and the optimizer of this machine, rank 0 needs at least "
+    )
     assert [record.message for record in caplog.records] == [
-        "the job may run out of GPU memory: rank 0 needs at least 90.0 GiB for weights, gradients and optimizer state, "
-        "and a GPU of ml.g5.xlarge has 22.4 GiB; choose a type with larger GPUs (ml.g7e, ml.p5e, ml.p5en, ml.p6-b200, "
-        "ml.p6-b300), or divide the model with parallel=smddp.Sharded(...)",
-        "the job may run out of GPU memory: rank 0 needs at least 1024.0 GiB for weights, gradients and optimizer "
-        "state, and a GPU of ml.g5.xlarge has 22.4 GiB; divide the model with parallel=smddp.Sharded(...)",
+        f"{begin}90.0 GiB beside activations, and a GPU of ml.g5.xlarge has 22.4 GiB; choose a type with larger GPUs "
+        "(ml.g7e, ml.p5e, ml.p5en, ml.p6-b200, ml.p6-b300), or divide the model with parallel=smddp.Sharded(...)",
+        f"{begin}1024.0 GiB beside activations, and a GPU of ml.g5.xlarge has 22.4 GiB; divide the model among more "
+        "ranks",
     ]
 
 
 @pytest.mark.parametrize(
     ("kind", "secondary", "attempt", "logs", "said"),
     [
-        (TrainingJobFailed, "Failed", 1, True, "failed: why.*: the log above is all that is left of it. To repeat it"),
+        (TrainingJobFailed, "Failed", 1, True, "failed: why.*: only the log above remains. To repeat it"),
         (TrainingJobFailed, "Failed", 2, False, "failed, when it resumed from .* first attempt: why.*logs=True"),
         (TrainingJobStopped, "Stopped", 1, True, "failed: why"),
         (TrainingJobStopped, "MaxRuntimeExceeded", 2, True, "given up after 60 s, .* end after 40 optimizer steps"),

@@ -78,7 +78,7 @@ def test_env_shows_where_in_s3_the_checkpoints_go(tmp_path: Path) -> None:
         (["run", "no-such-script.py"], {}, "no-such-script.py"),
         (["run", "--processes-per-node", "0", "train.py"], {}, "0 processes per node"),
         (["run", "--run-dir", "train.py", "train.py"], {}, "train.py is a file"),
-        (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "Node rank 5 is not one of 0 to 1"),
+        (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "--node-rank 5: expected one of 0 to 1"),
         (
             ["run", "--checkpoint-s3-uri", "bucket", "train.py"],
             {},

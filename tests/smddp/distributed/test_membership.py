@@ -82,7 +82,7 @@ def test_joining_twice_is_refused(make_cluster: Callable[[int, int], Cluster]) -
 
 
 def test_ranks_that_do_not_come_are_named(make_cluster: Callable[[int, int], Cluster]) -> None:
-    with pytest.raises(DistributedError, match=r"rank 0 waited 1 s at 127\.0\.0\.1:\d+ for rank 1, 2 of 3"):
+    with pytest.raises(DistributedError, match=r"rank 0 waited 1 s at 127\.0\.0\.1:\d+ for ranks 1, 2 of 3"):
         join(make_cluster(0, 3), timeout=1)
     assert current_membership() is None
 

@@ -45,7 +45,7 @@ def test_a_rank_of_an_earlier_attempt_has_not_arrived(store: TCPStore, make_clus
         meet(connect_again(store, "smddp", WAIT), make_cluster(1, 3), timedelta(seconds=0.1))
     meet_all(store, make_cluster, 2)
 
-    with pytest.raises(DistributedError, match=r"rank 0 waited 0\.1 s .* for rank 1, 2 of 3"):
+    with pytest.raises(DistributedError, match=r"rank 0 waited 0\.1 s .* for ranks 1, 2 of 3"):
         meet(connect_again(store, "smddp", WAIT), make_cluster(0, 3), timedelta(seconds=0.1))
 
 
@@ -125,10 +125,11 @@ def test_ranks_that_count_differently_refuse_one_another_at_once(
     kept = connect(first, WAIT, {}, serve=True)
     told = join(second) or ""
     assert re.match(
-        rf"rank 1 on \S+ counts {other} ranks, and rank 0 counts {own} ranks\. All ranks .* set WORLD_SIZE", told
+        rf"rank 1 on \S+ was started with {other} ranks, and rank 0 with {own} ranks\. All ranks .* set WORLD_SIZE",
+        told,
     )
     with pytest.raises(
-        DistributedError, match=rf"^rank 0 counts {own} ranks, and rank 1 on \S+ counts {other} ranks\. "
+        DistributedError, match=rf"^rank 0 was started with {own} ranks, and rank 1 on \S+ with {other} ranks\. "
     ):
         meet(kept, first, timedelta(seconds=60))
     again = connect(first, WAIT, {}, serve=True)  # in the same process, by the same server
@@ -179,7 +180,7 @@ def test_rank_0_tells_which_rank_it_waits_for_where_and_how_long(
     first = master(make_cluster, 0, port, port_from="MASTER_PORT=1")
     with pytest.raises(DistributedError, match="rank 0 waited 0"):
         meet(connect(first, WAIT, {}, serve=True), first, timedelta(seconds=0.5))
-    told = f"1 of 2 ranks are at 127.0.0.1:{port}; waiting for rank 1, at most 0.5 s: 0 s so far"
+    told = f"1 of 2 ranks have arrived at 127.0.0.1:{port}; waiting for rank 1, at most 0.5 s: 0 s so far"
     assert told in caplog.messages
 
 

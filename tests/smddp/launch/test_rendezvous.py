@@ -118,13 +118,13 @@ def test_nodes_that_count_differently_refuse_one_another_at_once(own, other):
         first, second = (each.exception(timeout=60) for each in meeting)
     assert isinstance(first, DistributedError)
     assert isinstance(second, DistributedError)
-    told = rf"node 1 on \S+ counts {other[1]}"
-    assert re.match(rf"node 0 counts {own[1]}, and {told}\. All nodes .* the same --nodes and", str(first))
-    assert re.match(rf"{told}, and node 0 counts {own[1]}\. All nodes", str(second))
+    remedy = r"\. All nodes .* the same --nodes and"
+    assert re.match(rf"node 0 was started with {own[1]}, and node 1 on \S+ with {other[1]}{remedy}", str(first))
+    assert re.match(rf"node 1 on \S+ was started with {other[1]}, and node 0 with {own[1]}{remedy}", str(second))
 
 
 def test_a_node_that_comes_late_and_counts_differently_does_not_end_the_job(nodes):
-    with pytest.raises(DistributedError, match="counts 3 nodes"):
+    with pytest.raises(DistributedError, match="was started with 3 nodes"):
         node_of(2, nodes=3, port=nodes[0]._port).next_rendezvous()
     meet(nodes)
     assert [node.number for node in nodes] == [1, 1]
@@ -135,7 +135,7 @@ def test_the_first_node_tells_which_node_it_waits_for_where_and_how_long(monkeyp
     monkeypatch.setattr(module, "Heartbeat", partial(Heartbeat, every=0.02))
     monkeypatch.setattr(module, "JOIN_SECONDS", 0.5)
     port = free_port()
-    with pytest.raises(RendezvousTimeoutError, match="node 1, 2 did not come"):
+    with pytest.raises(RendezvousTimeoutError, match="nodes 1, 2 did not come"):
         node_of(0, nodes=3, port=port).next_rendezvous()
-    told = f"1 of 3 nodes are at 127.0.0.1:{port}; waiting for node 1, 2, at most 0.5 s: 0 s so far"
+    told = f"1 of 3 nodes have arrived at 127.0.0.1:{port}; waiting for nodes 1, 2, at most 0.5 s: 0 s so far"
     assert told in caplog.messages

@@ -77,7 +77,7 @@ def test_a_stop_waits_for_the_weights_that_are_trained(
     assert [
         message
         for message in caplog.messages
-        if message.startswith("the stop is postponed: the model holds other weights")
+        if message.startswith("the stop is postponed: the model's weights are not those of step")
     ]
     resumed, stop = train(job, exchange, leaves_by_break=leaves_by_break)
     assert stop is None

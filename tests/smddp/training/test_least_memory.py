@@ -18,7 +18,7 @@ from smddp.training.least_memory import LeastMemory
 
 @pytest.fixture(autouse=True)
 def _no_other_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LeastMemory, "_live", WeakSet())  # Trainers of earlier tests may not be deleted yet
+    monkeypatch.setattr(LeastMemory, "_stepped", WeakSet())  # Trainers of earlier tests may not be deleted yet
 
 
 PROGRAM = """
@@ -74,12 +74,12 @@ def test_each_trainer_logs_once_what_rank_0_needs(
     found = [match for line in ended[0].logged.splitlines() if (match := _LEAST_MEMORY.search(line))]
     assert {int(match[1]) for match in found} == {ranks}
     needed = [(float(match[2]), bool(match[3])) for match in found]
-    # Two weights of half a MiB; their gradients, and DDP's buckets on two ranks; two moments; their average.
+    # Two weights of half a MiB, their gradients, two moments, and the average.
     if ranks == 1:
         assert needed == [(5.0, False), (4.0, False), (5.0, True), (4.0, False), (7.0, False)]
     else:
         # ZeRO gives each rank the moments of one weight. Of two Trainers, gradients do not exist at the same time.
-        assert needed == [(6.0, False), (4.0, False), (2.5, True), (4.0, True), (5.0, False), (9.0, False)]
+        assert needed == [(5.0, False), (4.0, False), (2.5, True), (3.0, True), (4.0, False), (7.0, False)]
 
 
 class Odd(nn.Module):
@@ -132,3 +132,57 @@ def test_a_real_run_counts_nothing(job: smddp.Job, caplog: pytest.LogCaptureFixt
         for _ in trainer.steps_to(1):
             trainer.step(trainer.model(torch.ones(1, 2)).sum())
     assert not any(_LEAST_MEMORY.search(record.message) for record in caplog.records)
+
+
+class Duck:
+    """What trains and is no torch.optim.Optimizer."""
+
+    def __init__(self, weights: list[nn.Parameter]) -> None:
+        self.param_groups = [{"params": weights, "lr": 0.1}]
+        self.state: dict[nn.Parameter, Any] = {}
+
+    def step(self) -> None:
+        self.state["itself"] = self.state  # type: ignore[index]
+
+    def zero_grad(self, *, set_to_none: bool) -> None:
+        for weight in self.param_groups[0]["params"]:  # type: ignore[attr-defined]
+            weight.grad = None if set_to_none else torch.zeros_like(weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": {}, "param_groups": [{"params": [0, 1], "lr": 0.1}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_what_can_not_be_counted_does_not_end_a_trial(job: smddp.Job, caplog: pytest.LogCaptureFixture) -> None:
+    object.__setattr__(job, "max_steps", 2)
+    model = nn.Linear(2, 2)
+    trainer = smddp.Trainer(job, model, Duck(list(model.parameters())))  # type: ignore[arg-type]
+    with caplog.at_level("DEBUG"):
+        for _ in trainer.steps_to(2):
+            trainer.step(trainer.model(torch.ones(1, 2)).sum())
+    assert sum("could not be counted" in record.message for record in caplog.records) == 1
+    assert not any(_LEAST_MEMORY.search(record.message) for record in caplog.records)
+
+
+def test_a_trial_disturbs_no_hook_that_removes_itself(job: smddp.Job, caplog: pytest.LogCaptureFixture) -> None:
+    object.__setattr__(job, "max_steps", 2)
+    model = torch.compile(nn.Linear(2, 2), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = optimizer.register_step_post_hook(lambda *_: hook.remove())
+    trainer = smddp.Trainer(job, model, optimizer)
+    with caplog.at_level("INFO"):
+        for _ in trainer.steps_to(2):
+            trainer.step(trainer.model(torch.ones(1, 2)).sum())
+    assert sum("compiled in " in record.message for record in caplog.records) == 1
+    assert sum(bool(_LEAST_MEMORY.search(record.message)) for record in caplog.records) == 1
+
+
+def test_a_trainer_that_never_stepped_is_forgotten(job: smddp.Job) -> None:
+    object.__setattr__(job, "max_steps", 2)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    smddp.Trainer(job, model, optimizer, on_nonfinite="skip").resume()
+    trainer = smddp.Trainer(job, model, optimizer)  # in the same location
+    for _ in trainer.steps_to(1):
+        trainer.step(trainer.model(torch.ones(1, 2)).sum())

@@ -197,3 +197,15 @@ def logs_and_metrics(answers: Answers) -> None:
     iam.list_roles()
     iam.delete_role(RoleName="made")
     answers.client("sts").get_caller_identity()
+
+
+def test_an_unfinished_upload_is_as_old_as_it_is(platform: LocalSageMaker) -> None:
+    """Each process that saves to S3 aborts the uploads of earlier processes, by their age."""
+    s3, bucket = platform.boto_session.client("s3"), platform.default_bucket
+    began = datetime.now(timezone.utc) - timedelta(seconds=2)
+    uploads = [s3.create_multipart_upload(Bucket=bucket, Key=f"a/{number}")["UploadId"] for number in range(2)]
+    listed = s3.list_multipart_uploads(Bucket=bucket, Prefix="a/")["Uploads"]
+    assert sorted(each["UploadId"] for each in listed) == sorted(uploads)
+    assert all(began < each["Initiated"] <= datetime.now(timezone.utc) for each in listed)
+    s3.abort_multipart_upload(Bucket=bucket, Key="a/0", UploadId=uploads[0])
+    assert len(s3.list_multipart_uploads(Bucket=bucket)["Uploads"]) == 1

@@ -334,7 +334,7 @@ def test_a_log_tells_that_frozen_weights_are_saved_again(
     with checkpointer(tmp_path, fine_tuned(), save_frozen=save_frozen) as run:
         with caplog.at_level(logging.INFO, "smddp.checkpoint.parts.modules"):
             assert run.load() is not None
-        told = "the checkpoint leaves out 4 frozen weights of model, which are saved from now on: save_frozen is True"
+        told = "the checkpoint leaves out 4 frozen weights of model, and this run saves them: save_frozen is True"
         assert caplog.messages == [told] * save_frozen
 
 

@@ -52,7 +52,7 @@ def test_a_record_that_can_not_be_saved_leaves_the_one_in_whose_place_it_would_b
     records.add(first)
     with sqlite3.connect(tmp_path / "jobs.sqlite") as other:
         other.execute("ALTER TABLE records RENAME TO hidden")
-    with pytest.raises(ApiError, match="can't be kept"):
+    with pytest.raises(ApiError, match="can't be saved"):
         records.add(new_job(records, number="two"), instead_of=first)
     assert records.all() == [first]
     with sqlite3.connect(tmp_path / "jobs.sqlite") as other:
