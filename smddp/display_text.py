@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
@@ -50,6 +53,8 @@ def shown_path(path: str | Path) -> str:
 
     Any other text, such as an S3 URI, is returned unchanged.
     """
+    from pathlib import Path  # takes 14 ms, which the first process of a container does not need
+
     absolute = Path(path)
     for find, prefix in ((Path.cwd, ""), (Path.home, "~/")):
         with suppress(ValueError, OSError, RuntimeError):  # not below it; it was removed; there is none
