@@ -169,7 +169,9 @@ def test_a_job_that_cannot_train_says_why(estimator: Build, tmp_path: Path) -> N
         estimator("reads_channel.py").rehearse({"training": str(tmp_path)}, steps=3, seconds=100, logs=False)
     told = str(failure.value)
     assert told.startswith("The rehearsal of reads_channel.py (1 × ml.g5.xlarge, the script alone) failed: Algo")
-    assert "Its platform has ended, with the files of /opt/ml: rehearse(logs=True) shows its log. To repeat it:" in told
+    assert (
+        "The local platform and its files of /opt/ml are gone: rehearse(logs=True) shows its log. To repeat it:" in told
+    )
     assert "attach" not in told
     assert "CloudWatch" not in told
     assert failure.value.reason in told
@@ -179,7 +181,7 @@ def test_a_job_that_cannot_train_says_why(estimator: Build, tmp_path: Path) -> N
 def test_a_loop_of_ones_own_is_given_up(estimator: Build) -> None:
     with pytest.raises(
         EstimatorError,
-        match=r"given up after 4 s, in which the script did not end\. Only loops of smddp\.Trainer end after 3 opt",
+        match=r"given up after 4 s, in which the script did not end; the start .* smddp\.Trainer end after 3 opt",
     ):
         estimator("count.py").rehearse(steps=3, seconds=4, logs=False)
 

@@ -55,7 +55,7 @@ def test_its_checkpoints_are_those_of_its_directory(job: TrainingJob) -> None:
     ("instance_type", "wait", "on_event", "said"),
     [
         ("local", True, "cat", "not told of jobs of instance_type='local'"),
-        ("ml.m5.xlarge", False, "cat", r"Give it to job.wait\(\), or wait=True"),
+        ("ml.m5.xlarge", False, "cat", r"Give it to job.wait\(\), or pass wait=True"),
         ("ml.m5.xlarge", True, 3, "on_event is 3"),
     ],
 )

@@ -117,7 +117,7 @@ def test_one_node_of_a_real_cluster_runs_its_own_ranks_only(start, script):
     ("options", "message"),
     [
         ({"nodes": 0}, "one or more"),
-        ({"nodes": 2, "node_rank": 2}, "not one of 0 to 1"),
+        ({"nodes": 2, "node_rank": 2}, "--node-rank 2: expected one of 0 to 1"),
         ({"nodes": 2, "node_rank": 0}, "address and port"),
         ({"master_addr": "10.0.0.1"}, "give the node rank"),
         ({"master_port": -5}, "port -5 is no TCP port: give one from 1 to 65535"),

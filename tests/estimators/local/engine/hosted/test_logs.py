@@ -193,6 +193,8 @@ def test_an_error_of_any_kind_costs_no_more_than_its_lines(
     job: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH_SECONDS", 60)
+    all_said = threading.Event()
+    monkeypatch.setattr(module, "make_stream", lambda *_: all_said.wait(60))  # else the first request has few lines
     client = SlowLogs()
     errors, put = iter([ValueError("odd")]), client.put_log_events
 
@@ -205,6 +207,7 @@ def test_an_error_of_any_kind_costs_no_more_than_its_lines(
     log = HostLog(cast("Any", client), job, "algo-1", began=int(time.time()), seen=lambda line, said: None)
     for _ in range(module.MAX_BATCH_EVENTS + 1):
         log.say("short")
+    all_said.set()
     log.follow(cast("BinaryIO", io.BytesIO(b"")))
     log.close()
     (batch,) = client.batches
