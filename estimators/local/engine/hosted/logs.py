@@ -147,9 +147,9 @@ class HostLog:
                     logGroupName=self._group, logStreamName=self._stream, logEvents=[*told, *batch]
                 )
             except Exception:  # of any kind: the thread must go on, for the next lines
-                logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
                 if not batch:  # the host has ended, and so has the attempt to tell of the lines
                     return
+                logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
                 refused += len(batch)
             else:
                 refused = 0
