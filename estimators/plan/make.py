@@ -11,23 +11,23 @@ Only the request for AWS's prices uses the network, and `recipe_plan`, for which
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from estimators import distribution, source_code
-from estimators.checks import aws_limits, channels, local_jobs, parameters
+from estimators.checks import channels, local_jobs, parameters
 from estimators.checks.script import imports
 from estimators.checks.script.facts import ScriptFacts
 from estimators.errors import Problem, error, nearest
-from estimators.local_mode.request import build_local
 from estimators.plan import cost, global_batch
+from estimators.plan.checked_request import DECIDE_IMAGE, FitArguments, checked_recipe, checked_request
 from estimators.plan.cost import Cost
 from estimators.plan.global_batch import GlobalBatch
 from estimators.plan.plan import Plan
-from estimators.plan.prices import Prices, price_table
+from estimators.plan.prices import price_table
 from estimators.plan.resources import Resources, Topology
 from estimators.request.completed_job import Backend, CompletedJob, check_bundled
-from estimators.request.job_request import JobRequest, build, build_recipe
+from estimators.request.job_request import JobRequest
 from smddp.job import CHECKPOINT_URI_VARIABLE
 from smddp.script_syntax import is_installed_here
 
@@ -36,39 +36,8 @@ if TYPE_CHECKING:
     from estimators.sdk.training_images import Framework
 
 
-_STAND_INS: Mapping[str, Any] = {
-    "entry_point": "train.py",
-    "role": "arn:aws:iam::000000000000:role/stand-in",
-    "instance_type": "ml.m5.xlarge",
-    "instance_count": 1,
-    "image_uri": "stand-in",
-    "subnets": ["subnet-1"],
-    "security_group_ids": ["sg-1"],
-}
-"""Values for parameters with errors without which the SDK builds no request."""
-_DECIDE_IMAGE = frozenset(
-    {"instance_type", "instance_groups", "instance_preferences", "distribution", "framework_version", "py_version"}
-)
-"""Parameters by which the SDK finds the image, besides the session's region."""
-
 _COSTS_OF_THEIR_OWN = frozenset({"rules", "profiler_config"})
 """Parameters that may add instances besides the hosts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitArguments:
-    """The arguments of ``fit``, besides the parameters of the job."""
-
-    inputs: Any = None
-    """The channels."""
-    job_name: str | None = None
-    """The job's name, or None to generate one."""
-    experiment_config: Any = None
-    """The experiment that the job belongs to."""
-    prices: Prices | None = None
-    """The prices of instance types."""
-    max_cost: float | None = None
-    """The most dollars that the job may cost."""
 
 
 def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Session | None) -> Plan:
@@ -94,11 +63,11 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         *_import_problems(job, script, session),
         *global_batch.check(batch, topology),
     ]
-    if decided_later is not arguments.get("instance_type") and not _DECIDE_IMAGE & _faulty(problems):
+    if decided_later is not arguments.get("instance_type") and not DECIDE_IMAGE & _faulty(problems):
         problems += _refused_variable(job, decided_later)
     unchecked = [*_unread_script(job, script, _faulty(problems))]
     if not not_known_yet:
-        built = _checked_request(job, call, session, _faulty(problems))
+        built = checked_request(job, call, session, _faulty(problems))
         request, problems, unchecked = built.request, [*problems, *built.problems], [*unchecked, *built.unchecked]
     paid = _cost(job, topology, request, call, session)
     if call.max_cost is not None:
@@ -312,108 +281,15 @@ def _problems(
     yield from parameters.check_limits(requested)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CheckedRequest:
-    """The request of a job, and the result of its checks."""
-
-    request: JobRequest | None = None
-    """The request; None if the job has errors."""
-    problems: Sequence[Problem] = ()
-    """The refusals by the SDK, the API's model, or AWS's rules."""
-    unchecked: Sequence[str] = ()
-    """What the errors of parameters prevented."""
-
-
-def _checked_request(
-    job: CompletedJob, call: FitArguments, session: Session | None, faulty: frozenset[str]
-) -> _CheckedRequest:
-    """Build a job's request without the parameters and arguments `faulty`, which have errors, and check it.
-
-    Training recipes and jobs for the SDK's Local Mode have no request here.
-    """
-    from estimators.sdk import sessions
-
-    if "training_recipe" in job.arguments or job.backend is Backend.SDK_LOCAL_MODE:  # the SDK downloads recipes
-        return _CheckedRequest()
-    if faulty:
-        job, call, session = _without(job, faulty), _call_without(call, faulty), sessions.session_here(session)
-    if job.backend is Backend.DOCKER:
-        assert session is not None
-        built = build_local(job, call.inputs, job_name=call.job_name, session=session)
-    else:
-        built = build(
-            job.arguments,
-            call.inputs,
-            script=job.source.program,
-            job_name=call.job_name,
-            experiment_config=call.experiment_config,
-            session=session,
-        )
-    return _checked(*built, job.arguments, faulty)
-
-
-def _without(job: CompletedJob, faulty: frozenset[str]) -> CompletedJob:
-    """Return a job without the parameters with errors, or with stand-ins for them: enough to build a request."""
-    arguments = {name: value for name, value in job.arguments.items() if name not in faulty}
-    needed = faulty & _STAND_INS.keys()
-    if faulty & {*_DECIDE_IMAGE, "sagemaker_session"} and "image_uri" not in arguments:
-        needed |= {"image_uri"}
-    arguments |= {name: _STAND_INS[name] for name in needed}
-    source = replace(job.source, entry_point=arguments.get("entry_point"))
-    return replace(job, arguments=arguments, source=source)
-
-
-def _call_without(call: FitArguments, faulty: frozenset[str]) -> FitArguments:
-    """Return the arguments of ``fit`` without those with errors; of the channels, the others stay."""
-    given = channels.by_name(call.inputs)
-    kept = {name: each for name, each in given.items() if f"inputs[{name!r}]" not in faulty}
-    inputs = call.inputs if len(kept) == len(given) else kept or None
-    return replace(
-        call,
-        inputs=None if "inputs" in faulty else inputs,
-        job_name=None if "job_name" in faulty else call.job_name,
-        experiment_config=None if "experiment_config" in faulty else call.experiment_config,
-    )
-
-
 def recipe_plan(job: CompletedJob, call: FitArguments, session: Session) -> Plan:
     """Return the plan of a training recipe, which the SDK downloads, and whose code it uploads."""
-    checked = _checked(
-        *build_recipe(
-            job.arguments,
-            call.inputs,
-            job_name=call.job_name,
-            experiment_config=call.experiment_config,
-            session=session,
-        ),
-        job.arguments,
-    )
+    checked = checked_recipe(job, call, session)
     return Plan(
         topology=Topology.of(job.arguments),
         problems=tuple(checked.problems),
         unchecked=tuple(checked.unchecked),
         job=job,
         request=checked.request,
-    )
-
-
-def _checked(
-    request: JobRequest | None,
-    refusal: str | None,
-    arguments: Mapping[str, Any],
-    faulty: frozenset[str] = frozenset(),
-) -> _CheckedRequest:
-    """Check a request, or tell the SDK's refusal; `faulty` are the parameters with errors, which it lacks."""
-    if request is None and faulty:  # the SDK may refuse that they are absent
-        return _CheckedRequest(unchecked=["the request as a whole"])
-    if request is None:
-        refused = error("sagemaker", f"the SDK refuses the job: {refusal}", "Correct what it names.")
-        return _CheckedRequest(problems=[refused])
-    problems, unjudged = aws_limits.check_request(request.members, arguments, faulty)
-    return _CheckedRequest(
-        request=None if problems or faulty else request,
-        problems=problems,
-        unchecked=[f"AWS's rules for {', '.join(unjudged)}"] if unjudged else [],
     )
 
 

@@ -30,20 +30,20 @@ class LeastMemory:
     _stepped: ClassVar[WeakSet[LeastMemory]] = WeakSet()
 
     def __init__(self, model: TrainedModel, world_size: int) -> None:
-        self._model = model
+        self.model = model
         self._world_size = world_size
-        self._gradient_bytes = 0
+        self.gradient_bytes = 0
         model.optimizer_step.before_clearing.append(self._count)  # then gradients and optimizer state exist together
 
     def _count(self) -> None:
         """Log the memory of the first step that changed the weights; do nothing in a step that was skipped."""
-        model = self._model
+        model = self.model
         gradients = [weight.grad for weight in model.optimizer_step.parameters() if weight.grad is not None]
         if not gradients or not (model.optimizer_step.applied or any(each.state for each in model.optimizers)):
             return
         model.optimizer_step.before_clearing.remove(self._count)
         try:
-            self._gradient_bytes = sum(_storages(gradients, model.device).values())
+            self.gradient_bytes = sum(_storages(gradients, model.device).values())
             self._stepped.add(self)
             held = _bytes_by_kind(self._stepped)
         except Exception:  # swallowed: nobody asked for the number, and tensors of other libraries have odd forms
@@ -53,23 +53,13 @@ class LeastMemory:
             "rank 0 of %d needs at least %.1f MiB of device memory beside activations%s: %s",
             self._world_size,
             sum(held.values()) / 2**20,
-            ", for its share of a divided model" if any(each.is_divided for each in self._stepped) else "",
+            ", for its share of a divided model" if any(each.model.is_divided for each in self._stepped) else "",
             ", ".join(f"{size / 2**20:.1f} MiB of {what}" for what, size in held.items() if size),
         )
 
-    @property
-    def is_divided(self) -> bool:
-        """Whether the ranks divide weights or optimizer states."""
-        return self._model.is_divided
-
-    @property
-    def gradient_bytes(self) -> int:
-        """The bytes of the gradients in a step."""
-        return self._gradient_bytes
-
     def storages(self) -> Iterator[tuple[str, dict[int, int]]]:
         """Yield what lives as long as the Trainer, by kind: the bytes used of each storage on the device."""
-        model = self._model
+        model = self.model
         for kind, module in (("weights", model.module), ("averaged weights", model.ema)):
             if module is not None:
                 parameters, buffers = tensors_of(module)

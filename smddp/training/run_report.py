@@ -55,13 +55,10 @@ class RunReport:
         self._is_paced = log_every is None
         self.log_every = log_every or _LOG_EVERY
         """Optimizer steps from one metric line to the next."""
-        if job.max_steps is not None:
+        if job.max_steps is not None:  # a trial
             self.log_every = min(self.log_every, -(-job.max_steps // 2))  # so that there is something to see
-        is_trial = job.max_steps is not None
-        # Kept: it counts as long as the Trainer lives. A model that the script places may be on several devices.
-        self._memory = (
-            LeastMemory(model, job.cluster.world_size) if is_trial and self._is_main and model.moves else None
-        )
+            if self._is_main and model.moves:  # else the script may use several devices
+                self._memory = LeastMemory(model, job.cluster.world_size)  # kept: it counts while the Trainer lives
         self._profiler: StepProfiler | None = None
         if profile is not None and (self._is_main or profile.every_rank):
             directory = job.output_data_dir / (name or "") / "profile"

@@ -363,8 +363,8 @@ class Trainer(TrainingLoop):
             fp16's loss scaler skipped counts too.
 
         Raises:
-            ValueError: The loss has no gradient, or does not come from ``trainer.model`` (with several ranks), batches
-                and steps do not pair up (with ``accumulate``), or a weight is out of range.
+            ValueError: The loss is no scalar, has no gradient, or does not come from ``trainer.model`` (with several
+                ranks); batches and steps do not pair up (with ``accumulate``); or a weight is out of range.
             TypeError: The loss is not a tensor.
             TrainingDivergedError: The weights are not finite, at a save or at a metric line whose loss is not finite;
                 or the gradients of any step are not finite, and ``on_nonfinite`` is ``"stop"`` or ``"raise"``.

@@ -86,7 +86,7 @@ class TrainingParts:
         """Return the parts that each rank has for itself, by name."""
         return {**self._per_rank, **self._data.per_rank_state}
 
-    def position(self) -> list[str]:
+    def position_parts(self) -> list[str]:
         """Return the names of the parts that hold the position in the data, which a rewind keeps."""
         return ["position", *self._data.per_rank_state]
 

@@ -124,7 +124,7 @@ class TrainingRun:
         Raise TrainingDivergedError if there is no checkpoint.
         """
         self.finish()
-        kept = ["progress", *self._parts.position()]
+        kept = ["progress", *self._parts.position_parts()]
         loaded = None if self._open is None else self._open.checkpointer.load(kept=kept)
         if loaded is None:
             raise TrainingDivergedError(

@@ -311,7 +311,7 @@ def test_rules_that_read_no_wrong_parameter_are_judged_and_the_others_are_named(
 
 
 def test_a_request_that_can_not_be_built_is_told_as_unchecked(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("estimators.plan.make.build", lambda *_, **__: (None, "no such parameter"))
+    monkeypatch.setattr("estimators.plan.checked_request.build", lambda *_, **__: (None, "no such parameter"))
     with pytest.raises(
         EstimatorError,
         match=r"(?s)one thing is wrong with it:\n  - max_wait.*\nNot checked until it is corrected: the request as a "

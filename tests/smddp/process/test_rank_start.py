@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,22 @@ RANK = (
     "import signal, sys; sys.stdin.readline(); signal.signal(signal.SIGTERM, HANDLER); print(flush=True); "
     "sys.stdin.readline()"
 )
+
+
+@pytest.fixture
+def script_told_every(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Callable[[float], Path]:
+    """A script that names smddp, whose start is logged in this interval."""
+
+    def make(seconds: float) -> Path:
+        caplog.set_level(logging.INFO)
+        monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=seconds))
+        script = tmp_path / "train.py"
+        script.write_text("import smddp")
+        return script
+
+    return make
 
 
 def start_rank(number: int = 0, *, ends: bool = False) -> subprocess.Popen[str]:
@@ -69,13 +86,10 @@ def test_the_start_is_told_until_each_rank_has_its_handler(
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_no_line_follows_the_failure_of_a_rank(
-    has_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    has_begun: bool, caplog: pytest.LogCaptureFixture, script_told_every: Callable[[float], Path]
 ) -> None:
     """The other rank still starts, and nothing looks between the failure and the next line."""
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.5))
-    script = tmp_path / "train.py"
-    script.write_text("import smddp")
+    script = script_told_every(0.5)
     with start_rank() as failing, start_rank(1) as starting:
         assert failing.stdin is not None
         assert failing.stdout is not None
@@ -109,12 +123,9 @@ def test_a_rank_of_stock_torchrun_takes_its_parent() -> None:
 
 
 def test_no_rank_is_said_to_start_before_the_nodes_have_met(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, script_told_every: Callable[[float], Path]
 ) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.02))
-    script = tmp_path / "train.py"
-    script.write_text("import smddp")
+    script = script_told_every(0.02)
     with RankStart(script, nodes=2) as start:
         time.sleep(0.2)
         assert caplog.messages == []  # the agents tell which node is awaited
@@ -126,13 +137,10 @@ def test_no_rank_is_said_to_start_before_the_nodes_have_met(
 
 
 def test_no_line_follows_the_end_of_a_short_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, script_told_every: Callable[[float], Path]
 ) -> None:
     """The whole run fits between two looks, and Python takes a while to end."""
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.5))
-    script = tmp_path / "train.py"
-    script.write_text("import smddp")
+    script = script_told_every(0.5)
     with RankStart(script) as start, start_rank(ends=True) as ending:
         assert ending.stdin is not None
         assert ending.stdout is not None
@@ -140,18 +148,16 @@ def test_no_line_follows_the_end_of_a_short_run(
         ending.stdin.write("\n")
         ending.stdin.flush()
         ending.stdout.readline()
+        before = len(caplog.messages)  # a busy machine may take half a second to start the rank
         time.sleep(1.2)  # two lines, if it went on
         ending.kill()
-    assert caplog.messages == []
+    assert len(caplog.messages) == before
 
 
 def test_only_the_first_node_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, script_told_every: Callable[[float], Path]
 ) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(rank_start, "Heartbeat", partial(Heartbeat, every=0.02))
-    script = tmp_path / "train.py"
-    script.write_text("import smddp")
+    script = script_told_every(0.02)
     with RankStart(script, nodes=2, is_first=False) as start, start_rank(1) as rank:
         start.look()
         time.sleep(0.2)
