@@ -104,6 +104,15 @@ def peak_device_memory(device: torch.device) -> int | None:
     return None if read is None else int(read(device))
 
 
+def usable_device_memory(device: torch.device) -> int | None:
+    """Return the bytes that this process's tensors could take on a device, those in use included; None if unknown."""
+    module = device_module(device.type)
+    if not (hasattr(module, "mem_get_info") and hasattr(module, "memory_reserved")):
+        return None
+    free, _ = module.mem_get_info(device)
+    return int(free) + int(module.memory_reserved(device))
+
+
 def device_name(device: torch.device) -> str:
     """Return what the vendor calls a device, or its kind if it has no name."""
     read = getattr(device_module(device.type), "get_device_name", None)

@@ -81,6 +81,13 @@ class LateBackend final : public c10d::Backend {
     return collect({input}, {output},
                    [&](auto& from, auto& to) { return gloo_->_reduce_scatter_base(to[0], from[0], options); });
   }
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(std::vector<at::Tensor>& outputs,
+                                                                 std::vector<at::Tensor>& inputs,
+                                                                 const c10d::AllgatherOptions& options) override {
+    return collect(inputs, outputs, [&](auto& from, auto& to) {
+      return gloo_->allgather_into_tensor_coalesced(to, from, options);
+    });
+  }
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
     c10d::BarrierOptions plain = options;
     plain.device_ids.clear();

@@ -117,6 +117,15 @@ class _Module(types.ModuleType):
     def current_stream(self, device: Any = None) -> torch.Stream:
         return torch.accelerator.current_stream(device)
 
+    def stream(self, stream: torch.Stream) -> Any:
+        return stream
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return torch.accelerator.get_memory_info(device)
+
+    def memory_reserved(self, device: Any = None) -> int:
+        return torch.accelerator.memory_reserved(device)
+
     def max_memory_allocated(self, device: Any = None) -> int:
         return torch.accelerator.max_memory_allocated(device)
 

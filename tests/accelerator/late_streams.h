@@ -72,6 +72,11 @@ struct Block {
   std::vector<Copy> arriving;
 };
 
+struct Freed {  // memory that its stream may give again, and work of another stream that may still use it
+  Key owner, user;
+  int64_t work;
+};
+
 struct Memory {
   size_t used = 0, peak = 0, capacity = size_t(1) << 40;
   int64_t failures = 0;
@@ -86,6 +91,7 @@ double host_seconds = 0;
 auto& blocks = *new std::map<char*, Block>;
 auto& pinned = *new std::map<char*, size_t>;
 auto& landing = *new std::vector<Copy>;
+auto& freed = *new std::vector<Freed>;
 auto& sources = *new std::vector<Copy>;  // pinned memory that was read, and what it held, until the host knows of it
 auto& races = *new std::vector<std::string>;
 auto& counts = *new std::map<std::string, int64_t>;
@@ -214,6 +220,10 @@ void host_waits(Key key) {
 
 // Memory
 
+bool is_known(const Freed& memory) {
+  return knows(streams[memory.owner].known, memory.user, memory.work) || knows(host_known, memory.user, memory.work);
+}
+
 struct LateAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t size) override {
     Guard guard(lock);
@@ -226,6 +236,16 @@ struct LateAllocator final : c10::DeviceAllocator {
     char* start = static_cast<char*>(::aligned_alloc(64, (size / 64 + 1) * 64));
     std::memset(start, kPoison, size);
     auto owner = current(device_now);
+    for (auto each = freed.begin(); each != freed.end();) {  // the new memory may be any of it
+      if (each->owner != owner) {
+        ++each;
+        continue;
+      }
+      if (!is_known(*each))
+        note_race("memory of " + name_of(owner) + " is given again while " + name_of(each->user) +
+                  " may still use it, without record_stream");
+      each = freed.erase(each);
+    }
     blocks[start] = Block{start, size, owner, owner, streams[owner].launched, {}, {}, {}};
     memory.used += size;
     memory.peak = std::max(memory.peak, memory.used);
@@ -236,14 +256,13 @@ struct LateAllocator final : c10::DeviceAllocator {
     Guard guard(lock);
     auto found = blocks.find(static_cast<char*>(pointer));
     auto block = found->second;
-    auto freed = block.readers;
-    freed[block.writer] = std::max(freed[block.writer], block.written);
-    for (auto& copy : block.arriving) freed[copy.stream] = std::max(freed[copy.stream], copy.work);
-    for (auto [user, work] : freed)
-      if (!block.recorded.count(user) && !knows(streams[block.owner].known, user, work) &&
-          !knows(host_known, user, work))
-        note_race("memory of " + name_of(block.owner) + " is freed while " + name_of(user) +
-                  " may still use it, without record_stream");
+    auto used = block.readers;
+    used[block.writer] = std::max(used[block.writer], block.written);
+    for (auto& copy : block.arriving) used[copy.stream] = std::max(used[copy.stream], copy.work);
+    for (auto [user, work] : used) {
+      Freed each{block.owner, user, work};
+      if (!block.recorded.count(user) && !is_known(each)) freed.push_back(each);
+    }
     memories[block.owner >> 32].used -= block.size;
     blocks.erase(found);
     std::memset(block.start, kPoison, block.size);

@@ -62,8 +62,10 @@ def test_two_ranks_train_resume_and_agree(tmp_path: Path) -> None:
     assert results[0]["gathered by the device"] == (0 if KIND == "cuda" else 1)  # gloo carries the CPU's
 
 
-@pytest.mark.parametrize("options", [("--zero", "--comm-hook", "bf16"), ("--comm-hook", "powersgd")], ids=" ".join)
-def test_a_resume_with_a_divided_optimizer_and_changed_gradients_goes_on_to_the_bit(
+@pytest.mark.parametrize(
+    "options", [("--zero", "--comm-hook", "bf16"), ("--comm-hook", "powersgd"), ("--sharded",)], ids=" ".join
+)
+def test_a_resume_with_a_divided_optimizer_changed_gradients_or_a_divided_model_goes_on_to_the_bit(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     found = []

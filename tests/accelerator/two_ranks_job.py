@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 
 import smddp
@@ -26,6 +27,7 @@ parser.add_argument("--fault", default="")
 parser.add_argument("--watch", type=float, default=0)
 parser.add_argument("--own-group", action="store_true", help="make the process group here, for the device alone")
 parser.add_argument("--zero", action="store_true", help="divide the optimizer's state among the ranks")
+parser.add_argument("--sharded", action="store_true", help="divide the model among the ranks")
 parser.add_argument("--comm-hook", choices=get_args(CommHookName), help="how gradients are sent")
 options = parser.parse_args()
 
@@ -54,7 +56,9 @@ def carried() -> int:
 def main(job: smddp.Job) -> None:
     """Train two epochs; tell the weights."""
     smddp.seed_everything(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 10))
+    norm = nn.LayerNorm if options.sharded else nn.BatchNorm1d
+    with torch.device("meta" if options.sharded else "cpu"):
+        model = nn.Sequential(nn.Linear(64, 256), norm(256), nn.ReLU(), nn.Linear(256, 10))
     weights = list(model.parameters())
     zero = ZeroRedundancyOptimizer(weights, torch.optim.AdamW) if options.zero else None
     trainer = smddp.Trainer(
@@ -62,7 +66,7 @@ def main(job: smddp.Job) -> None:
         model,
         zero or torch.optim.AdamW(weights),
         precision="bf16",
-        parallel=smddp.DDPOptions(comm_hook=options.comm_hook),
+        parallel=smddp.Sharded(wrap=(nn.Linear,)) if options.sharded else smddp.DDPOptions(comm_hook=options.comm_hook),
         checkpoints=smddp.CheckpointPolicy(every=4),
         log_every=1,
     )
@@ -81,7 +85,8 @@ def main(job: smddp.Job) -> None:
             trainer.step(nn.functional.cross_entropy(trainer.model(inputs), labels))
     digest = hashlib.sha256()
     for weight in trainer.module.state_dict().values():
-        digest.update(weight.cpu().numpy().tobytes())
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        digest.update(whole.cpu().numpy().tobytes())
     devices = [None, None]
     dist.all_gather_object(devices, str(torch.empty(0, device=trainer.device.type).device))  # of no given index
     batch = torch.zeros(2, 64)  # of the CPU: DDP moves it

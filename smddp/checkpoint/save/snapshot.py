@@ -13,6 +13,7 @@ from smddp.checkpoint.format.manifest import file_names
 from smddp.checkpoint.format.state_tree import flatten, flatten_shards
 from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.run_state import RANKS, RNG, Gathering, Stateful, capture_random_state
+from smddp.checkpoint.save.device_copies import DeviceCopies
 from smddp.checkpoint.save.staging import StagedFile, Staging
 from smddp.errors import CheckpointError
 
@@ -49,7 +50,8 @@ class Snapshotter:
         self._per_rank = per_rank
         self._rank = rank
         self._writers = writers
-        self._staging, self._own_staging = Staging(), Staging()
+        self._device_copies = DeviceCopies()
+        self._staging, self._own_staging = Staging(self._device_copies), Staging(self._device_copies)
 
     def take(self) -> Snapshot:
         """Copy the state. Raise CheckpointError with the reason if it cannot be saved.
@@ -65,7 +67,7 @@ class Snapshotter:
 
     def await_copies(self) -> float:
         """Wait for the GPU copies of the last snapshot. Return the seconds that they stalled a GPU beyond `take`."""
-        return self._staging.await_copies() + self._own_staging.await_copies()
+        return self._device_copies.wait()
 
     def preparation(self) -> Callable[[], None]:
         """Return a function that allocates the memory for the present state. Any thread may call it."""
@@ -83,8 +85,10 @@ class Snapshotter:
             name: part.state_dict() for name, part in self._per_rank.items()
         }
         own_skeleton, own_tensors = flatten({str(self._rank): own}, path=RANKS)
+        self._device_copies.begin()
         files = self._staging.copy(self._files(tensors, sizes, owners))
         (own_file,) = self._own_staging.copy({RANKS: own_tensors})
+        self._device_copies.end()
         return Snapshot(
             skeletons=skeletons,
             sizes=sizes,

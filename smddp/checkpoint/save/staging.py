@@ -13,17 +13,17 @@ import contextlib
 import ctypes
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from smddp.accelerator import device_module, has_streams
+from smddp.accelerator import has_streams
 from smddp.checkpoint.format.tensors import Layout, allocate, tensor_at
+from smddp.checkpoint.save.device_copies import DeviceCopies
 
 _PIECE = 8 * 2**20
 """Bytes that a thread takes at a time: milliseconds of work."""
@@ -49,7 +49,7 @@ class StagedFile:
     name: str
     layout: Layout
     content: memoryview
-    """The bytes, valid until the next copy. Those from a GPU are complete once `Staging.await_copies` returns."""
+    """The bytes, valid until the next copy. Those from a GPU are complete once `DeviceCopies.wait` returns."""
 
 
 class Staging:
@@ -59,14 +59,14 @@ class Staging:
     that cannot be pinned is used unpinned.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_copies: DeviceCopies | None = None) -> None:
+        """Allocate nothing yet. ``device_copies`` is needed for tensors of a GPU."""
+        self._device_copies = DeviceCopies() if device_copies is None else device_copies
         self._memory = memoryview(b"")
         self._pinned: torch.Tensor | None = None
         self._files: list[StagedFile] = []
         self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # name, view, address, bytes
         self._signatures: dict[str, Signature] = {}
-        self._gpu_copies = _GpuCopies([])
-        self._copy_seconds = 0.0  # how long `copy` took on the CPU the last time
 
     def prepare(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Allocate and touch the memory for these files, so that the first copy is fast. Any thread may call it."""
@@ -77,11 +77,9 @@ class Staging:
     def copy(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> list[StagedFile]:
         """Copy the tensors of each file, on any device, with any strides, and return the files in the same order.
 
-        Training may change the tensors once this returns.
+        Training may change the tensors of the CPU once this returns, those of a GPU after `DeviceCopies.end`.
         """
         self._arrange(files)
-        started = time.perf_counter()
-        self._gpu_copies = _GpuCopies(_gpus(files))
         spans: list[Span] = []
         for staged, views in zip(self._files, self._views, strict=True):
             tensors = files[staged.name]
@@ -90,16 +88,12 @@ class Staging:
                 tensor = tensors[name]
                 if _is_plain(tensor):
                     spans.append(Span(address, tensor.data_ptr(), size))
+                elif has_streams(tensor.device):
+                    self._device_copies.copy(view, tensor)
                 else:
-                    view.copy_(tensor, non_blocking=has_streams(tensor.device))
-        self._gpu_copies.end()
-        copy_spans(spans)  # CPU tensors, while the GPU copies run
-        self._copy_seconds = time.perf_counter() - started
+                    view.copy_(tensor)
+        copy_spans(spans)
         return list(self._files)
-
-    def await_copies(self) -> float:
-        """Wait for the GPU copies. Return the seconds that they stalled a GPU beyond the time of `copy`."""
-        return max(self._gpu_copies.wait() - self._copy_seconds, 0.0)
 
     def _arrange(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Assign memory to each file and tensor, unless names, dtypes, shapes and devices are unchanged."""
@@ -189,39 +183,6 @@ def _forget_error(gpu: torch.device) -> None:
     # PyTorch has no binding of cudaGetLastError, but calls it after each kernel: launch one whose error is ignored.
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device=gpu)
-
-
-# The copies of one save from the GPUs to CPU memory: wait for them, and measure how long they stall training.
-#
-# The copies run on training's current streams. So each copy runs after the kernels that computed its tensor, and before
-# the next kernels that change it, and the CPU does not wait. A separate stream would gain nothing: training may change
-# any tensor right after the snapshot, and would have to wait for that stream at once. Two events around the copies
-# measure their time on the GPU.
-class _GpuCopies:
-    """The copies to CPU memory that are enqueued between construction and `end`."""
-
-    def __init__(self, devices: Iterable[torch.device]) -> None:
-        """Record the start on the current streams of these GPUs, if any."""
-        self._streams = {device: device_module(device.type).current_stream(device) for device in devices}
-        self._began = self._record()
-        self._ended: dict[torch.device, Any] = {}
-
-    def end(self) -> None:
-        """Record the end, once all copies are enqueued. Does not wait."""
-        self._ended = self._record()
-
-    def wait(self) -> float:
-        """Wait for all copies, in any thread, and return the seconds that they took on the slowest GPU."""
-        for device, event in self._ended.items():
-            with device_module(device.type).device(device):  # a new thread would open a context on GPU 0
-                event.synchronize()
-        return max((self._began[device].elapsed_time(event) for device, event in self._ended.items()), default=0) / 1e3
-
-    def _record(self) -> dict[torch.device, Any]:
-        return {
-            device: stream.record_event(device_module(device.type).Event(enable_timing=True))
-            for device, stream in self._streams.items()
-        }
 
 
 # Why not Tensor.copy_ for memory on the CPU: PyTorch copies with several threads, too, but gives each a fixed share of

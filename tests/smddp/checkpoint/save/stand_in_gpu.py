@@ -78,6 +78,9 @@ class StandInGpu:
 
         monkeypatch.setattr(StandInGpu, "present", gpu)
         monkeypatch.setattr(torch.cuda, "Event", Event)
+        for name in ("max_memory_allocated", "memory_reserved"):
+            monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))  # no room: all copies go over the bus
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "cudart", Cudart)
