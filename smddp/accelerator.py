@@ -105,12 +105,17 @@ def peak_device_memory(device: torch.device) -> int | None:
 
 
 def usable_device_memory(device: torch.device) -> int | None:
-    """Return the bytes that this process's tensors could take on a device, those in use included; None if unknown."""
+    """Return the bytes that are free for this process, and those that its tensors have; None if they are unknown."""
     module = device_module(device.type)
     if not (hasattr(module, "mem_get_info") and hasattr(module, "memory_reserved")):
         return None
-    free, _ = module.mem_get_info(device)
-    return int(free) + int(module.memory_reserved(device))
+    try:
+        free, total = module.mem_get_info(device)
+    except RuntimeError:  # Intel's GPUs may not tell their free memory
+        return None
+    usable = int(free) + int(module.memory_reserved(device))
+    fraction = getattr(module, "get_per_process_memory_fraction", None)
+    return usable if fraction is None else min(usable, int(fraction(device) * total))
 
 
 def device_name(device: torch.device) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 HOST_GPUS_VARIABLE = "SMDDP_HOST_GPUS"
 """How many of the machine's GPUs the host has, if the machine runs several hosts."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_HOST_ID = "NCCL_HOSTID"
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,12 @@ def host_gpus(hosts: int, gpus: int, environ: Mapping[str, str]) -> list[dict[st
     if share := len(visible) // hosts:
         return [_only(visible[host * share : (host + 1) * share]) for host in range(hosts)]
     network = {"NCCL_SOCKET_IFNAME": environ.get("NCCL_SOCKET_IFNAME", "lo")}
-    return [
-        {**_only([visible[host % len(visible)]]), "NCCL_HOSTID": f"host-{host}", **network} for host in range(hosts)
-    ]
+    return [{**_only([visible[host % len(visible)]]), _HOST_ID: f"host-{host}", **network} for host in range(hosts)]
+
+
+def shares_gpu(environ: Mapping[str, str]) -> bool:
+    """Return whether another host of the machine may use this host's GPU, by the variables of `host_gpus`."""
+    return _HOST_ID in environ
 
 
 def no_gpus(gpus: int) -> dict[str, str]:

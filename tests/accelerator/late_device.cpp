@@ -9,8 +9,10 @@
 //    race: it raises, and is noted for `races()`.
 // 3. A copy to the host lands once the host waits for it; until then the target holds 0xFF. A copy from pinned memory
 //    reads its source once work or the host needs it, so a source that was overwritten too early gives wrong values.
-// 4. Memory that is freed while another stream may use it, without record_stream, is a race once its own stream
-//    allocates again without knowing of the end of that use. Freed and new memory holds 0xFF: NaN as a float.
+// 4. Memory freed without record_stream while another stream may use it is a race once its owner stream allocates again
+//    before that use is known to have ended. With record_stream the memory is given again once the use has ended; an
+//    allocation that finds no other memory waits for that, and the wait is counted. Freed and new memory holds 0xFF:
+//    NaN as a float.
 // 5. Time is virtual: a kernel and a byte of a copy take fixed seconds, in the stream that they run in.
 //
 // All operators run PyTorch's CPU kernels on the same bytes.

@@ -77,7 +77,13 @@ struct Freed {  // memory that its stream may give again, and work of another st
   int64_t work;
 };
 
+struct Held {  // memory that was freed, and that its allocator may give again once other streams have ended their work
+  size_t size;
+  Clock users;
+};
+
 struct Memory {
+  std::vector<Held> held;
   size_t used = 0, peak = 0, capacity = size_t(1) << 40;
   int64_t failures = 0;
 };
@@ -224,10 +230,26 @@ bool is_known(const Freed& memory) {
   return knows(streams[memory.owner].known, memory.user, memory.work) || knows(host_known, memory.user, memory.work);
 }
 
+size_t held_of(Memory& memory) {  // the bytes that wait for other streams, as far as the host knows
+  std::erase_if(memory.held, [](auto& each) {
+    return std::all_of(each.users.begin(), each.users.end(),
+                       [](auto& user) { return knows(host_known, user.first, user.second); });
+  });
+  size_t sum = 0;
+  for (auto& each : memory.held) sum += each.size;
+  return sum;
+}
+
 struct LateAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t size) override {
     Guard guard(lock);
     auto& memory = memories[device_now];
+    if (memory.used + held_of(memory) + size > memory.capacity && !memory.held.empty()) {
+      counts["waits_for_memory"]++;
+      for (auto& each : memory.held)
+        for (auto [user, work] : each.users) host_waits(user);
+      memory.held.clear();
+    }
     if (memory.used + size > memory.capacity) {
       memory.failures++;
       TORCH_CHECK_WITH(OutOfMemoryError, false, "late device out of memory. Tried to allocate ", size, " bytes; ",
@@ -259,11 +281,19 @@ struct LateAllocator final : c10::DeviceAllocator {
     auto used = block.readers;
     used[block.writer] = std::max(used[block.writer], block.written);
     for (auto& copy : block.arriving) used[copy.stream] = std::max(used[copy.stream], copy.work);
+    Clock users;
     for (auto [user, work] : used) {
       Freed each{block.owner, user, work};
-      if (!block.recorded.count(user) && !is_known(each)) freed.push_back(each);
+      if (is_known(each)) continue;
+      if (block.recorded.count(user))
+        users[user] = work;
+      else
+        freed.push_back(each);
     }
-    memories[block.owner >> 32].used -= block.size;
+    auto& memory = memories[block.owner >> 32];
+    memory.used -= block.size;
+    if (!users.empty()) memory.held.push_back({block.size, users});
+    if (memory.held.size() % 1000 == 999) held_of(memory);
     blocks.erase(found);
     std::memset(block.start, kPoison, block.size);
     ::free(block.start);

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from smddp.accelerator import check_float64, device_kind, has_streams, random_states
+from smddp.accelerator import check_float64, device_kind, has_streams, random_states, usable_device_memory
 from smddp.distributed import join, leave
 from smddp.distributed.device import backend_of, choose_backend, visible_gpus
 from smddp.errors import DistributedError
@@ -100,3 +100,17 @@ def test_no_cuda_is_asked_for_before_it_is_used(monkeypatch: pytest.MonkeyPatch)
 )
 def test_the_backend_of_a_kind_of_device(config: str, kind: str, backend: str | None) -> None:
     assert backend_of(config, kind) == backend
+
+
+def test_memory_that_a_device_does_not_tell_is_unknown(other: dict[str, Any]) -> None:
+    def refuse(device: torch.device) -> tuple[int, int]:
+        raise RuntimeError("the device does not support querying the available free memory")
+
+    assert usable_device_memory(torch.device("xpu")) is None
+    xpu: Any = torch.xpu
+    xpu.memory_reserved, xpu.mem_get_info = lambda device: 20, lambda device: (50, 100)
+    assert usable_device_memory(torch.device("xpu")) == 70
+    xpu.get_per_process_memory_fraction = lambda device: 0.5
+    assert usable_device_memory(torch.device("xpu")) == 50
+    xpu.mem_get_info = refuse
+    assert usable_device_memory(torch.device("xpu")) is None

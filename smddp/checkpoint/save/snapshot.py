@@ -85,10 +85,9 @@ class Snapshotter:
             name: part.state_dict() for name, part in self._per_rank.items()
         }
         own_skeleton, own_tensors = flatten({str(self._rank): own}, path=RANKS)
-        self._device_copies.begin()
-        files = self._staging.copy(self._files(tensors, sizes, owners))
-        (own_file,) = self._own_staging.copy({RANKS: own_tensors})
-        self._device_copies.end()
+        with self._device_copies.launching():
+            files = self._staging.copy(self._files(tensors, sizes, owners))
+            (own_file,) = self._own_staging.copy({RANKS: own_tensors})
         return Snapshot(
             skeletons=skeletons,
             sizes=sizes,

@@ -14,7 +14,7 @@ import ctypes
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from smddp.accelerator import has_streams
-from smddp.checkpoint.format.tensors import Layout, allocate, tensor_at
+from smddp.checkpoint.format.tensors import Entry, Layout, allocate, tensor_at
 from smddp.checkpoint.save.device_copies import DeviceCopies
 
 _PIECE = 8 * 2**20
@@ -35,6 +35,12 @@ _MOST_THREADS = 8
 """A few threads already use all the memory bandwidth."""
 
 logger = logging.getLogger(__name__)
+
+_RUN = 64 * 2**20
+"""Bytes of tensors that one call copies, at most: more would save no time, and fill the memory budget less evenly."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an item: PyTorch copies tensors of several dtypes as one only if it sees them as one dtype."""
 
 _ALIGNMENT = 64  # bytes: a cache line
 _PAGE = 4096  # bytes: the smallest page of a kernel
@@ -49,7 +55,7 @@ class StagedFile:
     name: str
     layout: Layout
     content: memoryview
-    """The bytes, valid until the next copy. Those from a GPU are complete once `DeviceCopies.wait` returns."""
+    """The bytes, valid until the next copy. Those from a device are complete once `DeviceCopies.wait` returns."""
 
 
 class Staging:
@@ -60,12 +66,13 @@ class Staging:
     """
 
     def __init__(self, device_copies: DeviceCopies | None = None) -> None:
-        """Allocate nothing yet. ``device_copies`` is needed for tensors of a GPU."""
-        self._device_copies = DeviceCopies() if device_copies is None else device_copies
+        """Allocate nothing yet. ``device_copies`` copies the tensors of devices with streams."""
+        self._device_copies = device_copies
         self._memory = memoryview(b"")
         self._pinned: torch.Tensor | None = None
         self._files: list[StagedFile] = []
-        self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # name, view, address, bytes
+        self._views: list[list[tuple[str, torch.Tensor, int, int]]] = []  # by file: name, view, address, bytes
+        self._runs: list[list[_Run]] = []  # by file
         self._signatures: dict[str, Signature] = {}
 
     def prepare(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
@@ -77,19 +84,20 @@ class Staging:
     def copy(self, files: Mapping[str, Mapping[str, torch.Tensor]]) -> list[StagedFile]:
         """Copy the tensors of each file, on any device, with any strides, and return the files in the same order.
 
-        Training may change the tensors of the CPU once this returns, those of a GPU after `DeviceCopies.end`.
+        Training may change the tensors of the CPU once this returns, those of devices after `DeviceCopies.launching`.
         """
         self._arrange(files)
         spans: list[Span] = []
-        for staged, views in zip(self._files, self._views, strict=True):
+        for staged, views, runs in zip(self._files, self._views, self._runs, strict=True):
             tensors = files[staged.name]
+            for run in runs:
+                assert self._device_copies is not None
+                self._device_copies.copy(run.target, [tensors[name] for name in run.names])
             staged.content[: len(staged.layout.header)] = staged.layout.header
             for name, view, address, size in views:
                 tensor = tensors[name]
                 if _is_plain(tensor):
                     spans.append(Span(address, tensor.data_ptr(), size))
-                elif has_streams(tensor.device):
-                    self._device_copies.copy(view, tensor)
                 else:
                     view.copy_(tensor)
         copy_spans(spans)
@@ -105,18 +113,18 @@ class Staging:
         for layout in layouts.values():
             starts.append(end)
             end += -(-layout.size // _ALIGNMENT) * _ALIGNMENT
-        self._signatures, self._files, self._views = {}, [], []
+        self._signatures, self._files, self._views, self._runs = {}, [], [], []
         self._reserve(end, gpu=next(iter(_gpus(files)), None))
         for (name, layout), start in zip(layouts.items(), starts, strict=True):
             content = self._memory[start : start + layout.size]
             self._files.append(StagedFile(name=name, layout=layout, content=content))
-            views = [tensor_at(content, entry.start, entry.dtype, entry.shape) for entry in layout.entries]
+            on_device = {entry.name for entry in layout.entries if has_streams(files[name][entry.name].device)}
+            copied = [entry for entry in layout.entries if entry.name not in on_device]
+            views = [tensor_at(content, entry.start, entry.dtype, entry.shape) for entry in copied]
             self._views.append(
-                [
-                    (entry.name, view, view.data_ptr(), entry.size)
-                    for entry, view in zip(layout.entries, views, strict=True)
-                ]
+                [(entry.name, view, view.data_ptr(), entry.size) for entry, view in zip(copied, views, strict=True)]
             )
+            self._runs.append(_runs(content, [each for each in layout.entries if each.name in on_device], files[name]))
         self._signatures = signatures
 
     def _reserve(self, size: int, *, gpu: torch.device | None) -> None:
@@ -136,6 +144,39 @@ class Staging:
         else:
             self._pinned = _allocate_pinned(size)
             self._memory = memoryview(self._pinned.numpy().data)
+
+
+class _Run(NamedTuple):
+    """Tensors of one device that are neighbours in a file, and of which one call copies all."""
+
+    names: list[str]
+    target: torch.Tensor
+    """Their bytes in the file, in one dimension, as integers of their items' size."""
+
+
+def _runs(content: memoryview, entries: Sequence[Entry], tensors: Mapping[str, torch.Tensor]) -> list[_Run]:
+    """Divide a file's entries of tensors on devices into runs of at most `_RUN` bytes, or of one larger tensor."""
+    grouped: list[list[Entry]] = []
+    for entry in entries:
+        if entry.size == 0:
+            continue
+        last = grouped[-1] if grouped else []
+        if (
+            last
+            and last[-1].start + last[-1].size == entry.start
+            and last[-1].dtype.itemsize == entry.dtype.itemsize
+            and tensors[last[-1].name].device == tensors[entry.name].device
+            and entry.start + entry.size - last[0].start <= _RUN
+        ):
+            last.append(entry)
+        else:
+            grouped.append([entry])
+    runs = []
+    for run in grouped:
+        items = sum(entry.size for entry in run) // run[0].dtype.itemsize
+        target = tensor_at(content, run[0].start, _INTEGERS[run[0].dtype.itemsize], (items,))
+        runs.append(_Run([entry.name for entry in run], target))
+    return runs
 
 
 def _gpus(files: Mapping[str, Mapping[str, torch.Tensor]]) -> set[torch.device]:

@@ -80,7 +80,8 @@ class StandInGpu:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         for name in ("max_memory_allocated", "memory_reserved"):
             monkeypatch.setattr(torch.cuda, name, lambda device: 0)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))  # no room: all copies go over the bus
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))  # no memory for a buffer
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0, raising=False)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "cudart", Cudart)

