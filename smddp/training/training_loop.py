@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
+from smddp.display_text import counted
 from smddp.distributed import Membership, sum_over_ranks
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
@@ -128,7 +129,9 @@ class TrainingLoop:
                 logger.warning("epochs=0: nothing is trained")
             elif progress.epoch >= count:
                 logger.warning(
-                    "all %d epochs are in the checkpoint: %s ask for more epochs to continue", count, _NOTHING_LEFT
+                    "%s in the checkpoint: %s ask for more epochs to continue",
+                    counted(count, "epoch is", "epochs are"),
+                    _NOTHING_LEFT,
                 )
             elif self._is_over:
                 _say_nothing_is_left(most, max_steps)
@@ -378,4 +381,5 @@ class TrainingLoop:
 
 def _say_nothing_is_left(most: float, asked: int | None) -> None:
     more = "ask for more steps" if most == asked else f"raise {MAX_STEPS_VARIABLE}"
-    logger.warning("all %s steps are in the checkpoint: %s %s to continue", most, _NOTHING_LEFT, more)
+    are = counted(int(most), "step is", "steps are")
+    logger.warning("%s in the checkpoint: %s %s to continue", are, _NOTHING_LEFT, more)
