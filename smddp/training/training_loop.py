@@ -111,11 +111,13 @@ class TrainingLoop:
                 continues in that epoch.
 
         Raises:
-            ValueError: ``max_steps`` is not positive.
+            ValueError: ``count`` is negative, or ``max_steps`` is not positive.
             Stopped: The job was told to stop, and a checkpoint is durable.
             CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
         """
         progress = self._progress
+        if count < 0:
+            raise ValueError(f"trainer.epochs({count}): give a whole number of 0 or more")
         if max_steps is not None:
             check_counts(max_steps=max_steps)
         self._begin()

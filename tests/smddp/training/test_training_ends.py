@@ -85,6 +85,11 @@ def test_no_epochs_train_nothing_and_say_so(job: Job, caplog: pytest.LogCaptureF
     assert "are in the checkpoint" not in caplog.text
 
 
+def test_a_negative_number_of_epochs_is_refused(job: Job) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.epochs\(-1\): give a whole number of 0 or more"):
+        Run(job).train(-1)
+
+
 def test_within_one_process_it_goes_on_too(job: Job) -> None:
     run = Run(job).train(1, max_steps=2)
     assert len(run.seen) == 2
