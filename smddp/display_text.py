@@ -26,6 +26,8 @@ _PATH = re.compile(r"(?<![\w/.:~@-])/[^\s'\"`,;:()<>|*?\[\]{}]+(?<![.])")
 """An absolute path in a sentence, without the full stop at its end; not the end of a URI or of a relative path."""
 _SHOWN_RANKS = 3
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+MEMORY_UNITS = ("B", "KiB", "MiB", "GiB")
+"""The units of `as_memory`: each has 1024 of the one before."""
 
 
 def shown_line(line: str) -> str:
@@ -102,6 +104,14 @@ def as_size(size: int) -> str:
     while value >= 999.5 and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
     return f"{size} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def as_memory(size: int) -> str:
+    """Return bytes of memory for people, as GPUs and buffers are sold: ``22.4 GiB``; a whole number without a point."""
+    value, unit = float(size), 0
+    while value >= 1024 and unit < len(MEMORY_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {MEMORY_UNITS[unit]}" if value == int(value) else f"{value:.1f} {MEMORY_UNITS[unit]}"
 
 
 def shown_names(names: Iterable[object], *, most: int = 5) -> str:

@@ -241,6 +241,18 @@ def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | N
     yield from aws_limits.check("hyperparameters", texts)
 
 
+def check_tags(arguments: Arguments) -> Iterator[Problem]:
+    """Yield keys and values of a dict of tags that are None: the SDK would send the text ``None``.
+
+    It sends numbers as text, too, as it should; AWS's limits refuse the texts of lists and dicts.
+    """
+    tags = arguments.get("tags")
+    for key, value in tags.items() if isinstance(tags, Mapping) else ():
+        if key is None or value is None:
+            remedy = "Give text, '' for a tag without a value, or leave the tag out."
+            yield error("tags", f"[{key!r}] is {value!r:.100}, and the SDK would send the text 'None'", remedy)
+
+
 def check_launch_settings(arguments: Arguments) -> Iterator[Problem]:
     """Yield launch settings that the container would refuse."""
     environment = arguments.get("environment")

@@ -30,7 +30,7 @@ from estimators.job_handle.events import LAST_STATUSES, StatusChange
 from estimators.local import LocalSageMaker
 from estimators.log_reader import LogLine
 from estimators.training_job import TrainingJob
-from smddp.display_text import shown_text
+from smddp.display_text import counted, shown_text
 from smddp.process.terminal_line import is_watched
 
 BATCH_SIZE = 16  # small enough that an epoch takes a second, and the interruption comes in the middle of one
@@ -113,9 +113,9 @@ def tell(output: Path, *, epochs: int, tell_wait: Callable[[str], object] = lamb
     console.print()
     for name, value in (
         ("test accuracy", f"[bold]{state.accuracy:.4f}[/bold] (at least {TARGET_ACCURACY} expected)"),
-        ("lost to the interruption", f"{seconds:.1f} s, {again} steps done twice"),
+        ("lost to the interruption", f"{seconds:.1f} s, {counted(again, 'step')} done twice"),
         ("model", str(output / "model.tar.gz")),
-        ("checkpoints", f"{output / 'checkpoints'} ({newest} files)"),
+        ("checkpoints", f"{output / 'checkpoints'} ({counted(newest, 'file')})"),
         ("loss curve", str(curve)),
         ("in all", f"{time.monotonic() - began:.0f} s"),
     ):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from smddp.display_text import shown_error
+from smddp.display_text import counted, shown_error
 from smddp.process.program import wait_for
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def chaos(
     except (LocalPlatformError, BotoCoreError, ValueError) as error:
         _fail(str(error))
     for fault in described:
-        typer.echo(f"{fault['Fault']}: met {fault['Met']} times")
+        typer.echo(f"{fault['Fault']}: met {counted(fault['Met'], 'time')}")
     if not described:
         typer.echo("no fault is set")
 

@@ -270,6 +270,7 @@ def _problems(
     yield from channels.check_checkpoints(arguments, data, local_mode=local_mode, copied=not by_sdk)
     yield from parameters.check_launch_settings(arguments)
     yield from parameters.check_hyperparameters(arguments, request_values.hyperparameter_text)
+    yield from parameters.check_tags(arguments)
     requested = {
         **arguments,
         "job_name": call.job_name,

@@ -13,6 +13,7 @@ from estimators.plan.runtime import Runtime
 from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import CODE_URI, NO_ACCOUNT, JobRequest
 from smddp.container.command import PROCESSES_IN_ALL, PROCESSES_PER_HOST
+from smddp.display_text import counted
 
 _TIME = re.compile(r"-\d{4}(?:-\d\d){5}-\d{3}$")
 """The time at the end of a name that the SDK generates."""
@@ -258,8 +259,9 @@ class Topology:
         launcher = f"{self.launcher} on {', '.join(self.trained)}" if self.trained else self.launcher
         if self.processes_per_host is None:
             return f"{hosts}, {launcher}"
+        each = counted(self.processes_per_host, "process", "processes")
         total = "" if self.processes in (None, self.processes_per_host) else f", {self.processes} in all"
-        return f"{hosts}, {launcher}, {self.processes_per_host} processes on each{total}"
+        return f"{hosts}, {launcher}, {each} on each{total}"
 
 
 def _in_words(hosts: tuple[int | None, str]) -> str:

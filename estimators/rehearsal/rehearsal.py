@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +18,10 @@ from estimators.instances import families_with, gpu_bytes
 from estimators.metric_definition import OF_WHOLE_RUNS
 from estimators.plan import Topology
 from estimators.plan.runtime import named, versions_here
+from estimators.rehearsal.failure import culprit_traceback, describe_failure
 from estimators.rehearsal.sample import bring, objects
 from estimators.source_code import PACKAGE, SourceCode, imports_package
-from smddp.display_text import counted
+from smddp.display_text import MEMORY_UNITS, as_memory, as_size, counted
 from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
 from smddp.job.printed_error import LOG_TIME
 from smddp.process import notebook_html
@@ -36,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 _ELSEWHERE = frozenset(
     {
-        *("output_path", "code_location", "output_kms_key", "volume_kms_key", "subnets", "security_group_ids", "tags"),
+        *("output_path", "disable_output_compression", "code_location", "output_kms_key", "volume_kms_key", "tags"),
+        *("subnets", "security_group_ids"),
         *("rules", "debugger_hook_config", "profiler_config", "disable_profiler", "tensorboard_output_config"),
         *("use_spot_instances", "max_wait", "max_retry_attempts", "keep_alive_period_in_seconds"),
         *("training_repository_access_mode", "training_repository_credentials_provider_arn"),
@@ -51,8 +54,8 @@ _MEMORY = re.compile(r"\bThe largest process had (\d+) MiB of memory\.")
 """The last line of each host's log."""
 
 _LEAST_MEMORY = re.compile(
-    r"\brank 0 of ([0-9]{1,6}) needs at least ([0-9]{1,12}\.[0-9]) MiB of device memory beside activations"
-    r"(, for its share of a divided model)?: "
+    r"\brank 0 of ([0-9]{1,6}) needs at least ([0-9]{1,12}(?:\.[0-9])?) (B|KiB|MiB|GiB) of device memory "
+    r"beside activations(, for its share of a divided model)?: "
 )
 """A Trainer's line after its first step, with the memory of all Trainers until then."""
 
@@ -95,7 +98,7 @@ class Rehearsal:
     metrics: Mapping[str, float]
     """The last value of each metric, such as ``loss`` and ``samples_per_second``, measured on this machine."""
     model_bytes: int
-    """The size of model.tar.gz."""
+    """The size of model.tar.gz; 0 if the script saved no model."""
     checkpoint_bytes: int
     """The size of the newest checkpoint, summed over named Trainers; 0 if absent."""
     memory_bytes: int
@@ -115,7 +118,7 @@ class Rehearsal:
         return (
             f"rehearsed on {self._hosts}: "
             f"{self.steps} steps in {self.seconds:.0f} s; {self._checkpoints}; "
-            f"model.tar.gz {_size(self.model_bytes)}; largest process {_size(self.memory_bytes)}; "
+            f"{self._model}; largest process {as_memory(self.memory_bytes)}; "
             f"{'; '.join([*self._gpu_memory, self._metrics, *self.samples])}"
         )
 
@@ -124,8 +127,8 @@ class Rehearsal:
             ("rehearsed on", self._hosts),
             ("steps", f"{self.steps} in {self.seconds:.0f} s"),
             ("checkpoints", self._checkpoints),
-            ("model.tar.gz", _size(self.model_bytes)),
-            ("largest process", _size(self.memory_bytes)),
+            ("model", self._model),
+            ("largest process", as_memory(self.memory_bytes)),
             *(("GPU memory", text) for text in self._gpu_memory),
             ("metrics", self._metrics),
             *(("data", sample) for sample in self.samples),
@@ -141,14 +144,18 @@ class Rehearsal:
     def _checkpoints(self) -> str:
         if self.resumed_at is None:
             return "no checkpoints, for the job has no checkpoint_s3_uri: once stopped, it begins anew"
-        return f"resumed from the checkpoint of step {self.resumed_at} ({_size(self.checkpoint_bytes)})"
+        return f"resumed from the checkpoint of step {self.resumed_at} ({as_size(self.checkpoint_bytes)})"
+
+    @property
+    def _model(self) -> str:
+        return f"model.tar.gz {as_size(self.model_bytes)}" if self.model_bytes else "no model saved"
 
     @property
     def _gpu_memory(self) -> list[str]:
         if self.least_gpu_bytes is None:
             return []
-        has = "" if self.gpu is None else f" (a GPU of {self.gpu[0]} has {_size(self.gpu[1])})"
-        return [f"rank 0 needs at least {_size(self.least_gpu_bytes)} of GPU memory plus activations{has}"]
+        has = "" if self.gpu is None else f" (a GPU of {self.gpu[0]} has {as_memory(self.gpu[1])})"
+        return [f"rank 0 needs at least {as_memory(self.least_gpu_bytes)} of GPU memory plus activations{has}"]
 
     @property
     def _metrics(self) -> str:
@@ -205,7 +212,11 @@ def rehearse(
                 job = fit({**here, "environment": environment}, platform.session, data)
             except TrainingJobFailed as fault:
                 what = f"{SourceCode.of(arguments).program} ({topology})"
-                raise _failure(fault, what, attempt=attempt, steps=steps, seconds=seconds, logs=logs) from None
+                sagemaker = platform.boto_session.client("sagemaker")
+                found = culprit_traceback(client, sagemaker.describe_training_job(TrainingJobName=fault.job_name))
+                raise describe_failure(
+                    fault, what, found, attempt=attempt, steps=steps, seconds=seconds, logs=logs
+                ) from None
             metrics |= job.final_metrics()  # the second has none if the first trained to the end
             lines = [line for _, line in job.logs()]
             memory += [int(match[1]) << 20 for line in lines if (match := _MEMORY.search(line))]
@@ -217,9 +228,9 @@ def rehearse(
         newest = _newest(objects(client, bucket, f"{_PLACE}/"))
         model_bucket, _, model = job.model_data.removeprefix("s3://").partition("/")
         logged = int(metrics.pop("step", 0))
-        least_bytes = max((int(float(match[2]) * 2**20) for match in least), default=None)
+        least_bytes = max(map(_least_bytes, least), default=None)
         gpu = None if given.get("SMDDP_DEVICE") == "cpu" else _smallest_gpu(arguments, topology)
-        is_divided = any(match[3] for match in least)
+        is_divided = any(match[4] for match in least)
         if is_divided and any(int(match[1]) != topology.processes for match in least):
             gpu = None  # the job's ranks have other shares
         _warn_of_memory(least_bytes or 0, gpu, is_divided=is_divided)
@@ -231,7 +242,7 @@ def rehearse(
             steps=max((step for step, _ in newest), default=logged),
             resumed_at=resumed_at,
             metrics={name: value for name, value in metrics.items() if name not in ("epoch", *OF_WHOLE_RUNS)},
-            model_bytes=client.head_object(Bucket=model_bucket, Key=model)["ContentLength"],
+            model_bytes=_archive_bytes(client, model_bucket, model),
             checkpoint_bytes=sum(size for _, size in newest),
             memory_bytes=max(memory),
             least_gpu_bytes=least_bytes,
@@ -278,7 +289,7 @@ def _warn_of_memory(least: int, gpu: tuple[str, int] | None, *, is_divided: bool
     logger.warning(
         "the job may run out of GPU memory: with the types and the optimizer of this machine, rank 0 needs at least %s "
         "beside activations, and a GPU of %s has %s; %s",
-        *(_size(least), gpu[0], _size(gpu[1]), choose),
+        *(as_memory(least), gpu[0], as_memory(gpu[1]), choose),
     )
 
 
@@ -308,29 +319,6 @@ def _check(arguments: Mapping[str, Any], inputs: Any) -> None:
         )
 
 
-def _failure(
-    fault: TrainingJobFailed, what: str, *, attempt: int, steps: int, seconds: int, logs: bool
-) -> TrainingJobFailed | EstimatorError:
-    """Return the error of a rehearsal whose job failed: nothing of the job remains, for its platform ends."""
-    if fault.secondary_status == "MaxRuntimeExceeded":
-        return EstimatorError(
-            f"The rehearsal was given up after {seconds} s, in which the script did not end; the start of Python and "
-            f"PyTorch counts, too. Only loops of smddp.Trainer end after {attempt * steps} optimizer steps; give more "
-            "seconds, fewer steps, or less data."
-        )
-    resumed = ", when it resumed from the checkpoint of the first attempt" if attempt > 1 else ""
-    left = "only the log above remains" if logs else "rehearse(logs=True) shows its log"
-    return type(fault)(
-        f"The rehearsal of {what} failed{resumed}: {fault.reason}\n"
-        f"It ran on this machine, and nothing was sent to AWS. The local platform and its files of /opt/ml are gone: "
-        f"{left}. To repeat it: Estimator.rehearse(), or smddp rehearse with the submit script.",
-        job_name=fault.job_name,
-        status=fault.status,
-        secondary_status=fault.secondary_status,
-        reason=fault.reason,
-    )
-
-
 def _resumed_at(lines: Iterable[str]) -> int:
     """Return the step at which the job resumed, from its log."""
     found = [match for line in lines if (match := _RESUMED.match(line))]
@@ -353,5 +341,13 @@ def _newest(saved: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
     return [max(steps.items()) for steps in sizes.values()]
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+def _least_bytes(line: re.Match[str]) -> int:
+    """Return the bytes in a line of `_LEAST_MEMORY`."""
+    return int(float(line[2]) * 1024 ** MEMORY_UNITS.index(line[3]))
+
+
+def _archive_bytes(s3: S3Client, bucket: str, key: str) -> int:
+    """Return the size of an archive; 0 if it contains no file, as a model that the script did not save."""
+    found = s3.get_object(Bucket=bucket, Key=key)
+    with found["Body"] as packed, tarfile.open(fileobj=packed, mode="r|gz") as archive:
+        return found["ContentLength"] if archive.next() else 0

@@ -13,6 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from estimators.checks import channels
 from estimators.errors import EstimatorError
+from smddp.display_text import as_size
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -143,7 +144,7 @@ def _said(name: str, taken: Sequence[tuple[str, int]], found: Sequence[tuple[str
     first = "the first " if len(found) == _LISTED else ""
     said = (
         f"sample of channel {name}: {len(taken):,} of {first}{len(found):,} objects, "
-        f"{sum(size for _, size in taken) / 2**20:.0f} MiB"
+        f"{as_size(sum(size for _, size in taken))}"
     )
     if not larger:
         return said

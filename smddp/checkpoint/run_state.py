@@ -20,6 +20,7 @@ from smddp.checkpoint.format.manifest import is_part_name
 from smddp.checkpoint.format.shards import why_unsupported
 from smddp.checkpoint.parts.modules import ModulePart, has_pieces
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
+from smddp.display_text import counted
 from smddp.distributed import is_flat
 from smddp.dtensor import is_dtensor
 
@@ -124,7 +125,9 @@ def restore_random_state(states: Sequence[dict[str, Any]], *, rank: int) -> None
     """Restore this rank's generators from the captured state of each rank. Seed a new rank deterministically."""
     if rank >= len(states):
         _seed(states[0], rank)
-        logger.info("rank %d has no random state in a checkpoint of %d ranks: seeded anew", rank, len(states))
+        logger.info(
+            "rank %d has no random state in a checkpoint of %s: seeded anew", rank, counted(len(states), "rank")
+        )
         return
     state = states[rank]
     python = state["python"]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from smddp.cluster.strict_variables import Environment, EnvValue, EnvValues
+from smddp.display_text import counted
 from smddp.errors import ClusterError
 
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0
@@ -114,7 +115,7 @@ def _local_world_size(
     tasks = expand_tasks(listed)
     if len(tasks) != node_count.value or sum(tasks) != world_size.value or node_rank.value >= len(tasks):
         raise ClusterError(
-            f"{listed.source} places {sum(tasks)} tasks on {len(tasks)} nodes, but {world_size.source}, "
-            f"{node_count.source}, {node_rank.source}."
+            f"{listed.source} places {counted(sum(tasks), 'task')} on {counted(len(tasks), 'node')}, but "
+            f"{world_size.source}, {node_count.source}, {node_rank.source}."
         )
     return EnvValue(tasks[node_rank.value], f"{listed.source} at {node_rank.source}")

@@ -103,6 +103,19 @@ class Environment:
             )
         return name
 
+    def require_all(self, *names: str, beside: str, remedy: str = "") -> None:
+        """Raise ClusterError, with the names of all that are unset, unless each of these names is set.
+
+        ``beside`` is the variable that makes them necessary. The ``remedy`` stands for the usual one.
+        """
+        missing = [name for name in names if name not in self._variables]
+        if not missing:
+            return
+        are, them = ("is", "it") if len(missing) == 1 else ("are", "them")
+        usual = f"set {them} as well, or unset {beside} if no launcher started this process."
+        listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+        raise ClusterError(f"{self.show(beside)} is set, but {listed} {are} not: {remedy or usual}")
+
     def text(self, *names: str, beside: str) -> EnvValue[str]:
         """Return the value of the variable that :meth:`require` returns."""
         name = self.require(*names, beside=beside)

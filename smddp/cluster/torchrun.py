@@ -10,6 +10,12 @@ from smddp.cluster import mpi, sagemaker, slurm
 from smddp.cluster.strict_variables import Environment, EnvValue, EnvValues, is_equal_share, unnamed_hosts
 from smddp.errors import ClusterError
 
+_NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NODES_REMEDY = (
+    "a RANK without LOCAL_RANK may number nodes, not processes (Alibaba PAI-DLC, Kubeflow). Start the script with "
+    "torchrun --node-rank $RANK, or set all of them."
+)
+
 
 def started(environment: Environment) -> bool:
     """Return whether RANK or LOCAL_RANK is set, or a size alone that neither MPI nor Slurm explains."""
@@ -23,12 +29,8 @@ def read(environment: Environment) -> EnvValues:
     """Return the ranks as torchrun numbers them; in a SageMaker job, with SageMaker's host names."""
     evidence = environment.first("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert evidence is not None, "read() follows started()"
-    if "RANK" in environment and "LOCAL_RANK" not in environment:
-        raise ClusterError(
-            f"{environment.show('RANK')} is set, but LOCAL_RANK is not. A RANK alone may number nodes, not processes "
-            "(Alibaba PAI-DLC, Kubeflow): start the script with torchrun --node-rank $RANK, "
-            "or set LOCAL_RANK and LOCAL_WORLD_SIZE too."
-        )
+    may_number_nodes = "RANK" in environment and "LOCAL_RANK" not in environment
+    environment.require_all(*_NEEDED, beside=evidence, remedy=_NODES_REMEDY if may_number_nodes else "")
     rank = environment.integer("RANK", beside=evidence)
     local_rank = environment.integer("LOCAL_RANK", beside=evidence)
     world_size = environment.integer("WORLD_SIZE", beside=evidence, minimum=1)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from smddp.collectives.measure import Measurement, Setting, group_of_all, measure
 from smddp.collectives.operations import OPERATIONS
+from smddp.display_text import as_memory
 from smddp.distributed import Membership, join, leave
 from smddp.distributed.device import backend_of
 
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 _WIDTH = 110  # if the output is not a terminal
 _RESULTS = {True: "right", False: "[bold red]WRONG[/]", None: ""}
-_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -93,16 +93,6 @@ def _report(measurements: list[Measurement], options: Options) -> None:
         _write_plot(measurements, Path(options.plot))
 
 
-def format_size(size: int) -> str:
-    """Return the size in its largest unit, with one digit after the point if it is not a whole number."""
-    number = float(size)
-    for unit in _UNITS:
-        if number < 1024 or unit == _UNITS[-1]:
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if number == int(number) else f"{number:.1f} {unit}"
-
-
 def _print_table(measurements: Sequence[Measurement], console: Console) -> None:
     """Print a table for each backend, and below it the operations that the backend lacks."""
     for backend, device in dict.fromkeys((each.backend, each.device) for each in measurements):
@@ -118,7 +108,7 @@ def _print_table(measurements: Sequence[Measurement], console: Console) -> None:
                 table.add_row(
                     each.operation,
                     each.reduction or "",
-                    format_size(each.size) if each.size else "",
+                    as_memory(each.size) if each.size else "",
                     f"{each.seconds * 1e6:.1f}",
                     _gigabytes(each.algorithm_bandwidth),
                     _gigabytes(each.bus_bandwidth),

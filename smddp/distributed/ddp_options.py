@@ -20,6 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from smddp.display_text import counted
 from smddp.distributed.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -163,8 +164,8 @@ class PowerSGD:
         own = self._membership.cluster.world_size, self._options.powersgd_rank
         if (saved["world_size"], saved["rank"]) != own:
             self._begin_anew(
-                f"the checkpoint's is that of {saved['world_size']} ranks and matrices of rank {saved['rank']}, here "
-                f"are {own[0]} and {own[1]}"
+                f"the checkpoint's is that of {counted(saved['world_size'], 'rank')} and matrices of rank "
+                f"{saved['rank']}, here are {own[0]} and {own[1]}"
             )
             return
         state = self._state = self._new()
@@ -186,7 +187,9 @@ class PowerSGD:
     def _begin_anew(self, why: str) -> None:
         self._state = self._new()
         if self._membership.cluster.is_main:
-            logger.info("PowerSGD begins anew, %d steps from now: %s", self._options.powersgd_start_step, why)
+            logger.info(
+                "PowerSGD begins anew, %s from now: %s", counted(self._options.powersgd_start_step, "step"), why
+            )
 
 
 def register_cast(replica: DistributedDataParallel, options: DDPOptions) -> None:

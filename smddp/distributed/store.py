@@ -22,11 +22,10 @@ import logging
 import math
 import queue
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -34,10 +33,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
 from smddp.display_text import counted
+from smddp.distributed.listener import await_listener, is_silent
 from smddp.distributed.meeting import EqualCount, listed, waiting
 from smddp.errors import DistributedError
 from smddp.process.exit_codes import RESUMABLE
-from smddp.process.heartbeat import Heartbeat
+from smddp.process.heartbeat import HEARTBEAT_SECONDS, Heartbeat
 from smddp.process.preemption import Stopped, stop_signal
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ _MOST_LOOK_SECONDS = 0.1
 _SIGNAL_SECONDS = 0.5
 _PROBE_SECONDS = 2.0
 _ANSWER_SECONDS = 30.0
+_BY_HAND_SECONDS = 5.0
+"""Seconds between the waiting lines of a rank without a launcher: a person sits before it."""
 
 _OTHER_PORT = (
     "Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host, the same on all hosts."
@@ -80,6 +82,7 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
         is_server=checks_job and cluster.is_main,
         job=cluster.job_id if checks_job else None,
         count=_count(cluster) if checks_job else None,
+        by_hand=cluster.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ,
     )
     return PrefixStore(PREFIX, store)
 
@@ -93,41 +96,71 @@ def open_store(
     is_server: bool,
     job: str | None,
     count: EqualCount | None = None,
+    by_hand: bool = False,
 ) -> TCPStore:
     """Start a job's store at this address, or connect to it; raise DistributedError, with ``who`` as its subject.
 
     ``job`` is the job's id, "" if it has none; None does not check whose store it is. ``count`` must be the server's.
+    ``by_hand`` says that no launcher logs for this rank, so its waiting lines are warnings, which every rank shows.
 
     TCPStore's timeout does not end its handshake with a program that listens and never answers, so the handshake has a
-    thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when such a program was found.
+    thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when such a program was found. Until somebody
+    listens, TCPStore is not asked at all: it prints C++ frames for each attempt in vain.
     """
     where = f"the master at {address}:{port}"
     opened: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
+    deadline = time.monotonic() + timeout.total_seconds()
+    listens, given_up = threading.Event(), threading.Event()
 
     def handshake() -> None:
         try:
+            if not is_server:
+                await_listener(address, port, deadline, given_up)
+            listens.set()
+            left = timedelta(seconds=max(deadline - time.monotonic(), _PROBE_SECONDS))
             store = TCPStore(
-                address, port, is_master=is_server, timeout=timeout, wait_for_workers=False, multi_tenant=True
+                address,
+                port,
+                is_master=is_server,
+                timeout=timeout if is_server else left,
+                wait_for_workers=False,
+                multi_tenant=True,
             )
+            store.set_timeout(timeout)
         except Exception as error:  # the other thread raises it
             opened.put(error)
         else:
             opened.put(store)
 
     threading.Thread(target=handshake, name="store-handshake", daemon=True).start()
-    outcome, silent_since, next_probe = None, math.inf, time.monotonic() + _PROBE_SECONDS
-    with Heartbeat(f"{who} waits for {where}, at most {timeout.total_seconds():g} s"):
+    outcome: TCPStore | Exception | None = None
+    silent_since: float | None = None
+    next_probe = time.monotonic() + _PROBE_SECONDS
+    with (
+        ExitStack() as leaving,
+        Heartbeat(
+            lambda: (
+                f"{who} waits for {where}, {'which does not answer' if listens.is_set() else 'where nobody listens'} "
+                f"yet, at most {timeout.total_seconds():g} s"
+            ),
+            say=logger.warning if by_hand else logger.info,
+            every=_BY_HAND_SECONDS if by_hand else HEARTBEAT_SECONDS,
+        ),
+    ):
+        leaving.callback(given_up.set)
         while outcome is None:
             with suppress(queue.Empty):
                 outcome = opened.get(timeout=min(_PROBE_SECONDS, _SIGNAL_SECONDS))
             if outcome is None:
                 _end_if_stopped()
-            if outcome is None and not is_server and time.monotonic() >= next_probe:
+            if outcome is None and not is_server and listens.is_set() and time.monotonic() >= next_probe:
                 next_probe = time.monotonic() + _PROBE_SECONDS
-                silent = _is_silent(address, port)
-                if silent is not None:
-                    silent_since = min(silent_since, time.monotonic()) if silent else math.inf
-                if time.monotonic() - silent_since > _ANSWER_SECONDS:
+                silent = is_silent(address, port)
+                if silent is False:
+                    silent_since = math.inf
+                elif silent or silent_since is None:  # the queue of a silent program may be full already
+                    silent_since = min(silent_since or math.inf, time.monotonic())
+                if silent_since is not None and time.monotonic() - silent_since > _ANSWER_SECONDS:
                     raise DistributedError(
                         f"{who} could not reach {where}: another program listens there. {_OTHER_PORT}"
                     )
@@ -163,26 +196,6 @@ def _end_if_stopped() -> None:
     if stop_signal.requested:
         logger.warning("told to stop before the ranks had met, exit code %d: nothing was saved", RESUMABLE)
         raise Stopped
-
-
-def _is_silent(address: str, port: int) -> bool | None:
-    """Return whether a program accepts a connection and keeps it without a word, as a store does, too.
-
-    None if nobody accepted or refused it in time: the host may not be up, or a program's queue may be full.
-    """
-    try:
-        connection = socket.create_connection((address, port), timeout=1.0)
-    except TimeoutError:
-        return None
-    except (OSError, UnicodeError):
-        return False
-    with connection:
-        try:
-            return connection.recv(1) != b""  # a proxy closes it until rank 0 listens
-        except TimeoutError:
-            return True
-        except OSError:
-            return False
 
 
 def _check_job(store: TCPStore, job: str, failed: str) -> None:

@@ -33,7 +33,9 @@ def near_script(script: Path) -> Path | None:
 
 
 def no_script(script: Path, kind: str = "script") -> str:
-    """Return the error for a script that does not exist."""
+    """Return the error for a path that is not a file."""
+    if script.is_dir():
+        return f"{script} is a directory: give the path of the {kind} itself."
     if not script.parent.is_dir():
         return f"There is no {kind} {script}: there is no directory {script.parent}."
     near = near_script(script)

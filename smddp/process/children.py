@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from smddp.display_text import counted
 from smddp.job.failure_report import killed_by
 from smddp.process.exit_codes import RESUMABLE, as_shell
 from smddp.process.leftovers import Leftovers
@@ -164,7 +165,9 @@ class ChildProcesses:
                 else:
                     self.end(grace)
             if self._deadline is not None and time.monotonic() > self._deadline and self._running:
-                logger.warning("%d processes outlived their grace: killing them.", len(self._running))
+                logger.warning(
+                    "%s outlived the grace: killing what is left.", counted(len(self._running), "process", "processes")
+                )
                 self._signal(signal.SIGKILL)
             return not self._running
 

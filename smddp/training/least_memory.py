@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
+from smddp.display_text import as_memory
 from smddp.distributed import tensors_of
 from smddp.training.trained_model import TrainedModel
 
@@ -50,11 +51,11 @@ class LeastMemory:
             logger.debug("the least memory of a step could not be counted", exc_info=True)
             return
         logger.info(
-            "rank 0 of %d needs at least %.1f MiB of device memory beside activations%s: %s",
+            "rank 0 of %d needs at least %s of device memory beside activations%s: %s",
             self._world_size,
-            sum(held.values()) / 2**20,
+            as_memory(sum(held.values())),
             ", for its share of a divided model" if any(each.model.is_divided for each in self._stepped) else "",
-            ", ".join(f"{size / 2**20:.1f} MiB of {what}" for what, size in held.items() if size),
+            ", ".join(f"{as_memory(size)} of {what}" for what, size in held.items() if size),
         )
 
     def storages(self) -> Iterator[tuple[str, dict[int, int]]]:

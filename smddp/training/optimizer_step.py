@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from smddp.dtensor import local_values, whole_values
 from smddp.metrics import StepTimer
 from smddp.training.nonfinite import NonfiniteGuard
+from smddp.training.step_loss import refused_backward
 
 ScheduleEach = Literal["step", "epoch"]
 
@@ -153,7 +154,12 @@ class OptimizerStep:
             loss = loss * weight
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if (refused := refused_backward(error)) is None:
+                raise
+            raise refused from error
         if self._timer is not None:
             self._timer.mark("backward")
         self.micro_batch += 1

@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 _SHOWN = 3
 
+_FREED_GRAPH = "backward through the graph a second time"
+"""What torch says of a graph whose saved tensors are freed; it has no type of its own for this error."""
+
 _REMEMBERED, _LEAST = 32, 16
 """Losses that a loss is compared with: at most, and at least."""
 _FAR = 15.0
@@ -208,4 +211,15 @@ def refused_loss(loss: object, weights: Sequence[Tensor]) -> TypeError | ValueEr
         f"trainer.step() got a loss without a gradient: it reaches none of the {trainable} trainable parameters. "
         "Compute it from the outputs of trainer.model(...), outside of torch.no_grad() and without .detach(); "
         "adapters that are merged into frozen weights take part again after peft's unmerge_adapter()"
+    )
+
+
+def refused_backward(error: RuntimeError) -> ValueError | None:
+    """Return the error for a loss whose graph an earlier backward pass has freed; None for another error of torch's."""
+    if _FREED_GRAPH not in str(error):
+        return None
+    return ValueError(
+        "trainer.step() got a loss whose backward pass was made before, at least in part: trainer.step() calls "
+        "loss.backward() itself. Remove loss.backward() from the loop, give each loss to trainer.step() once, and call "
+        ".detach() on what a batch keeps for the next one, such as the state of an RNN"
     )

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from smddp.checkpoint.run_state import capture_random_state, restore_random_state
+from smddp.display_text import counted
 from smddp.distributed import Membership, sum_over_ranks
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
@@ -110,11 +111,13 @@ class TrainingLoop:
                 continues in that epoch.
 
         Raises:
-            ValueError: ``max_steps`` is not positive.
+            ValueError: ``count`` is negative, or ``max_steps`` is not positive.
             Stopped: The job was told to stop, and a checkpoint is durable.
             CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
         """
         progress = self._progress
+        if count < 0:
+            raise ValueError(f"trainer.epochs({count}): give a whole number of 0 or more")
         if max_steps is not None:
             check_counts(max_steps=max_steps)
         self._begin()
@@ -128,7 +131,9 @@ class TrainingLoop:
                 logger.warning("epochs=0: nothing is trained")
             elif progress.epoch >= count:
                 logger.warning(
-                    "all %d epochs are in the checkpoint: %s ask for more epochs to continue", count, _NOTHING_LEFT
+                    "%s in the checkpoint: %s ask for more epochs to continue",
+                    counted(count, "epoch is", "epochs are"),
+                    _NOTHING_LEFT,
                 )
             elif self._is_over:
                 _say_nothing_is_left(most, max_steps)
@@ -378,4 +383,5 @@ class TrainingLoop:
 
 def _say_nothing_is_left(most: float, asked: int | None) -> None:
     more = "ask for more steps" if most == asked else f"raise {MAX_STEPS_VARIABLE}"
-    logger.warning("all %s steps are in the checkpoint: %s %s to continue", most, _NOTHING_LEFT, more)
+    are = counted(int(most), "step is", "steps are")
+    logger.warning("%s in the checkpoint: %s %s to continue", are, _NOTHING_LEFT, more)

@@ -16,6 +16,7 @@ from estimators.local import LocalSageMaker
 from estimators.rehearsal import sample
 from estimators.rehearsal.rehearsal import _RESUMED, _newest
 from smddp.container.job_environment import make_environment
+from smddp.display_text import as_size
 from tests.end_to_end.conftest import SCRIPTS
 
 Build = Callable[..., Estimator]
@@ -43,6 +44,7 @@ def test_a_job_of_two_hosts_trains_saves_and_resumes(
         max_run=3600,
         max_wait=7200,
         output_path="s3://somebody-elses/output",
+        disable_output_compression=True,
         checkpoint_s3_uri="s3://somebody-elses/checkpoints",
         environment={"SHARED": "yes"},
     )
@@ -51,18 +53,19 @@ def test_a_job_of_two_hosts_trains_saves_and_resumes(
     assert found.metrics["files"] == 4
     assert found.metrics["samples_per_second"] > 0
     assert "goodput" not in found.metrics
-    assert found.checkpoint_bytes > 0
-    assert found.model_bytes > 0
+    assert 0 < found.checkpoint_bytes < 1e6
+    assert 0 < found.model_bytes < 1e6
+    sizes = f"({as_size(found.checkpoint_bytes)}); model.tar.gz {as_size(found.model_bytes)}; largest process "
+    assert sizes in str(found)
     assert 64 << 20 < found.memory_bytes < 64 << 30
-    assert "; largest process " in str(found)
-    assert found.least_gpu_bytes == 0  # its model has a few bytes
+    assert 0 < (found.least_gpu_bytes or 0) < 1000  # its model has a few bytes
     assert (
-        "; rank 0 needs at least 0.0 MiB of GPU memory plus activations (a GPU of ml.g5.xlarge has 22.4 GiB); "
-        in str(found)
+        f"; rank 0 needs at least {found.least_gpu_bytes} B of GPU memory plus activations (a GPU of ml.g5.xlarge has "
+        "22.4 GiB); " in str(found)
     )
     assert found.topology == "2 × ml.g5.xlarge, torchrun"
     assert "12 steps in" in str(found)
-    assert str(found).endswith("; sample of channel training: 4 of 12 objects, 0 MiB")
+    assert str(found).endswith("; sample of channel training: 4 of 12 objects, 4 B")
     assert "resumed from the checkpoint of step 6" in str(found)
     listed = platform.boto_session.client("sagemaker").list_training_jobs(NameContains="reads-channel")
     assert listed["TrainingJobSummaries"] == []  # nothing of it was sent where the job would go
@@ -136,8 +139,9 @@ def test_all_of_several_models_resume_and_only_the_trainers_own_line_tells_it(es
     found = estimator("two_models.py", checkpoint_s3_uri="s3://somebody-elses/checkpoints").rehearse(
         steps=3, seconds=100, logs=False
     )
-    assert (found.steps, found.resumed_at) == (6, 3)
+    assert (found.steps, found.resumed_at, found.model_bytes) == (6, 3, 0)
     assert found.checkpoint_bytes > 0
+    assert "; no model saved; " in str(found)
 
 
 def test_the_newest_checkpoint_is_that_of_each_model() -> None:
@@ -174,7 +178,8 @@ def test_a_job_that_cannot_train_says_why(estimator: Build, tmp_path: Path) -> N
     )
     assert "attach" not in told
     assert "CloudWatch" not in told
-    assert failure.value.reason in told
+    assert f"{failure.value.reason}\nThe end of the traceback of rank 0:\nTraceback (most recent call last):\n" in told
+    assert ", in main\n    samples = torch.tensor([float(" in told
 
 
 @pytest.mark.slow

@@ -130,6 +130,9 @@ def test_smddp_may_be_tried_in_local_mode_where_it_is_missing(build: Any) -> Non
         ({"distribution": {"torch_distributed": True}}, "distribution: torch_distributed is True, not a dict."),
         ({"instance_type": 3}, "instance_type: is 3, of type int. Give text."),
         ({"environment": {"A": None}}, "environment: ['A'] is None, of type NoneType. Give text."),
+        ({"tags": {"x": None}}, "tags: ['x'] is None, and the SDK would send the text 'None'. Give text, '' for a tag"),
+        ({"tags": {None: "x"}}, "tags: [None] is 'x', and the SDK would send the text 'None'. Give text, '' for a tag"),
+        ({"tags": {"x": ["a"]}}, "tags: [0]['Value'] \"['a']\" is not of the form"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_a_problem_like_any_other(build: Any, parameters: Any, said: str) -> None:
@@ -202,6 +205,7 @@ CHECKPOINTS = {"checkpoint_s3_uri": "s3://jobs/checkpoints"}
         ({"hyperparameters": {"text": "x" * 2499}}, ["hyperparameters"], []),
         ({"environment": {"A": "x" * 513}}, ["environment"], []),
         ({"tags": {"a": "x" * 257}}, ["tags"], []),
+        ({"tags": {"a": "", "b": 7}}, [], []),
         ({"entry_point": None}, ["entry_point"], []),
         ({"entry_point": "nowhere.py"}, ["entry_point"], []),
         ({"distribution": {"horovod": {"enabled": True}}}, ["distribution"], []),

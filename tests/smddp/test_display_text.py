@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from smddp.display_text import (
+    as_memory,
     counted,
     shown_error,
     shown_line,
@@ -109,6 +110,14 @@ def test_the_paths_of_a_message_are_shown_in_the_same_way(
 def test_one_thing_has_no_plural() -> None:
     assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
     assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (100, "100 B"), (1024, "1 KiB"), (1100, "1.1 KiB"), (3 * 2**30, "3 GiB"), (2**40, "1024 GiB")],
+)
+def test_memory_has_the_units_of_which_each_has_1024_of_the_one_before(size: int, text: str) -> None:
+    assert as_memory(size) == text
 
 
 def test_a_list_of_names_ends_between_names() -> None:

@@ -24,6 +24,7 @@ from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import RANKS, RNG
 from smddp.checkpoint.stores import open_store
 from smddp.checkpoint.stores.opening import split
+from smddp.display_text import counted
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -110,10 +111,9 @@ def _without_left_out(state: Any, part: str) -> Any:
         del state[name]
     if left_out:
         logger.warning(
-            "the export of %s is without its %d frozen weights, such as %s: the checkpoint leaves them out "
-            "(save_frozen=False)",
+            "the export of %s is without its %s, such as %s: the checkpoint leaves them out (save_frozen=False)",
             part,
-            len(left_out),
+            counted(len(left_out), "frozen weight"),
             left_out[0],
         )
     return state

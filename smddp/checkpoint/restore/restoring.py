@@ -29,7 +29,7 @@ from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_new
 from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, is_in_pieces, restore_random_state
 from smddp.checkpoint.stores.filesystem import MISSING
 from smddp.checkpoint.stores.store import Store, StoreError
-from smddp.display_text import as_size, shown_path
+from smddp.display_text import as_size, counted, shown_path
 from smddp.distributed import PeerFailedError, Ranks
 from smddp.distributed.ranks import error_text
 from smddp.dtensor import is_dtensor
@@ -283,10 +283,10 @@ class Restoration:
                 self._give(name, part, self._loaded.unflatten(name))
         if is_new and self._per_rank:
             logger.warning(
-                "rank %d has no %s in a checkpoint of %d ranks: it begins with its own, as for a new run",
+                "rank %d has no %s in a checkpoint of %s: it begins with its own, as for a new run",
                 self._rank,
                 ", ".join(self._per_rank),
-                len(self._ranks),
+                counted(len(self._ranks), "rank"),
             )
         restore_random_state([each[RNG] for each in self._ranks], rank=self._rank)
 

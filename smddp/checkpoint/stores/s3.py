@@ -19,6 +19,7 @@ from smddp.checkpoint.stores.owner_record import Owner
 from smddp.checkpoint.stores.s3_conditional import Commits, S3Hold
 from smddp.checkpoint.stores.s3_location import ADVICE, Listing, S3Location, read_small, store_error
 from smddp.checkpoint.stores.store import StoreError, existing_manifest, mentions, removed_beside
+from smddp.display_text import counted
 from smddp.errors import CheckpointError
 from smddp.storage.s3_bucket import CONNECTIONS, PART_SIZE, PATIENCE, S3Bucket
 from smddp.storage.s3_download import Downloads, ReplacedError
@@ -191,7 +192,7 @@ class S3Store:
             self._warn_of_uploads(error)
             return
         if count:
-            logger.info("aborted %d unfinished uploads of earlier processes in %s", count, self)
+            logger.info("aborted %s of earlier processes in %s", counted(count, "unfinished upload"), self)
 
     def _abort_uploads_if_allowed(self, prefix: str) -> None:
         """Abort uploads; only warn if the role may not list or abort them."""

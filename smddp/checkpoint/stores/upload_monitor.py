@@ -20,6 +20,7 @@ from smddp.checkpoint.format.manifest import MANIFEST_NAME, Manifest
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener, Store, path_in_step
 from smddp.errors import CheckpointError
+from smddp.process.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,8 @@ class UploadMonitor(CommitListener):
         # S3's own timeouts may exceed `timeout`, so a daemon thread works, and is abandoned when the time is up.
         thread = threading.Thread(target=work, name="smddp-settle", daemon=True)
         thread.start()
-        thread.join(timeout)
+        with Heartbeat(f"waiting until {self._target.path(newest.step)} is in S3, at most {timeout:.0f} s"):
+            thread.join(timeout)
         if not settled.is_set():
             logger.error("%s: the job ends without it being in S3", self._lateness(newest))
         return settled.is_set()

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from smddp.data.order.data_order import Partition, Tail
 from smddp.data.order.sampler import ElasticSampler, Share
+from smddp.display_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class HostShardedSampler(ElasticSampler):
         if not isinstance(sizes, list):
             return "every host had all of the data"
         if len(sizes) != len(self.sizes):
-            return f"the data was sharded over {len(sizes)} hosts, and it is over {len(self.sizes)} now"
+            return f"the data was sharded over {counted(len(sizes), 'host')}, and it is over {len(self.sizes)} now"
         for host, (before, now) in enumerate(zip(sizes, self.sizes, strict=True)):
             if before != now:
                 return f"host {host} had {before} samples, and it has {now} now"

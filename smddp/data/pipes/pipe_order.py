@@ -214,9 +214,9 @@ class PipeOrder:
                     raise self._too_few(reader.number)
             if done:
                 logger.info(
-                    "resumed in epoch %d: %d records (%d bytes) came through the pipe again and were dropped",
+                    "resumed in epoch %d: %s (%d bytes) came through the pipe again and were dropped",
                     epoch,
-                    reader.number,
+                    counted(reader.number, "record"),
                     reader.offset,
                 )
             for number in range(done, self._cut.steps):
@@ -245,10 +245,10 @@ class PipeOrder:
         left = found - steps * self.global_batch
         if left and self.rank == 0:
             logger.info(
-                "the pipe %s sent %d records: %d steps of %d, and the last %d are left out",
+                "the pipe %s sent %s: %s of %d, and the last %d are left out",
                 pipe,
-                found,
-                steps,
+                counted(found, "record"),
+                counted(steps, "step"),
                 self.global_batch,
                 left,
             )

@@ -24,6 +24,7 @@ from smddp.data.formats.record import LARGEST_RECORD
 from smddp.data.formats.tar import TarReader
 from smddp.data.shards.shard import MARK_EVERY, Shard, list_shards, open_reader
 from smddp.data.source import Blob, Source
+from smddp.display_text import counted
 from smddp.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,12 @@ class ShardIndex:
             )
         if missing:
             logger.warning(
-                "%d shards that %s knows are not in %s, %s for one", len(missing), INDEX_NAME, source, missing[0]
+                "%s that %s knows %s not in %s, %s for one",
+                counted(len(missing), "shard"),
+                INDEX_NAME,
+                "is" if len(missing) == 1 else "are",
+                source,
+                missing[0],
             )
         if unknown:
             known.update((shard.name, shard) for shard in _scan_all(source, unknown, largest_record))
@@ -183,11 +189,11 @@ def _scan_all(source: Source, blobs: Sequence[Blob], largest_record: int) -> lis
             threads.shutdown(wait=True, cancel_futures=True)
             raise
     logger.info(
-        "went through %d shards of %s in %.1f s: %d records",
-        len(shards),
+        "went through %s of %s in %.1f s: %s",
+        counted(len(shards), "shard"),
         source,
         time.monotonic() - began,
-        sum(shard.records for shard in shards),
+        counted(sum(shard.records for shard in shards), "record"),
     )
     return shards
 

@@ -14,6 +14,7 @@ from smddp.data.formats.json_lines import JsonLinesReader
 from smddp.data.formats.record import LARGEST_RECORD, RawRecord, RecordReader
 from smddp.data.formats.tar import TarReader
 from smddp.data.source import Blob, DirectorySource, Source
+from smddp.display_text import counted
 from smddp.errors import DataError
 from smddp.storage.byte_stream import buffered
 
@@ -78,7 +79,9 @@ def list_shards(source: Source) -> list[Blob]:
             )
     shards = [blob for blob in blobs if _ending(blob.name)]
     if not shards:
-        raise DataError(f"there are no shards in {source}, among {len(blobs)} files: shards are *.tar and *.jsonl")
+        raise DataError(
+            f"there are no shards in {source}, among {counted(len(blobs), 'file')}: shards are *.tar and *.jsonl"
+        )
     return shards
 
 

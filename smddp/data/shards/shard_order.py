@@ -19,6 +19,7 @@ from smddp.data.shards.dataset import ShardedDataset
 from smddp.data.shards.interleave import ALGORITHM, Interleave, read_micro_batches, shares_of
 from smddp.data.shards.prefetch import prefetch
 from smddp.data.shards.shard import ShardSequence
+from smddp.display_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -113,11 +114,11 @@ class ShardOrder:
         self._share = share
         if place.rank == 0:
             logger.info(
-                "%d records in %d shards of %s; the ranks read %d streams, and hold some %.0f MiB in memory together",
-                share.size,
-                len(dataset.index.shards),
+                "%s in %s of %s; the ranks read %s, and hold some %.0f MiB in memory together",
+                counted(share.size, "record"),
+                counted(len(dataset.index.shards), "shard"),
                 dataset.source,
-                lanes,
+                counted(lanes, "stream"),
                 self._memory() / 2**20,
             )
             if lanes % cut.world_size:

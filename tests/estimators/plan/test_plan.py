@@ -14,7 +14,7 @@ def test_a_notebook_shows_what_the_text_says_escaped_and_without_secrets() -> No
     plan = Plan(topology=TOPOLOGY, global_batch=64, cost=Cost.of_this_machine(), problems=(problem,))
     shown = plan._repr_html_()
     for part in (
-        *("2 × ml.g5.xlarge, torchrun, 1 processes on each, 2 in all", "nothing: it runs on this machine", "64"),
+        *("2 × ml.g5.xlarge, torchrun, 1 process on each, 2 in all", "nothing: it runs on this machine", "64"),
         f"&lt;b&gt; is no learning rate, and HF_TOKEN={MASK} Give a number",
     ):
         assert f">{part}</td>" in shown

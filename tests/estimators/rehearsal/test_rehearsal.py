@@ -16,7 +16,8 @@ from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStop
 from estimators.instances import _GPU_MIB, families_with, gpu_bytes
 from estimators.plan import Topology
 from estimators.rehearsal import Rehearsal
-from estimators.rehearsal.rehearsal import _failure, _smallest_gpu, _warn_of_memory
+from estimators.rehearsal.failure import describe_failure
+from estimators.rehearsal.rehearsal import _smallest_gpu, _warn_of_memory
 
 
 def test_a_notebook_shows_a_table_of_what_the_text_says() -> None:
@@ -40,8 +41,9 @@ def test_a_notebook_shows_a_table_of_what_the_text_says() -> None:
     for part in (
         "1 × ml.g5.xlarge, as 1 rank, with PyTorch 2.8, Python 3.12",
         "40 in 12 s",
-        "resumed from the checkpoint of step 20",
-        "rank 0 needs at least 3.0 GiB of GPU memory plus activations (a GPU of ml.g5.xlarge has 22.4 GiB)",
+        "resumed from the checkpoint of step 20 (2 kB)",
+        "model.tar.gz 1 kB",
+        "rank 0 needs at least 3 GiB of GPU memory plus activations (a GPU of ml.g5.xlarge has 22.4 GiB)",
         "loss 0.5",
         "a sample of training",
     ):
@@ -98,9 +100,9 @@ def test_a_job_that_needs_more_than_its_gpus_have_is_warned_of(caplog: pytest.Lo
         "the job may run out of GPU memory: with the types and the optimizer of this machine, rank 0 needs at least "
     )
     assert [record.message for record in caplog.records] == [
-        f"{begin}90.0 GiB beside activations, and a GPU of ml.g5.xlarge has 22.4 GiB; choose a type with larger GPUs "
+        f"{begin}90 GiB beside activations, and a GPU of ml.g5.xlarge has 22.4 GiB; choose a type with larger GPUs "
         "(ml.g7e, ml.p5e, ml.p5en, ml.p6-b200, ml.p6-b300), or divide the model with parallel=smddp.Sharded(...)",
-        f"{begin}1024.0 GiB beside activations, and a GPU of ml.g5.xlarge has 22.4 GiB; divide the model among more "
+        f"{begin}1024 GiB beside activations, and a GPU of ml.g5.xlarge has 22.4 GiB; divide the model among more "
         "ranks",
     ]
 
@@ -124,7 +126,9 @@ def test_a_failure_names_what_is_left_of_a_rehearsal(
         secondary_status=secondary,
         reason="why",
     )
-    error = _failure(fault, "train.py (2 × ml.g5.xlarge)", attempt=attempt, steps=20, seconds=60, logs=logs)
+    error = describe_failure(
+        fault, "train.py (2 × ml.g5.xlarge)", "the frames", attempt=attempt, steps=20, seconds=60, logs=logs
+    )
     assert type(error) is (EstimatorError if secondary == "MaxRuntimeExceeded" else kind)
     assert re.search(said, str(error), re.DOTALL)
     assert str(error).startswith("The rehearsal ")

@@ -93,7 +93,7 @@ def test_channels_alone_make_no_sagemaker_job() -> None:
         ),
         ({"SM_RESOURCE_CONFIG": "[]"}, "expected the JSON object of resourceconfig.json"),
         (V2 | {"SM_DISTRIBUTION_INSTANCE_GROUPS": "7"}, "SM_DISTRIBUTION_INSTANCE_GROUPS=7: expected instance groups"),
-        (V2 | {"WORLD_SIZE": "3"}, "WORLD_SIZE=3 is set, but RANK is not"),
+        (V2 | {"WORLD_SIZE": "3"}, "WORLD_SIZE=3 is set, but RANK, LOCAL_RANK, .* are not"),
     ],
 )
 def test_partial_or_contradictory_input_is_refused(environ: dict[str, str], message: str) -> None:

@@ -91,7 +91,9 @@ def test_a_node_rank_that_is_another_hosts_is_refused() -> None:
 
 def test_a_rank_without_a_local_rank_is_never_a_process_rank() -> None:
     alibaba = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "dlc-master-0", "MASTER_PORT": "23456"}
-    with pytest.raises(ClusterError, match=r"RANK=1 is set, but LOCAL_RANK is not.*number nodes.*torchrun"):
+    with pytest.raises(
+        ClusterError, match=r"RANK=1 is set, but LOCAL_RANK and LOCAL_WORLD_SIZE are not: .*number nodes.*torchrun"
+    ):
         Cluster.detect(alibaba)
 
 
@@ -103,7 +105,12 @@ def test_a_missing_variable_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
 def test_one_variable_alone_is_refused(name: str) -> None:
-    with pytest.raises(ClusterError, match=f"{name}=1 is set, but RANK is not"):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    *others, last = (each for each in names if each != name)
+    told = (
+        f"{name}=1 is set, but {', '.join(others)} and {last} are not: set them as well, or unset {name} if no launch"
+    )
+    with pytest.raises(ClusterError, match=told):
         Cluster.detect({name: "1"})
 
 

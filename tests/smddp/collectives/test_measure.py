@@ -9,7 +9,6 @@ import pytest
 
 from smddp.collectives.measure import REDUCTIONS, Measurement
 from smddp.collectives.operations import OPERATIONS
-from smddp.collectives.program import format_size
 
 PROGRAM = """
 import sys
@@ -134,8 +133,3 @@ def test_bandwidths_are_those_of_nccl_tests():
     )
     assert measured.algorithm_bandwidth == pytest.approx(80e9)
     assert measured.bus_bandwidth == pytest.approx(140e9)
-
-
-@pytest.mark.parametrize(("size", "text"), [(100, "100 B"), (1024, "1 KiB"), (1100, "1.1 KiB"), (3 * 2**30, "3 GiB")])
-def test_sizes_are_written_for_people(size, text):
-    assert format_size(size) == text

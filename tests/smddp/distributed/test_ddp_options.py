@@ -256,7 +256,7 @@ def test_powersgd_goes_on_exactly_on_as_many_ranks_and_anew_on_others(
     if unfreeze_at == 99:
         assert train("resumed", 10, world_size=1)[0].code == 0
         on_two = train("resumed", 12)
-        told = "PowerSGD begins anew, 2 steps from now: the checkpoint's is that of 1 ranks"
+        told = "PowerSGD begins anew, 2 steps from now: the checkpoint's is that of 1 rank"
         assert on_two[0].logged.count(told) == 1
 
 

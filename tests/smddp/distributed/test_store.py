@@ -1,6 +1,7 @@
 import logging
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from torch.distributed import TCPStore
 
 from smddp.cluster import Cluster
 from smddp.distributed import store as module
+from smddp.distributed.listener import await_listener, is_silent
 from smddp.distributed.store import connect, connect_again, meet
 from smddp.errors import DistributedError
 from smddp.process.heartbeat import Heartbeat
@@ -162,13 +164,13 @@ def test_the_probes_themselves_do_not_hide_a_program_that_accepts_nobody(
 def test_only_a_connection_that_stays_open_without_a_word_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
-        assert module._is_silent("127.0.0.1", port) is True
+        assert is_silent("127.0.0.1", port) is True
         server.accept()[0].close()
         closing = pool.submit(lambda: server.accept()[0].close())
-        assert module._is_silent("127.0.0.1", port) is False  # a proxy whose rank 0 is not up yet
+        assert is_silent("127.0.0.1", port) is False  # a proxy whose rank 0 is not up yet
         closing.result()
-    assert module._is_silent("127.0.0.1", port) is False
-    assert module._is_silent("a" * 64, port) is False
+    assert is_silent("127.0.0.1", port) is False
+    assert is_silent("a" * 64, port) is False
 
 
 def test_rank_0_tells_which_rank_it_waits_for_where_and_how_long(
@@ -184,12 +186,58 @@ def test_rank_0_tells_which_rank_it_waits_for_where_and_how_long(
     assert told in caplog.messages
 
 
+@pytest.mark.parametrize(
+    ("launcher", "environ", "level"),
+    [
+        ("torchrun", {}, "WARNING"),  # started by hand: nobody else logs for it
+        ("torchrun", {"TORCHELASTIC_RUN_ID": "none"}, "INFO"),
+        ("mpi", {}, "INFO"),
+    ],
+)
 def test_a_rank_tells_which_master_it_waits_for_and_how_long(
+    make_cluster: MakeCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    launcher: str,
+    environ: dict[str, str],
+    level: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(module, "_BY_HAND_SECONDS", 0.02)
+    port = free_port()
+    rank = replace(master(make_cluster, 1, port, port_from="MASTER_PORT=1"), launcher=launcher)
+    with pytest.raises(DistributedError) as refused:
+        connect(rank, timedelta(seconds=1), environ, serve=True)
+    assert re.fullmatch(
+        rf"rank 1 on \S+ could not reach the master at 127\.0\.0\.1:{port} within 1 s \(Connection refused\); is the "
+        r"address right, is rank 0 running, is the port open between the hosts\?",
+        str(refused.value),
+    )
+    told = (
+        rf"rank 1 on \S+ waits for the master at 127\.0\.0\.1:{port}, where nobody listens yet, at most 1 s: 0 s so far"
+    )
+    assert {record.levelname for record in caplog.records if re.fullmatch(told, record.message)} == {level}
+    assert "frame #" not in capfd.readouterr().err  # torch's, for each attempt to reach a store
+
+
+def test_a_rank_tells_that_the_master_does_not_answer(
     make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(module, "Heartbeat", partial(Heartbeat, every=0.02))
-    port = free_port()
-    assert "could not reach" in (join(master(make_cluster, 1, port, port_from="MASTER_PORT=1"), seconds=1) or "")
-    told = rf"rank 1 on \S+ waits for the master at 127\.0\.0\.1:{port}, at most 1 s: 0 s so far"
-    assert any(re.fullmatch(told, each) for each in caplog.messages)
+    for name, seconds in (("_PROBE_SECONDS", 0.1), ("_ANSWER_SECONDS", 1.0), ("_BY_HAND_SECONDS", 0.02)):
+        monkeypatch.setattr(module, name, seconds)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        assert "another program listens there" in (join(master(make_cluster, 1, port, port_from="MASTER_PORT=1")) or "")
+    assert any(f"127.0.0.1:{port}, which does not answer yet, at most 10 s" in each for each in caplog.messages)
+
+
+def test_a_connection_of_a_port_with_itself_is_no_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.connect(own.getsockname())  # as Linux does by chance for a port of the range for clients
+        monkeypatch.setattr("socket.create_connection", lambda *_, **__: own)
+        with pytest.raises(TimeoutError, match="nobody listens there"):
+            await_listener("127.0.0.1", own.getsockname()[1], time.monotonic() - 1, threading.Event())

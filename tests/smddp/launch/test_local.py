@@ -141,6 +141,7 @@ def test_a_script_that_is_not_there_is_named(tmp_path):
         ("train", "There is no script train. Did you mean train.py?"),
         ("evaluate_all.py", "There is no script evaluate_all.py (looked in "),
         ("src/train.py", "There is no script src/train.py: there is no directory src."),
+        (".", ". is a directory: give the path of the script itself."),
     ],
 )
 def test_a_script_that_is_not_there_is_told_with_the_nearest(name, said, tmp_path, monkeypatch):

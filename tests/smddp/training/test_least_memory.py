@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import smddp
-from estimators.rehearsal.rehearsal import _LEAST_MEMORY
+from estimators.rehearsal.rehearsal import _LEAST_MEMORY, _least_bytes
 from smddp.training.least_memory import LeastMemory
 
 
@@ -73,7 +73,7 @@ def test_each_trainer_logs_once_what_rank_0_needs(
     assert not any(_LEAST_MEMORY.search(line) for rank in ended[1:] for line in rank.logged.splitlines())
     found = [match for line in ended[0].logged.splitlines() if (match := _LEAST_MEMORY.search(line))]
     assert {int(match[1]) for match in found} == {ranks}
-    needed = [(float(match[2]), bool(match[3])) for match in found]
+    needed = [(_least_bytes(match) / 2**20, bool(match[4])) for match in found]
     # Two weights of half a MiB, their gradients, two moments, and the average.
     if ranks == 1:
         assert needed == [(5.0, False), (4.0, False), (5.0, True), (4.0, False), (7.0, False)]
@@ -109,7 +109,7 @@ def test_shared_repeated_and_sparse_values_count_once(
     lines = [record.message for record in caplog.records if _LEAST_MEMORY.search(record.message)]
     assert lines == [
         "rank 0 of 1 needs at least 3.0 MiB of device memory beside activations: "
-        "1.0 MiB of weights, 0.0 MiB of gradients, 2.0 MiB of optimizer state"
+        "1.0 MiB of weights, 528 B of gradients, 2 MiB of optimizer state"
     ]
 
 

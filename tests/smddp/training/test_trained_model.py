@@ -119,6 +119,33 @@ def test_a_loss_without_a_gradient_is_refused(job: Job) -> None:
         model.step(model.model(torch.ones(1, 4)).mean(), 1.0, items=None, collect=False)
 
 
+def test_a_loss_whose_backward_pass_was_made_before_is_refused(job: Job) -> None:
+    model = trained(job)
+    loss = model.model(torch.ones(1, 4)).square().mean()
+    loss.backward()
+    with pytest.raises(ValueError, match="got a loss whose backward pass was made before, at least in part") as refused:
+        model.step(loss, 1.0, items=None, collect=False)
+    assert isinstance(refused.value.__cause__, RuntimeError)  # torch's own words
+
+
+class _Fails(torch.autograd.Function):
+    """An operation of the script that fails in its backward pass."""
+
+    @staticmethod
+    def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_context: Any, _gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        raise RuntimeError("no gradient of mine")
+
+
+def test_another_error_of_the_backward_pass_stays_as_it_is(job: Job) -> None:
+    model = trained(job)
+    with pytest.raises(RuntimeError, match="no gradient of mine"):
+        model.step(_Fails.apply(model.model(torch.ones(1, 4))).mean(), 1.0, items=None, collect=False)
+
+
 def test_a_loss_for_each_sample_is_refused(job: Job) -> None:
     model = trained(job)
     losses = model.model(torch.ones(3, 4)).mean(dim=1)

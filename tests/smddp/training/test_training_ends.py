@@ -76,13 +76,18 @@ def test_a_rerun_that_asks_for_no_more_steps_has_nothing_to_train(job: Job, capl
     Run(job).train(3, max_steps=5)
     again = Run(job).train(3, max_steps=5)
     assert again.seen == []
-    assert "all 5 steps are in the checkpoint: nothing is left to train" in caplog.text
+    assert "5 steps are in the checkpoint: nothing is left to train" in caplog.text
 
 
 def test_no_epochs_train_nothing_and_say_so(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     assert Run(job).train(0).seen == []
     assert "epochs=0: nothing is trained" in caplog.text
     assert "are in the checkpoint" not in caplog.text
+
+
+def test_a_negative_number_of_epochs_is_refused(job: Job) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.epochs\(-1\): give a whole number of 0 or more"):
+        Run(job).train(-1)
 
 
 def test_within_one_process_it_goes_on_too(job: Job) -> None:

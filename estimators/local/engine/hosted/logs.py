@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from botocore.exceptions import BotoCoreError, ClientError
 
 from estimators.local.engine.records import NOTHING_KEPT, RecordStore, StoredLine
+from smddp.display_text import counted
 
 if TYPE_CHECKING:
     from mypy_boto3_logs import CloudWatchLogsClient
@@ -140,7 +141,7 @@ class HostLog:
             self._store.add_lines(self._group, self._job_name, kept)
             told: list[InputLogEventTypeDef] = []
             if refused:
-                text = f"[{refused} lines are missing here: the log did not take them]"
+                text = f"[{counted(refused, 'line is', 'lines are')} missing here: the log did not take them]"
                 told.append({"timestamp": batch[0]["timestamp"] if batch else now, "message": text})
             try:
                 self._client.put_log_events(
@@ -149,7 +150,7 @@ class HostLog:
             except Exception:  # of any kind: the thread must go on, for the next lines
                 if not batch:  # the host has ended, and so has the attempt to tell of the lines
                     return
-                logger.warning("%d lines of %s could not be sent", len(batch), self._stream, exc_info=True)
+                logger.warning("%s of %s could not be sent", counted(len(batch), "line"), self._stream, exc_info=True)
                 refused += len(batch)
             else:
                 refused = 0
@@ -157,7 +158,8 @@ class HostLog:
     def _take_batch(self) -> list[InputLogEventTypeDef]:
         dropped: list[InputLogEventTypeDef] = []
         if self._dropped and self._lines:
-            text = f"[{self._dropped} lines were dropped here: they came faster than the log takes them]"
+            were = counted(self._dropped, "line was", "lines were")
+            text = f"[{were} dropped here: they came faster than the log takes them]"
             dropped.append({"timestamp": self._lines[0]["timestamp"], "message": text})
             self._dropped = 0
         batch = take_batch(self._lines)

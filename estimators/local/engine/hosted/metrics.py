@@ -21,6 +21,7 @@ from estimators.job_handle.metrics import MatcherProcess
 from estimators.local.engine.hosted.metric_statistics import MetricPublisher, MetricSummary
 from estimators.local.engine.records import StoredLine
 from estimators.metric_definition import MetricDefinition, finite, pieces
+from smddp.display_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -220,9 +221,9 @@ class Matching:
         for thread in self._threads:
             thread.join()
         if self._dropped:
+            were = counted(self._dropped, "line was", "lines were")
             self._say(
-                f"[platform] {self._dropped} lines were not searched for metrics: they came faster than the "
-                "definitions' regexes take them"
+                f"[platform] {were} not searched for metrics: they came faster than the definitions' regexes take them"
             )
 
     def _drop(self) -> None:

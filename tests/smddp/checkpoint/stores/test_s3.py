@@ -256,8 +256,9 @@ def test_a_removed_step_is_not_listed(store: S3Store) -> None:
 
 
 def test_orphans_are_aborted_with_the_first_commit_and_only_ours_that_are_old(
-    store: S3Store, s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+    store: S3Store, s3: Any, bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     for key in (
         f"{STEP}/{SECOND}/model.safetensors",
         f"{STEP}/notes.bin",
@@ -272,6 +273,7 @@ def test_orphans_are_aborted_with_the_first_commit_and_only_ours_that_are_old(
     later = S3Store(str(store))
     later.commit(4, FIRST, manifest_of(FIRST), replacing=None)
     assert open_uploads(s3, bucket) == 3
+    assert f"aborted 1 unfinished upload of earlier processes in {store}" in caplog.text
     assert later.abort_orphans() == 0
 
 

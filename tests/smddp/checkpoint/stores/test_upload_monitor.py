@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from smddp.checkpoint.stores import upload_monitor
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.s3 import S3Store
 from smddp.checkpoint.stores.upload_monitor import UploadMonitor
+from smddp.process.heartbeat import Heartbeat
 from tests.smddp.checkpoint.by_hand import write_checkpoint
 from tests.torture.fault_proxy import Fault, FaultProxy
 
@@ -213,6 +215,18 @@ def test_the_looks_of_a_stop_grow_rarer(
     assert pauses == sorted(pauses)
     assert pauses[-1] == 1.0
     assert len(pauses) < 25
+
+
+def test_a_wait_for_the_agent_is_told(
+    source: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(upload_monitor, "Heartbeat", partial(Heartbeat, every=0.02))
+    target = DirectoryStore(tmp_path / "target")
+    with watching(source, target) as arrival:
+        saved(source, arrival, 8)
+        assert arrival.settle(1.5)  # uploaded, after 0.5 s
+    assert f"waiting until {target.path(8)} is in S3, at most 2 s: 0 s so far" in caplog.messages
 
 
 @pytest.mark.parametrize("fault", [Fault.SILENCE, Fault.EXPIRED])

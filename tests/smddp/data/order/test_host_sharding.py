@@ -124,7 +124,7 @@ def test_says_what_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
 
 
 CHANGES = [
-    ({"sizes": [40]}, "sharded over 1 hosts, and it is over 2 now"),
+    ({"sizes": [40]}, "sharded over 1 host, and it is over 2 now"),
     ({"sizes": [40, 51]}, "host 1 had 51 samples, and it has 50 now"),
     ({"fingerprint": ["a", "c"]}, "host 1 had other data"),
     ({"sizes": None}, "every host had all of the data"),

@@ -90,7 +90,7 @@ def test_shards_that_the_index_does_not_know_are_gone_through(tmp_path: Path, ca
     assert [shard.records for shard in index.shards] == [*SIZES[:3], 1]
     assert index.missing == ("part-003.jsonl",)
     assert "does not know 1 of 4 shards, z.jsonl for one" in caplog.text
-    assert "1 shards that shards.json knows are not in" in caplog.text
+    assert "1 shard that shards.json knows is not in" in caplog.text
 
 
 def test_a_shard_of_another_size_than_the_index_says_is_refused(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_says_what_it_went_through(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_refuses_a_place_without_shards() -> None:
-    with pytest.raises(DataError, match=r"no shards in memory, among 1 files: shards are \*\.tar and \*\.jsonl"):
+    with pytest.raises(DataError, match=r"no shards in memory, among 1 file: shards are \*\.tar and \*\.jsonl"):
         ShardIndex.of(MemorySource({"a.txt": b""}))
 
 
