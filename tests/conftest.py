@@ -84,6 +84,9 @@ REQUIRED = {name for name in os.environ.get("SMDDP_REQUIRE", "").split(",") if n
 
 
 def pytest_configure() -> None:
+    # Before torch is imported. OpenMP's threads wait for one another at each operation, by default in a busy loop:
+    # where workers and the jobs of their tests share the cores, that takes much of the processors' time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # To collect a process group whose threads were not forked aborts: a forked child leaves what it inherits alone.
     os.register_at_fork(after_in_child=gc.freeze)
     remember_models()

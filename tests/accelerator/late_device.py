@@ -27,8 +27,13 @@ _DEVICES = {"SMDDP_DEVICE": "late", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS
 
 def environment() -> dict[str, str]:
     """Return the environment for a process with the late device, which is built if it is not there."""
-    path = [str(_built()), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **_DEVICES}
+    names = [*map(str, path()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(names), **_DEVICES}
+
+
+def path() -> list[Path]:
+    """Return the directories that a Python with the late device has on its path; build the device if it is absent."""
+    return [_built(), ROOT]
 
 
 def _built() -> Path:

@@ -386,6 +386,7 @@ smddp.run(main)
 """
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_out_of_memory_is_the_reason(tmp_path: Path) -> None:
     ended = program_output(OUT_OF_MEMORY, tmp_path)
     assert ended.returncode not in (0, 75)

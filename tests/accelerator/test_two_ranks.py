@@ -1,6 +1,7 @@
 """Two ranks that talk over the accelerator's own backend.
 
-On CUDA they are two hosts of `smddp run --nodes 2`, which share a GPU; elsewhere each has a device of one host.
+On CUDA they are two hosts of `smddp run --nodes 2`, which share a GPU; elsewhere each has a device of one host. The
+first test forks its ranks from smddp's own warm parent, as users do; the others fork all their processes.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def test_two_ranks_train_resume_and_agree(tmp_path: Path) -> None:
     assert results[0]["gathered by the device"] == (0 if KIND == "cuda" else 1)  # gloo carries the CPU's
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     "options", [("--zero", "--comm-hook", "bf16"), ("--comm-hook", "powersgd"), ("--sharded",)], ids=" ".join
 )
@@ -79,6 +81,7 @@ def test_a_resume_with_a_divided_optimizer_changed_gradients_or_a_divided_model_
     assert not [race for each in found for race in each["races"]]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.only_on("late")
 def test_a_group_without_a_backend_for_the_cpu_carries_what_is_there_through_the_device(tmp_path: Path) -> None:
     code, said, _ = run(tmp_path, "--own-group", SMDDP_MAX_STEPS="2")
@@ -96,6 +99,7 @@ def test_a_group_without_a_backend_for_the_cpu_carries_what_is_there_through_the
         ("SIGKILL", "Rank 1 of 2 .*SIGKILL"),
     ],
 )
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_rank_that_fails_is_the_reason(tmp_path: Path, fault: str, reason: str) -> None:
     code, said, seconds = run(tmp_path, fault=fault)
     assert code not in (0, 75), said
@@ -115,12 +119,14 @@ def test_the_rank_that_fails_is_the_reason(tmp_path: Path, fault: str, reason: s
         ),
     ],
 )
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_hang_is_named(tmp_path: Path, fault: str, reason: str) -> None:
     code, said, _ = run(tmp_path, fault=fault, watch=AFTER)
     assert code not in (0, 75), said
     assert re.match(reason, failure(tmp_path)), said
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_collectives_are_checked_and_timed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "smddp.cli", "collectives", "--processes-per-node", "2", "--seconds", "0.01"]
     for operation in ("all_reduce", "broadcast", "all_gather"):

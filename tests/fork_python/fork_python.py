@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
+TORCH = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.elastic.agent.server.api")
+"""What ranks import."""
 MODULES = (
-    *("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed.elastic.agent.server.api", "torchvision"),
+    *(*TORCH, "torchvision"),
     *("sagemaker.pytorch", "sagemaker.experiments", "sagemaker.workflow.pipeline_context", "sagemaker.local"),
     *("sklearn.datasets", "matplotlib.figure", "matplotlib.backends.backend_agg"),
     *(f"moto.{part}" for part in ("moto_server.werkzeug_app", "sagemaker", "s3", "logs", "sts", "iam", "cloudwatch")),
@@ -32,7 +34,10 @@ class ForkPython:
     start the real Python, to look for a difference.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, modules: Sequence[str] = MODULES, path: Sequence[Path] = ()) -> None:
+        self._modules = modules
+        self._path = path
+        """Directories that the server has on its path while it imports, beside those of this environment."""
         self.is_real = bool(os.environ.get("SMDDP_REAL_PYTHON"))
         self.environment = Path(sys.prefix) if self.is_real else directory / "venv"
         """This environment, or the same with such a Python in its ``bin``."""
@@ -43,7 +48,7 @@ class ForkPython:
 
     @property
     def executable(self) -> str:
-        """The path of a Python that begins with ``MODULES`` imported."""
+        """The path of a Python that begins with the modules imported."""
         if self.is_real:
             return sys.executable
         self._start()
@@ -95,14 +100,23 @@ class ForkPython:
         if self._server is not None:
             return
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OMP_"))}
-        command = [sys.executable, "-I", str(HERE / "server.py"), str(self._socket), *MODULES]
-        # One thread: OpenBLAS would start others, which a fork does not take along.
+        command = [
+            sys.executable,
+            "-I",
+            str(HERE / "server.py"),
+            str(self._socket),
+            *map(str, self._path),
+            *self._modules,
+        ]
+        # One thread: OpenBLAS would start others, which a fork does not take along. OpenMP's threads are those of the
+        # forked programs, which share the cores: they sleep while they wait, as tests/conftest.py says.
         self._server = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             # The last is what the platform's server sets before it imports moto.
             env=kept
-            | {"OPENBLAS_NUM_THREADS": "1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1", "MOTO_DISABLE_GLOBAL_CORS": "1"},
+            | {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+            | {"SAGEMAKER_SUPPRESS_V2_WARNING": "1", "MOTO_DISABLE_GLOBAL_CORS": "1"},
             start_new_session=True,
         )
         deadline = time.monotonic() + _START_SECONDS

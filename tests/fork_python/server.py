@@ -1,6 +1,7 @@
 """The fork server: a process that has imported the large packages once, and forks each program that a client asks for.
 
-It is a program of its own: ``python -I server.py SOCKET MODULE...``. A forked child leaves `serve` with the request,
+It is a program of its own: ``python -I server.py SOCKET [DIRECTORY...] MODULE...``, with absolute directories
+for ``sys.path``. A forked child leaves `serve` with the request,
 becomes the program, runs it as ``__main__``, and ends as every Python does, except that it leaves what was imported to
 the kernel.
 """
@@ -315,8 +316,10 @@ def prepare(modules: list[str]) -> None:
     sys.excepthook = excepthook
 
 
-def main(path: str, modules: list[str]) -> None:
+def main(path: str, names: list[str]) -> None:
     """Import, listen, serve; run the program in each child."""
+    sys.path[:0] = [name for name in names if name.startswith("/")]
+    modules = [name for name in names if not name.startswith("/")]
     sys.modules["triton"] = None  # type: ignore[assignment]  # which complains of what a frozen heap leaves at the end
     prepare(modules)
     del sys.modules["triton"]

@@ -29,7 +29,7 @@ from typing import Any
 
 from smddp.process import process_tree
 from smddp.watch.watchdog import REPORT
-from tests.fork_python import ForkPython
+from tests.fork_python import TORCH, ForkPython
 from tests.torture.outcome import Outcome
 
 JOB = Path(__file__).with_name("hanging_job.py")
@@ -151,7 +151,7 @@ def draw(count: int, seed: int) -> list[Life]:
 def forked_program(directory: Path) -> Iterator[Path]:
     """Yield an ``smddp`` whose Pythons, and those of its ranks, are forked."""
     directory.mkdir(exist_ok=True)
-    python = ForkPython(directory / "python")
+    python = ForkPython(directory / "python", modules=TORCH)
     try:
         yield Path(python.programs) / "smddp"
     finally:

@@ -314,6 +314,11 @@ def test_a_dataloader_whose_place_cannot_be_kept_is_refused_with_the_remedy(job:
         Parts(job).trainer.loader(loader)
 
 
+def end_workers(loader: StatefulDataLoader[Any]) -> None:
+    """Drop the iterator. Collected as garbage, it loses its queues first, and a worker sees only after 5 s."""
+    loader.load_state_dict({})
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.slow
 def test_a_loader_that_keeps_its_place_goes_on_in_mid_epoch(job: Job, workers: int) -> None:
@@ -324,8 +329,10 @@ def test_a_loader_that_keeps_its_place_goes_on_in_mid_epoch(job: Job, workers: i
         )
 
     parts = Parts(job)
-    first = train(parts, loader(parts), epochs=1, stop_at=4)
-    del parts
+    taken_over = loader(parts)
+    first = train(parts, taken_over, epochs=1, stop_at=4)
+    end_workers(taken_over)
+    del parts, taken_over
     again = Parts(job)
     second = train(again, loader(again), epochs=1)
     assert first + second == points().tensors[0].flatten().tolist()[::-1]
@@ -371,6 +378,7 @@ def test_a_loader_that_draws_has_the_same_order_in_all_epochs_after_resumes(job:
             if stop in (f"step {parts.trainer.steps}", f"epoch {epoch}", f"end of {epoch}"):
                 parts.trainer.save(wait=True)
                 break
+        end_workers(loader)
         leave()
         return given
 
