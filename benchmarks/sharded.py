@@ -7,8 +7,8 @@ memory    the most that a rank holds while it makes a model on the meta device a
 step      an optimizer step of `smddp.Trainer(parallel=smddp.Sharded(...))`, over that of a bare `fully_shard` loop
 stall     how long a save holds the training thread, over a memcpy of the rank's pieces (model and AdamW's two moments)
 save      from the save's begin until all is durable, beside DCP's async_save, whose files are flushed, too
-load      into the same layout, and into one that is divided along the other dimension, beside DCP's load; smddp
-          verifies every byte that it reads
+load      into the same layout, into one that is divided along the other dimension, and into whole weights on each rank
+          (DDP), beside DCP's load; smddp verifies every byte that it reads
 
     python benchmarks/sharded.py [--ranks 2] [--megabytes 200] [--repeats 5]
 
@@ -166,7 +166,8 @@ def saves(repeats: int, directory: Path, megabytes: int) -> dict[str, float]:
     blocks = blocks_of(megabytes)
     model, optimizer = make(blocks)
     other, other_optimizer = make(blocks, dimension=1)
-    for each in (optimizer, other_optimizer):
+    whole, whole_optimizer = make(blocks, dimension=None)
+    for each in (optimizer, other_optimizer, whole_optimizer):
         for weight in (weight for group in each.param_groups for weight in group["params"]):
             weight.grad = torch.zeros_like(weight)
         each.step()
@@ -215,6 +216,8 @@ def saves(repeats: int, directory: Path, megabytes: int) -> dict[str, float]:
         dcp_load=lambda: timed(lambda: dcp_load(model, optimizer)),
         reshard=lambda: load(other, other_optimizer),
         dcp_reshard=lambda: timed(lambda: dcp_load(other, other_optimizer)),
+        whole=lambda: load(whole, whole_optimizer),
+        dcp_whole=lambda: timed(lambda: dcp_load(whole, whole_optimizer)),
     )
 
 
@@ -235,7 +238,8 @@ def on_each_rank(repeats: int, directory: Path, megabytes: int, contestant: str 
     if dist.get_rank() == 0:
         print(f"step      {step['trainer'] / step['hand']:.3f} x by hand ({step['hand'] / 20 * 1e3:.1f} ms)")
         print(f"stall     {save['stall'] / save['memcpy']:.2f} x memcpy ({save['memcpy'] * 1e3:.0f} ms)")
-        for name, text in (("save", "save, durable"), ("load", "load"), ("reshard", "load, divided otherwise")):
+        lines = {"save": "save, durable", "load": "load", "reshard": "load, divided otherwise", "whole": "load, whole"}
+        for name, text in lines.items():
             print(
                 f"{text}: {save[name]:.3f} s, DCP {save['dcp_' + name]:.3f} s, {save[name] / save['dcp_' + name]:.2f} x"
             )

@@ -35,6 +35,10 @@ T = TypeVar("T")
 _PIECE = 64 * 2**20
 """Bytes broadcast at a time: the extra memory on a GPU, and on the CPU for small tensors."""
 
+_ALONE = 2**20
+"""Bytes of a tensor that is broadcast from and into its own memory, if ranks exchange tensors on the CPU. A smaller one
+travels with others: copies of it take less time than a broadcast of its own."""
+
 _SECONDS_APART = 0.25
 _MOST_STEPS_APART = 50  # bounds how late a stop is noticed if steps become much slower suddenly
 
@@ -122,20 +126,19 @@ class Ranks:
         """
         if self.world_size == 1:
             return
-        small: list[torch.Tensor] = []
+        together: list[torch.Tensor] = []
         size = 0
         for tensor in tensors:
-            content = tensor.detach().reshape(-1).view(torch.uint8)
-            if size + len(content) > _PIECE:
-                self._broadcast_together(small, source)
-                small, size = [], 0
-            if len(content) <= _PIECE:
-                small.append(content)
+            for content in torch.split(tensor.detach().reshape(-1).view(torch.uint8), _PIECE):
+                if self.device == CPU and len(content) >= _ALONE:
+                    dist.broadcast(content, src=source)
+                    continue
+                if size + len(content) > _PIECE:
+                    self._broadcast_together(together, source)
+                    together, size = [], 0
+                together.append(content)
                 size += len(content)
-            else:
-                for start in range(0, len(content), _PIECE):
-                    self._broadcast_together([content[start : start + _PIECE]], source)
-        self._broadcast_together(small, source)
+        self._broadcast_together(together, source)
 
     def _broadcast_together(self, contents: list[torch.Tensor], source: int) -> None:
         """Broadcast several flat byte tensors as one."""

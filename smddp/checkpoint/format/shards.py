@@ -7,7 +7,7 @@ is a box of the whole tensor. All ranks compute the same pieces without communic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -45,6 +45,24 @@ class Box:
         ends = [min(sum(one), sum(two)) for one, two in zip(self._edges(), other._edges(), strict=True)]
         shape = tuple(end - begin for end, begin in zip(ends, start, strict=True))
         return Box(start, shape) if all(each > 0 for each in shape) else None
+
+    def shifted(self, distance: Sequence[int]) -> Box:
+        """Return the box that begins further on by a distance in each dimension."""
+        return Box(tuple(begin + each for begin, each in zip(self.start, distance, strict=True)), self.shape)
+
+    def in_order(self, most: int) -> Iterator[Box]:
+        """Divide it into boxes of at most so many values. They are in the order of a contiguous tensor's values."""
+        if self.size <= most:
+            yield self
+            return
+        # The first dimension of which one index fits. Each index of the dimensions before it is a box of its own.
+        cut = next(number for number in range(len(self.shape)) if math.prod(self.shape[number + 1 :]) <= most)
+        step = most // math.prod(self.shape[cut + 1 :])
+        for index in product(*map(range, self.shape[:cut])):
+            for begin in range(0, self.shape[cut], step):
+                start = (*index, begin, *(0 for _ in self.shape[cut + 1 :]))
+                extent = min(step, self.shape[cut] - begin)
+                yield Box(start, (*(1 for _ in index), extent, *self.shape[cut + 1 :])).shifted(self.start)
 
     def within(self, outer: Box) -> tuple[slice, ...]:
         """Return the index of this box in a tensor that holds ``outer``."""

@@ -175,6 +175,12 @@ def tensor_at(memory: memoryview, start: int, dtype: torch.dtype, shape: tuple[i
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start).view(dtype).view(shape)
 
 
+def empty_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor for values to read; its first write is fast if it is large."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.empty(shape, dtype=dtype) if size < _HUGE_PAGE else tensor_at(allocate(size), 0, dtype, shape)
+
+
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor, without a copy."""
     return tensor.detach().view(-1).view(torch.uint8).numpy().data

@@ -14,7 +14,7 @@ import torch
 from smddp.checkpoint.format.manifest import STATE_NAME, Manifest, parse_json
 from smddp.checkpoint.format.shards import Box, local_box, with_layout_of
 from smddp.checkpoint.format.state_tree import ShardedEntry, sharded_entries, unflatten
-from smddp.checkpoint.format.tensors import Entry, allocate, tensor_at
+from smddp.checkpoint.format.tensors import Entry, empty_tensor
 from smddp.checkpoint.restore.listing import ScanResult, check_sizes, examine, look_until_settled
 from smddp.checkpoint.restore.verified import VerifiedFiles
 from smddp.checkpoint.stores.store import Store, step_name
@@ -148,13 +148,8 @@ def load_parts(
     for part, entries in files.entries(wanted).items():
         with _put_together(part, manifest.step):
             places[part] = _places(skeletons.get(part), entries, targets.get(part), whole=whole)
-    sources = {
-        part: {piece: each for each in found.values() for piece in each.pieces} for part, found in places.items()
-    }
     files.read(
-        wanted,
-        lambda part, name, tensor: sources[part][name].take(name, tensor),
-        lambda part, name: name in sources[part],
+        {part: {piece: each for each in found.values() for piece in each.pieces} for part, found in places.items()}
     )
     tensors = {part: {name: each.tensor() for name, each in found.items()} for part, found in places.items()}
     return Loaded(manifest=manifest, skeletons=skeletons, tensors=tensors)
@@ -189,23 +184,29 @@ class _Place:
     def __init__(self, saved: ShardedEntry, target: torch.Tensor | None) -> None:
         self._saved, self._target = saved, target
         self._box = Box.whole(saved.shape) if target is None else local_box(target)
-        overlaps = {name: box.overlap(self._box) for name, box in saved.pieces.items()}
-        self.pieces = {name: each for name, each in overlaps.items() if each is not None}
-        """The part that each piece has of the box, by the name of the piece in the files."""
+        self.pieces = {name: box for name, box in saved.pieces.items() if box.overlap(self._box) is not None}
+        """The box of each piece of which it needs values, by the name of the piece in the files."""
         self._values: torch.Tensor | None = None
-        if list(self.pieces) != [name for name, box in saved.pieces.items() if box == self._box]:
-            memory = allocate(max(self._box.size * saved.dtype.itemsize, 1))
-            self._values = tensor_at(memory, 0, saved.dtype, self._box.shape)
+        if not self.keeps(saved.name):
+            self._values = empty_tensor(saved.dtype, self._box.shape)
 
-    def take(self, name: str, piece: torch.Tensor) -> None:
-        """Keep the values of one piece; threads may take several at a time, which do not overlap."""
-        if self._values is None:
-            self._values = piece
-        else:
-            overlap = self.pieces[name]
-            self._values[overlap.within(self._box)] = piece[overlap.within(self._saved.pieces[name])]
+    def keeps(self, _name: str) -> bool:
+        """Return whether the only piece that it needs is its box, so that the piece's memory becomes the tensor's."""
+        return list(self.pieces.values()) == [self._box]
+
+    def keep(self, _name: str, tensor: torch.Tensor) -> None:
+        """Keep the only piece."""
+        self._values = tensor
+
+    def copy(self, name: str, box: Box, values: torch.Tensor) -> None:
+        """Copy the values of a box of a piece; threads may copy several pieces at a time, which do not overlap."""
+        if self._values is None:  # a small one, which is the only piece
+            self._values = empty_tensor(self._saved.dtype, self._box.shape)
+        copied = box.shifted(self.pieces[name].start)
+        if (overlap := copied.overlap(self._box)) is not None:
+            self._values[overlap.within(self._box)] = values[overlap.within(copied)]
 
     def tensor(self) -> torch.Tensor:
         """Return the tensor, once all pieces were taken."""
-        values = torch.empty(self._box.shape, dtype=self._saved.dtype) if self._values is None else self._values
-        return values if self._target is None else with_layout_of(self._target, values)
+        assert self._values is not None, self._saved.name
+        return self._values if self._target is None else with_layout_of(self._target, self._values)

@@ -23,6 +23,7 @@ import torch
 from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.format.plain_names import plain_state
 from smddp.checkpoint.format.state_tree import has_left_out
+from smddp.checkpoint.format.tensors import empty_tensor
 from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, weights_in_order
 from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_newest
@@ -184,7 +185,7 @@ def _share(ranks: Ranks, read: Loaded | None) -> Loaded | None:
     loaded = read
     if not ranks.is_main:
         received = {
-            part: {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in each.items()}
+            part: {name: empty_tensor(dtype, shape) for name, (dtype, shape) in each.items()}
             for part, each in layouts.items()
         }
         own = {} if read is None else read.tensors

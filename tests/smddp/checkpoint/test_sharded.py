@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -18,8 +20,10 @@ from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.format.manifest import Manifest
 from smddp.checkpoint.format.shards import Box, check_boxes
 from smddp.checkpoint.format.state_tree import flatten_shards, sharded_entries
+from smddp.checkpoint.format.tensors import allocate
 from smddp.checkpoint.restore.reader import load_parts, read_checkpoint
 from smddp.checkpoint.stores import Store
+from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.opening import open_store
 from smddp.errors import CheckpointError
 from tests.smddp.checkpoint.by_hand import write_checkpoint
@@ -35,6 +39,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
 from smddp.checkpoint.format.shards import Box, local_box
 from smddp.checkpoint.restore.reader import load_parts, read_checkpoint
+from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.opening import open_store
 
 logging.basicConfig(level=logging.WARNING)
@@ -81,6 +86,7 @@ class Model(nn.Module):
             self.register_parameter(name, nn.Parameter(divided(each, layouts[name])))
 
 for step in range(1, CHAINS + 1):
+    DirectoryStore.read_size = chance.choice([8, 20, 2**21])  # a piece is read in several blocks, or at once
     layouts = {name: layout(shape) for name, shape in SHAPES.items()}
     model = Model({name: torch.zeros(shape) for name, shape in SHAPES.items()}, layouts)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -273,6 +279,68 @@ def test_a_state_in_pieces_is_read_as_the_same_whole(tmp_path: Path) -> None:
         assert torch.equal(value, state["model"][name]), name
 
 
+@given(
+    shape=st.lists(st.integers(0, 5), max_size=4),
+    start=st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    most=st.integers(1, 30),
+)
+def test_a_box_is_divided_in_the_order_of_its_values(shape: list[int], start: list[int], most: int) -> None:
+    box = Box(tuple(start[: len(shape)]), tuple(shape))
+    values = torch.arange(box.size).view(shape)
+    boxes = list(box.in_order(most))
+    assert torch.cat([values[each.within(box)].reshape(-1) for each in boxes]).tolist() == list(range(box.size))
+    assert max(each.size for each in boxes) <= most
+    assert len(boxes) <= max(1, 2 * box.size / most)
+
+
+def damage_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("read_size", [8, 100, 2**21])
+def test_a_piece_passes_through_a_block_of_memory(
+    read_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DirectoryStore, "read_size", read_size)
+    allocated: list[int] = []
+    monkeypatch.setattr(
+        "smddp.checkpoint.restore.verified.allocate", lambda size: (allocated.append(size), allocate(size))[1]
+    )
+    store, state = open_store(tmp_path), {"model": {"v": torch.randn(7), "w": torch.randn(50, 3, dtype=torch.double)}}
+    write_checkpoint(store, 1, state, writers=2, pieces=True)
+    for name, value in read_checkpoint(store, 1).unflatten("model").items():
+        assert torch.equal(value, state["model"][name]), name
+    assert set(allocated) == {read_size}, "no memory is taken for a piece"
+    assert list_checkpoints(tmp_path)[0].valid
+    (file,) = tmp_path.rglob("model-00002-of-00002.safetensors")
+    damage_last_byte(file)
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors was changed: its bytes of 'v@1' do"):
+        read_checkpoint(store, 1)
+    assert not list_checkpoints(tmp_path)[0].valid
+
+
+def test_small_whole_tensors_are_read_together_with_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[str] = []
+    read_into = DirectoryStore.read_into
+
+    def read(self: DirectoryStore, step: int, directory: str, name: str, offset: int, memory: memoryview) -> None:
+        reads.append(name)
+        read_into(self, step, directory, name, offset, memory)
+
+    monkeypatch.setattr(DirectoryStore, "read_into", read)
+    whole = {f"v{number}": torch.randn(()) for number in range(9)}
+    state = {"model": {"u": torch.randn(2), **whole, "w": torch.randn(50, 3)}}
+    store = open_store(tmp_path)
+    write_checkpoint(store, 1, state, pieces=True)
+    loaded = read_checkpoint(store, 1).unflatten("model")
+    for name, value in state["model"].items():
+        assert torch.equal(loaded[name], value), name
+        assert loaded[name].untyped_storage().nbytes() == value.nbytes
+    assert reads.count("model.safetensors") == 2, "the header and the values"
+
+
 def test_pieces_in_two_files_are_one_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path)
     write_by_hand(store, {"w": HALVES}, {"a": torch.tensor([1.0, 2]), "b": torch.tensor([3.0, 4])}, monkeypatch)
@@ -291,7 +359,7 @@ def test_pieces_in_two_files_are_one_tensor(tmp_path: Path, monkeypatch: pytest.
 def test_a_piece_that_is_missing_or_another_one_is_refused_before_memory_is_taken(
     second: dict[str, torch.Tensor], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smddp.checkpoint.restore.reader.allocate", None)
+    monkeypatch.setattr("smddp.checkpoint.restore.reader.empty_tensor", None)
     store = open_store(tmp_path)
     write_by_hand(store, {"w": HALVES}, {"a": torch.zeros(2), **second}, monkeypatch)
     with pytest.raises(CheckpointError, match=told):

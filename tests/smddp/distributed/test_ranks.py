@@ -1,3 +1,4 @@
+import ast
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -142,3 +143,41 @@ def test_asking_twice_at_one_step_moves_nothing(alone: Ranks) -> None:
     moved = agreement.next_step
     agreement.decide(1)
     assert agreement.next_step == moved
+
+
+BROADCAST = """
+import torch
+import torch.distributed as dist
+import smddp
+from smddp.distributed import Ranks, ranks
+
+membership = smddp.join()
+ranks._PIECE, ranks._ALONE = 256, 100
+own = membership.cluster.rank
+shapes = [(), (0, 3), (5, 5), (9,), (24,), (25,), (30, 30), (40,), (7,)]
+tensors = [torch.full(shape, float(own * 100 + number)) for number, shape in enumerate(shapes)]
+addresses = [tensor.data_ptr() for tensor in tensors]
+sent = []
+broadcast = dist.broadcast
+
+def noted(tensor, src):
+    sent.append((tensor.nbytes, tensor.data_ptr() in addresses))
+    broadcast(tensor, src=src)
+
+dist.broadcast = noted
+Ranks.current().broadcast(tensors, source=1)
+assert all(bool((tensor == 100 + number).all()) for number, tensor in enumerate(tensors)), tensors
+print(sorted(sent))
+smddp.leave()
+"""
+
+
+def test_large_tensors_are_broadcast_without_a_copy_and_small_ones_together(
+    run_ranks: Callable[..., list[Any]],
+) -> None:
+    ranks = run_ranks(BROADCAST)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    sent = ast.literal_eval(ranks[0].printed)
+    assert max(size for size, _ in sent) <= 256
+    assert [size for size, is_own in sent if is_own] == [100, 100, 160, 256]
+    assert sum(size for size, _ in sent) == 4 * (1 + 25 + 9 + 24 + 25 + 900 + 40 + 7)
