@@ -324,9 +324,10 @@ def _resumed_at(lines: Iterable[str]) -> int:
     found = [match for line in lines if (match := _RESUMED.match(line))]
     if not found:
         raise EstimatorError(
-            "The rehearsal's second attempt did not resume from the checkpoint of the first, but began anew. Let the "
-            "script train by smddp.Trainer, or load what job.checkpoint_location has. A script that sets up logging "
-            "itself must show INFO with the logger's name: it is the Trainer's line that tells."
+            "In the rehearsal's second attempt smddp.Trainer did not say that it resumed from the checkpoint of the "
+            "first. Only a script that trains by smddp.Trainer can be rehearsed, with its checkpoints where "
+            "job.checkpoint_location says. If it sets up logging itself, it must show the lines of INFO, each with the "
+            "logger's name."
         )
     return int(found[0][1])
 

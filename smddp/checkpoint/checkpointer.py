@@ -21,7 +21,7 @@ from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import Stateful, check_parts, is_in_pieces
-from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers
+from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers, as_whole_number
 from smddp.checkpoint.save.background_saves import BackgroundSaves
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
 from smddp.checkpoint.save.observer import SaveObserver, Unobserved
@@ -267,7 +267,11 @@ class Checkpointer:
             ValueError: A number is out of range, or a metric is not a number. The save then fails on every rank.
             CheckpointError: The state cannot be saved, or the previous save failed. Earlier checkpoints are intact.
         """
-        moment = Moment(step=int(step), epoch=int(epoch), position=position)  # raises alike on every rank
+        moment = Moment(  # raises alike on every rank
+            step=as_whole_number("step", step),
+            epoch=as_whole_number("epoch", epoch),
+            position=None if position is None else as_whole_number("position", position),
+        )
         try:
             numbers = {name: float(value) for name, value in as_numbers(metrics or {}).items()}
         except ValueError as error:  # perhaps on this rank alone: the save fails on all of them

@@ -104,8 +104,9 @@ def open_store(
     ``by_hand`` says that no launcher logs for this rank, so its waiting lines are warnings, which every rank shows.
 
     TCPStore's timeout does not end its handshake with a program that listens and never answers, so the handshake has a
-    thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS` from when such a program was found. Until somebody
-    listens, TCPStore is not asked at all: it prints C++ frames for each attempt in vain.
+    thread. Bound: nobody waits for it longer than `_ANSWER_SECONDS`, or ``timeout`` if that is less, from when such a
+    program was found. Until somebody listens, TCPStore is not asked at all: it prints C++ frames for each attempt in
+    vain.
     """
     where = f"the master at {address}:{port}"
     opened: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
@@ -136,6 +137,7 @@ def open_store(
     outcome: TCPStore | Exception | None = None
     silent_since: float | None = None
     next_probe = time.monotonic() + _PROBE_SECONDS
+    patience = min(_ANSWER_SECONDS, timeout.total_seconds())
     with (
         ExitStack() as leaving,
         Heartbeat(
@@ -160,7 +162,7 @@ def open_store(
                     silent_since = math.inf
                 elif silent or silent_since is None:  # the queue of a silent program may be full already
                     silent_since = min(silent_since or math.inf, time.monotonic())
-                if silent_since is not None and time.monotonic() - silent_since > _ANSWER_SECONDS:
+                if silent_since is not None and time.monotonic() - silent_since > patience:
                     raise DistributedError(
                         f"{who} could not reach {where}: another program listens there. {_OTHER_PORT}"
                     )

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Iterator
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -111,13 +112,13 @@ class TrainingLoop:
                 continues in that epoch.
 
         Raises:
-            ValueError: ``count`` is negative, or ``max_steps`` is not positive.
+            ValueError: ``count`` is negative or not a whole number, or ``max_steps`` is not positive.
             Stopped: The job was told to stop, and a checkpoint is durable.
             CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
         """
         progress = self._progress
-        if count < 0:
-            raise ValueError(f"trainer.epochs({count}): give a whole number of 0 or more")
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 0:
+            raise ValueError(f"trainer.epochs({count!r}): give a whole number of 0 or more")
         if max_steps is not None:
             check_counts(max_steps=max_steps)
         self._begin()

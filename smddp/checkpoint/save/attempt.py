@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import SupportsFloat
 
 import xxhash
@@ -121,6 +122,14 @@ def _hash(file: StagedFile) -> FileDigests:
             for entry in file.layout.entries
         },
     )
+
+
+def as_whole_number(name: str, value: object) -> int:
+    """Return an integer of any type, such as numpy's or a tensor of one; raise ValueError for anything else."""
+    try:
+        return index(value)  # type: ignore[arg-type]  # what it takes is decided by the value
+    except TypeError:
+        raise ValueError(f"{name} is {value!r:.80}: give a whole number") from None
 
 
 def as_numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:

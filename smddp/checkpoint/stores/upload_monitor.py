@@ -126,7 +126,7 @@ class UploadMonitor(CommitListener):
         with self._lock:
             left = list(self._expected.values())
         for expected in left:
-            logger.warning("%s; it is not watched any longer", self._lateness(expected))
+            logger.warning("%s; this process ends before it has seen them arrive", self._lateness(expected))
 
     def _watch(self) -> None:
         while not self._closing.wait(min(_LONGEST_PAUSE, self._bound / 10)):

@@ -561,6 +561,12 @@ def test_refuses_an_impossible_step(step: int, epoch: int, position: int | None,
         Checkpointer(tmp_path, {}).save(step, epoch=epoch, position=position)
 
 
+@pytest.mark.parametrize("step", [1.5, 2.0, "3", None])
+def test_refuses_a_step_that_is_no_whole_number(step: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"step is {step!r}: give a whole number"):
+        Checkpointer(tmp_path, {}).save(step)
+
+
 def test_a_metric_that_is_no_number_is_refused_before_anything_is_written(new_run: NewRun) -> None:
     run = new_run()
     with pytest.raises(ValueError, match="the metric 'loss' is 'low': give a number"):

@@ -85,9 +85,10 @@ def test_no_epochs_train_nothing_and_say_so(job: Job, caplog: pytest.LogCaptureF
     assert "are in the checkpoint" not in caplog.text
 
 
-def test_a_negative_number_of_epochs_is_refused(job: Job) -> None:
-    with pytest.raises(ValueError, match=r"trainer\.epochs\(-1\): give a whole number of 0 or more"):
-        Run(job).train(-1)
+@pytest.mark.parametrize("count", [-1, 2.5, 2.0, "2", None, True])
+def test_a_number_of_epochs_that_is_none_is_refused(job: Job, count: Any) -> None:
+    with pytest.raises(ValueError, match=rf"trainer\.epochs\({count!r}\): give a whole number of 0 or more"):
+        Run(job).train(count)
 
 
 def test_within_one_process_it_goes_on_too(job: Job) -> None:

@@ -125,7 +125,7 @@ def test_each_late_checkpoint_is_said(source: DirectoryStore, store: S3Store, sa
             saved(source, arrival, step)
         until(lambda: len(said()) >= 2)
         assert [any(store.path(step) in line for line in said()) for step in (1, 2)] == [True, True]
-    assert [line.count("not watched any longer") for line in said()] == [0, 0, 1, 1]
+    assert [line.count("ends before it has seen them arrive") for line in said()] == [0, 0, 1, 1]
 
 
 def test_what_is_not_needed_any_more_is_not_waited_for(
