@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-import tarfile
-from collections.abc import Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from estimators.errors import EstimatorError, TrainingJobFailed
+from estimators.job_handle.files import download
 from smddp.job.printed_error import last_lines
 from smddp.storage.s3_errors import S3_ERRORS
 
 if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+    import boto3
 
 logger = logging.getLogger(__name__)
 
@@ -22,41 +22,26 @@ _RANK = re.compile(r" \(rank ([0-9]{1,6}) of [0-9]{1,6} on ")
 """The rank that failed first, in a job's reason."""
 _MOST_CHARACTERS = 4000
 """Characters of a traceback's end in the error: about 20 frames."""
-_PIECE = 1 << 16
-"""Bytes that are read at a time, and bytes of a file's end that are kept."""
 
 
-def culprit_traceback(s3: S3Client, description: Mapping[str, Any]) -> str:
+def culprit_traceback(fault: TrainingJobFailed, session: boto3.Session) -> str:
     """Return the last frames of the traceback of the rank that a failed job's reason names; empty if it left none.
 
     ``smddp.run`` writes each failed rank's whole traceback into the output data.
     """
-    rank = _RANK.search(description.get("FailureReason", ""))
+    rank = _RANK.search(fault.reason)
     if rank is None:
         return ""
-    output = description["OutputDataConfig"]["S3OutputPath"].removeprefix("s3://").rstrip("/")
-    bucket, _, key = f"{output}/{description['TrainingJobName']}/output/output.tar.gz".partition("/")
     try:
-        found = _read_member(s3.get_object(Bucket=bucket, Key=key)["Body"], f"traceback-rank-{rank[1]}.txt")
-    except (*S3_ERRORS, tarfile.TarError, OSError):  # swallowed: the job's own reason must not be hidden by another
-        logger.debug("no traceback could be read from s3://%s/%s", bucket, key, exc_info=True)
+        description = session.client("sagemaker").describe_training_job(TrainingJobName=fault.job_name)
+        with tempfile.TemporaryDirectory(prefix="smddp-rehearsal-") as directory:
+            output = download(session.client("s3"), description, Path(directory), only="output").output
+            assert output is not None, "download() raises if there is no output"
+            text = (output / f"traceback-rank-{rank[1]}.txt").read_text("utf-8", errors="replace")
+    except (*S3_ERRORS, EstimatorError, OSError):  # swallowed: the job's own reason must not be hidden by another
+        logger.debug("no traceback of rank %s could be read", rank[1], exc_info=True)
         return ""
-    lines = last_lines(found, _MOST_CHARACTERS)
-    return "\n".join([f"The end of the traceback of rank {rank[1]}:", *lines]) if lines else ""
-
-
-def _read_member(packed: Any, name: str) -> str:
-    """Return the end of a text file in an archive, which is read once, and never unpacked; empty if it is absent."""
-    with packed, tarfile.open(fileobj=packed, mode="r|gz") as archive:
-        for member in archive:
-            if member.name == name and member.isreg():
-                file = archive.extractfile(member)
-                assert file is not None
-                end = b""
-                for piece in iter(partial(file.read, _PIECE), b""):
-                    end = (end + piece)[-_PIECE:]
-                return end.decode("utf-8", "replace")
-    return ""
+    return "\n".join([f"The end of the traceback of rank {rank[1]}:", *last_lines(text, _MOST_CHARACTERS)])
 
 
 def describe_failure(

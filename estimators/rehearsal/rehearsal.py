@@ -212,8 +212,7 @@ def rehearse(
                 job = fit({**here, "environment": environment}, platform.session, data)
             except TrainingJobFailed as fault:
                 what = f"{SourceCode.of(arguments).program} ({topology})"
-                sagemaker = platform.boto_session.client("sagemaker")
-                found = culprit_traceback(client, sagemaker.describe_training_job(TrainingJobName=fault.job_name))
+                found = culprit_traceback(fault, platform.boto_session)
                 raise describe_failure(
                     fault, what, found, attempt=attempt, steps=steps, seconds=seconds, logs=logs
                 ) from None

@@ -1,9 +1,8 @@
 """The fork server: a process that has imported the large packages once, and forks each program that a client asks for.
 
-It is a program of its own: ``python -I server.py SOCKET [DIRECTORY...] MODULE...``, with absolute directories
-for ``sys.path``. A forked child leaves `serve` with the request,
-becomes the program, runs it as ``__main__``, and ends as every Python does, except that it leaves what was imported to
-the kernel.
+It is a program of its own: ``python -I server.py SOCKET [DIRECTORY...] MODULE...``, with absolute directories for
+``sys.path``. A forked child leaves `serve` with the request, becomes the program, runs it as ``__main__``, and ends as
+every Python does, except that it leaves what was imported to the kernel.
 """
 
 from __future__ import annotations

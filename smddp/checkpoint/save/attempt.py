@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import SupportsFloat
+from typing import SupportsFloat, SupportsIndex
 
 import xxhash
 
@@ -124,10 +124,10 @@ def _hash(file: StagedFile) -> FileDigests:
     )
 
 
-def as_whole_number(name: str, value: object) -> int:
+def as_whole_number(name: str, value: SupportsIndex) -> int:
     """Return an integer of any type, such as numpy's or a tensor of one; raise ValueError for anything else."""
     try:
-        return index(value)  # type: ignore[arg-type]  # what it takes is decided by the value
+        return index(value)
     except TypeError:
         raise ValueError(f"{name} is {value!r:.80}: give a whole number") from None
 

@@ -5,11 +5,11 @@ and a stream of its own transfers the buffer to the CPU. What exceeds the memory
 stream, which stalls training meanwhile.
 
 Notes on device memory:
-  1. The buffer takes at most half of what training leaves free at its peak. PyTorch counts one peak for both: a peak
-     that no buffer has made is training's own, and one that a buffer has made hides at most its size of training's.
-     So training and a buffer fit together.
-  2. The buffer is freed at once, and `record_stream` delays its reuse until the transfers end. CUDA's allocator waits
-     for them before it reports that no memory is left; but it may then need memory in one piece, so half stays free.
+  1. The buffer takes at most half of what training has left free at its peak so far. PyTorch counts one peak for
+     training and buffers. If it exceeds the peak right after the last buffer was allocated, it is training's own. If
+     not, training's peak exceeds the known one by at most the size of that buffer, which the other half covers.
+  2. The buffer is freed at once, and `record_stream` delays its reuse until the transfers end. If training needs more
+     memory than ever before, CUDA's allocator waits for the transfers, and may then find memory only in pieces.
 """
 
 from __future__ import annotations
