@@ -17,7 +17,7 @@ import torch
 
 from smddp.accelerator import device_count, device_kind, random_states, set_random_state
 from smddp.checkpoint.format.manifest import is_part_name
-from smddp.checkpoint.format.shards import why_unsupported
+from smddp.checkpoint.format.shards import division_of
 from smddp.checkpoint.parts.modules import ModulePart, has_pieces
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
 from smddp.display_text import counted
@@ -95,7 +95,7 @@ def _why_not_savable(part: object) -> str | None:
             "it is a FullyShardedDataParallel, which hides the layout of its weights: shard the module by torch's "
             "fully_shard"
         )
-    found = ((name, why_unsupported(tensor)) for name, tensor in _tensors_of(part) if is_dtensor(tensor))
+    found = ((name, division_of(tensor).why_unsupported) for name, tensor in _tensors_of(part) if is_dtensor(tensor))
     return next((f"{name} is {why}" for name, why in found if why is not None), None)
 
 

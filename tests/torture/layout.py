@@ -12,7 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from smddp.checkpoint.format.shards import Box, local_box, with_layout_of
+from smddp.checkpoint.format.shards import Box, division_of, with_layout_of
 from smddp.cluster import Cluster
 from smddp.distributed import join
 from tests.ports import free_port
@@ -59,5 +59,5 @@ def divided(values: torch.Tensor, mesh: DeviceMesh | None) -> torch.Tensor:
     target = DTensor.from_local(
         values.new_empty(0), mesh, placements, run_check=False, shape=values.shape, stride=values.stride()
     )
-    piece = values[local_box(target).within(Box.whole(values.shape))].contiguous()
+    piece = values[division_of(target).own.within(Box.whole(values.shape))].contiguous()
     return with_layout_of(target, piece)

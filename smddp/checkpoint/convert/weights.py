@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from smddp.checkpoint.convert.sources import find_source
 from smddp.checkpoint.format.frozen import LeftOut, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, plain_name
-from smddp.checkpoint.format.shards import take_piece, why_unsupported
+from smddp.checkpoint.format.shards import division_of, take_piece
 from smddp.checkpoint.parts.modules import has_bits
 from smddp.checkpoint.restore.reader import FindTargets, Unread
 from smddp.display_text import shown_names
@@ -250,7 +250,7 @@ def _targets(module: nn.Module, prefix: str) -> FindTargets | None:
         found: dict[str, list[Any]] = {}
         for name in names.keys() & origins.keys():
             value, target = state[origins[name]], own[names[name]]
-            fits = is_dtensor(target) and why_unsupported(target) is None
+            fits = is_dtensor(target) and division_of(target).why_unsupported is None
             if fits and isinstance(value, Unread) and value.shape == tuple(target.shape):
                 found.setdefault(value.name, []).append(target)
         # Tied weights may be divided in different ways here. They are then read whole.
@@ -303,7 +303,7 @@ def _misfit(value: Any, wanted: Any) -> str:
         return ""  # extra state, which only the module can check
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__qualname__} there, a tensor here"
-    if is_dtensor(wanted) and (why := why_unsupported(wanted)) is not None:
+    if is_dtensor(wanted) and (why := division_of(wanted).why_unsupported) is not None:
         return why
     if is_lazy(wanted) or (value.shape == wanted.shape and _kind(value) == _kind(wanted)):
         return ""

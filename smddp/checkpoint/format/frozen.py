@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smddp.checkpoint.format.shards import Box, local_box, pieces_of
+from smddp.checkpoint.format.shards import Box, division_of
 from smddp.distributed import Ranks
 from smddp.distributed.replica_check import words_of
 from smddp.dtensor import is_dtensor, local_values
@@ -101,8 +101,9 @@ def _sum_of(weight: torch.Tensor, rank: int) -> torch.Tensor:
     """Return the sum over the words that this rank adds, a scalar on the weight's device."""
     values, box, shape = local_values(weight.detach()), Box.whole(weight.shape), tuple(weight.shape)
     if is_dtensor(weight):
-        box = local_box(weight)
-        piece = next((each for each in pieces_of(weight) if each.box == box), None)
+        division = division_of(weight)
+        box = division.own
+        piece = next((each for each in division.pieces if each.box == box), None)
         if piece is None or piece.ranks[0] != rank:  # it has no values, or another rank adds the same ones
             return torch.zeros((), dtype=torch.int64, device=values.device)
     words, runs = words_of(values), list(_runs(box, shape))

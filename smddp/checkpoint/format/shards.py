@@ -81,25 +81,21 @@ class Piece:
     ranks: tuple[int, ...]
 
 
-def why_unsupported(tensor: torch.Tensor) -> str | None:
-    """Describe, for people, how a DTensor is divided if its pieces are no boxes; else None."""
-    kinds = [type(each).__name__ for each in tensor.placements]  # type: ignore[attr-defined]
-    other = next((each for each in kinds if each not in _SUPPORTED), None)
-    return None if other is None else f"a DTensor with the placement {other}; {' and '.join(_SUPPORTED)} can be saved"
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a DTensor is divided among the ranks of its mesh."""
+
+    own: Box
+    """The box of this rank; empty outside of the mesh."""
+    pieces: tuple[Piece, ...]
+    """The pieces that have values, the same on all ranks and in the same order."""
+    why_unsupported: str | None
+    """The reason, for people, why these boxes are not what the ranks have; None if they are."""
 
 
-def pieces_of(tensor: torch.Tensor) -> Sequence[Piece]:
-    """Return the pieces of a DTensor that have values, the same on all ranks and in the same order."""
-    return _pieces(tuple(tensor.shape), tuple(tensor.placements), tensor.device_mesh)  # type: ignore[attr-defined]
-
-
-def local_box(tensor: torch.Tensor) -> Box:
-    """Return the box of a DTensor that this rank has. A rank outside of the mesh has an empty one."""
-    mesh, shape = tensor.device_mesh, tuple(tensor.shape)  # type: ignore[attr-defined]
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return Box((0,) * len(shape), (0,) * len(shape))
-    return _box(shape, tuple(tensor.placements), tuple(mesh.shape), tuple(coordinate))  # type: ignore[attr-defined]
+def division_of(tensor: torch.Tensor) -> Division:
+    """Return how a DTensor is divided."""
+    return _division(tensor.shape, tensor.placements, tensor.device_mesh)  # type: ignore[attr-defined]
 
 
 def with_layout_of(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -117,7 +113,7 @@ def with_layout_of(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def take_piece(target: torch.Tensor, values: torch.Tensor) -> None:
     """Copy this rank's piece into a DTensor, from whole values or from a DTensor that is divided alike."""
-    box = local_box(target).within(Box.whole(values.shape))
+    box = division_of(target).own.within(Box.whole(values.shape))
     piece = local_values(values) if is_dtensor(values) else values[box]
     with torch.no_grad():
         local_values(target).copy_(piece)
@@ -144,16 +140,23 @@ def check_boxes(name: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
         raise CheckpointError(f"the pieces of {name[:100]!r} do not fill its shape {list(shape)} exactly")
 
 
-@lru_cache(maxsize=8192)
-def _pieces(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: Any) -> Sequence[Piece]:
-    sizes = tuple(mesh.shape)
+@lru_cache(maxsize=8192)  # a save asks for every tensor while training waits
+def _division(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: Any) -> Division:
+    sizes, coordinate = tuple(mesh.shape), mesh.get_coordinate()
     ranks_of: dict[Box, list[int]] = {}
-    for coordinate, rank in zip(product(*map(range, sizes)), mesh.mesh.flatten().tolist(), strict=True):
-        ranks_of.setdefault(_box(shape, placements, sizes, coordinate), []).append(rank)
-    return tuple(Piece(box, tuple(ranks)) for box, ranks in ranks_of.items() if box.size)
+    for at, rank in zip(product(*map(range, sizes)), mesh.mesh.flatten().tolist(), strict=True):
+        ranks_of.setdefault(_box(shape, placements, sizes, at), []).append(rank)
+    outside = Box((0,) * len(shape), (0,) * len(shape))
+    other = next((each for each in (type(each).__name__ for each in placements) if each not in _SUPPORTED), None)
+    return Division(
+        own=outside if coordinate is None else _box(shape, placements, sizes, tuple(coordinate)),
+        pieces=tuple(Piece(box, tuple(ranks)) for box, ranks in ranks_of.items() if box.size),
+        why_unsupported=None
+        if other is None
+        else f"a DTensor with the placement {other}; {' and '.join(_SUPPORTED)} can be saved",
+    )
 
 
-@lru_cache(maxsize=8192)
 def _box(
     shape: tuple[int, ...], placements: tuple[Any, ...], sizes: tuple[int, ...], coordinate: tuple[int, ...]
 ) -> Box:

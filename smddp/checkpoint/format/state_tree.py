@@ -30,7 +30,7 @@ import torch
 
 from smddp.checkpoint.format.frozen import LeftOut
 from smddp.checkpoint.format.plain_names import METADATA
-from smddp.checkpoint.format.shards import Box, check_boxes, local_box, pieces_of, why_unsupported
+from smddp.checkpoint.format.shards import Box, check_boxes, division_of
 from smddp.checkpoint.format.tensors import DTYPES, check_shape
 from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError
@@ -214,15 +214,16 @@ class _Parts:
 
     def _sharded(self, tensor: torch.Tensor, path: str, name: str) -> Any:
         """Add the pieces of a DTensor. Tied ones are saved twice: a rank without values can't tell that they are."""
-        if (why := why_unsupported(tensor)) is not None:
-            raise CheckpointError(f"{path} is {why}")
+        division = division_of(tensor)
+        if division.why_unsupported is not None:
+            raise CheckpointError(f"{path} is {division.why_unsupported}")
         name, turn = self._unused(name), len(self._in_pieces)
         self._in_pieces.add(name)
-        values, own, pieces = local_values(tensor), local_box(tensor), []
-        for number, piece in enumerate(pieces_of(tensor)):
+        values, pieces = local_values(tensor), []
+        for number, piece in enumerate(division.pieces):
             owner = piece.ranks[(turn + number) % len(piece.ranks)]  # in turn, so that all save about as much
             is_own = owner == self._rank
-            if is_own and piece.box != own:
+            if is_own and piece.box != division.own:
                 raise CheckpointError(f"{path} is divided among ranks that do not save together: gather it first")
             content = values if is_own else _elsewhere(piece.box.shape, tensor.dtype)
             key = self._add(content, path, f"{name}@{number}")

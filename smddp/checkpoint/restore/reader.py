@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smddp.checkpoint.format.manifest import STATE_NAME, Manifest, parse_json
-from smddp.checkpoint.format.shards import Box, local_box, with_layout_of
+from smddp.checkpoint.format.shards import Box, division_of, with_layout_of
 from smddp.checkpoint.format.state_tree import ShardedEntry, sharded_entries, unflatten
 from smddp.checkpoint.format.tensors import Entry, empty_tensor
 from smddp.checkpoint.restore.listing import ScanResult, check_sizes, examine, look_until_settled
@@ -183,7 +183,7 @@ class _Place:
 
     def __init__(self, saved: ShardedEntry, target: torch.Tensor | None) -> None:
         self._saved, self._target = saved, target
-        self._box = Box.whole(saved.shape) if target is None else local_box(target)
+        self._box = Box.whole(saved.shape) if target is None else division_of(target).own
         self.pieces = {name: box for name, box in saved.pieces.items() if box.overlap(self._box) is not None}
         """The box of each piece of which it needs values, by the name of the piece in the files."""
         self._values: torch.Tensor | None = None

@@ -37,7 +37,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from smddp.checkpoint import Checkpointer, Retention, list_checkpoints
-from smddp.checkpoint.format.shards import Box, local_box
+from smddp.checkpoint.format.shards import Box, division_of
 from smddp.checkpoint.restore.reader import load_parts, read_checkpoint
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.opening import open_store
@@ -68,14 +68,14 @@ def divided(values, to):
     # Without communication, and also on ranks outside of the mesh.
     whole = {"shape": values.shape, "stride": values.stride()}
     empty = DTensor.from_local(torch.empty((0,) * values.ndim), mesh, placements, **whole)
-    local = values[local_box(empty).within(Box((0,) * values.ndim, values.shape))].contiguous()
+    local = values[division_of(empty).own.within(Box((0,) * values.ndim, values.shape))].contiguous()
     return DTensor.from_local(local, mesh, placements, **whole)
 
 def matches(tensor, values):
     if isinstance(tensor, DTensor):
         if tensor.device_mesh.get_coordinate() is None:
             return True  # this rank has no values
-        values = values[local_box(tensor).within(Box((0,) * values.ndim, values.shape))]
+        values = values[division_of(tensor).own.within(Box((0,) * values.ndim, values.shape))]
         tensor = tensor.to_local()
     return torch.equal(tensor.detach(), values)
 
