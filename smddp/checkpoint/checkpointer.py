@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -20,7 +21,7 @@ from smddp.checkpoint.format.manifest import Manifest, json_values
 from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
-from smddp.checkpoint.run_state import Stateful, check_parts, is_in_pieces
+from smddp.checkpoint.run_state import Stateful, check_parts, is_in_pieces, saving_ranks_of
 from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers, as_whole_number
 from smddp.checkpoint.save.background_saves import BackgroundSaves
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
@@ -152,8 +153,7 @@ class Checkpointer:
             with same_error(ranks):
                 group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
                 self._check_writers(group)
-                if not ranks.have_equal(self._save_frozen):
-                    raise CheckpointError("save_frozen is False on some ranks only: give all ranks the same")
+                self._check_alike(ranks)
                 self._parts = {name: self._part(name, part, ranks) for name, part in self._state.items()}
             committer = Committer(
                 self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
@@ -167,6 +167,18 @@ class Checkpointer:
 
     def _part(self, name: str, part: Stateful, ranks: Ranks) -> Stateful:
         return ModulePart(name, part, ranks, save_frozen=self._save_frozen) if isinstance(part, nn.Module) else part
+
+    def _check_alike(self, ranks: Ranks) -> None:
+        """Raise CheckpointError unless all ranks save the same values; collective."""
+        meshes = zlib.crc32(repr(saving_ranks_of(self._state.values())).encode())
+        if ranks.have_equal(self._save_frozen, meshes):
+            return
+        if not ranks.have_equal(self._save_frozen):
+            raise CheckpointError("save_frozen is False on some ranks only: give all ranks the same")
+        raise CheckpointError(
+            "the ranks have the pieces of the state on different meshes: make one mesh of all ranks, by "
+            "init_device_mesh, and give fully_shard and parallelize_module slices of it, such as mesh['data']"
+        )
 
     def _check_writers(self, group: SaveGroup) -> None:
         """Raise CheckpointError unless each rank that has pieces of the state may write them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 
 from smddp.accelerator import device_count, device_kind, random_states, set_random_state
 from smddp.checkpoint.format.manifest import is_part_name
-from smddp.checkpoint.format.shards import division_of
+from smddp.checkpoint.format.shards import division_of, saving_ranks
 from smddp.checkpoint.parts.modules import ModulePart, has_pieces
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
 from smddp.display_text import counted
@@ -86,6 +86,12 @@ def is_in_pieces(part: object) -> bool:
     if isinstance(module, torch.nn.Module):
         return has_pieces(module)
     return any(is_dtensor(tensor) for _, tensor in _tensors_of(part))
+
+
+def saving_ranks_of(parts: Iterable[object]) -> list[list[int]]:
+    """Return the ranks that save the pieces of each DTensor of modules and optimizers; all ranks must agree on it."""
+    tensors = (tensor for part in parts for _, tensor in _tensors_of(part) if is_dtensor(tensor))
+    return [saving_ranks(tensor.device_mesh) for tensor in tensors]  # type: ignore[attr-defined]
 
 
 def _why_not_savable(part: object) -> str | None:

@@ -1,7 +1,12 @@
 """Tensors whose values are divided among ranks: the pieces of each, who has them, and how they fit together.
 
 A DTensor is divided along some dimensions over the dimensions of its mesh, by ``Shard`` and ``Replicate``. Each piece
-is a box of the whole tensor. All ranks compute the same pieces without communication.
+is a box of the whole tensor. All ranks compute the same pieces without communication:
+
+1. `fully_shard` over tensor parallelism divides what is divided already. Its ``_StridedShard`` stands before the
+   ``Shard`` of tensor parallelism, and is counted after it.
+2. A mesh may be a slice of one, such as ``mesh["data"]`` of ``("data", "tensor")``. Each rank then knows its own slice
+   alone. All slices have the same pieces, and the first one, which each rank computes, saves them.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import torch
 from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError
 
-_SUPPORTED = ("Shard", "Replicate")
+_SUPPORTED = ("Shard", "_StridedShard", "Replicate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +149,38 @@ def check_boxes(name: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
 def _division(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: Any) -> Division:
     sizes, coordinate = tuple(mesh.shape), mesh.get_coordinate()
     ranks_of: dict[Box, list[int]] = {}
-    for at, rank in zip(product(*map(range, sizes)), mesh.mesh.flatten().tolist(), strict=True):
+    for at, rank in zip(product(*map(range, sizes)), saving_ranks(mesh), strict=True):
         ranks_of.setdefault(_box(shape, placements, sizes, at), []).append(rank)
     outside = Box((0,) * len(shape), (0,) * len(shape))
-    other = next((each for each in (type(each).__name__ for each in placements) if each not in _SUPPORTED), None)
     return Division(
         own=outside if coordinate is None else _box(shape, placements, sizes, tuple(coordinate)),
         pieces=tuple(Piece(box, tuple(ranks)) for box, ranks in ranks_of.items() if box.size),
-        why_unsupported=None
-        if other is None
-        else f"a DTensor with the placement {other}; {' and '.join(_SUPPORTED)} can be saved",
+        why_unsupported=why_unsupported(placements, sizes),
     )
+
+
+def saving_ranks(mesh: Any) -> list[int]:
+    """Return the ranks that save what a mesh divides, in its order: those of the first slice if it is a slice."""
+    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)().mesh  # it has no public name, and none at all before 2.9
+    places = torch.stack([(whole == rank).nonzero()[0] for rank in mesh.mesh.flatten()])
+    places[:, (places == places[0]).all(dim=0)] = 0  # a slice lies at one index of the other dimensions
+    ranks: list[int] = whole[tuple(places.T)].tolist()
+    return ranks
+
+
+def why_unsupported(placements: Sequence[Any], sizes: Sequence[int]) -> str | None:
+    """Return why the boxes of these placements are not what the ranks have; None if they are."""
+    kinds = list(map(_kind, placements))
+    if other := [each for each in kinds if each not in _SUPPORTED]:
+        return f"a DTensor with the placement {other[0]}; Shard and Replicate can be saved"
+    for number, (kind, placement) in enumerate(zip(kinds, placements, strict=True)):
+        if kind == "_StridedShard":
+            after = range(number + 1, len(kinds))
+            inner = [each for each in after if "Shard" in kinds[each] and placements[each].dim == placement.dim]
+            parts = math.prod(sizes[each] for each in inner)
+            if placement.split_factor != parts or any(kinds[each] == kind for each in inner):
+                return f"a DTensor with the placements {placements}; fully_shard over tensor parallelism can be saved"
+    return None
 
 
 def _box(
@@ -162,11 +188,18 @@ def _box(
 ) -> Box:
     """Return the box of the rank at a coordinate of the mesh; each chunk but the last ones is equally large."""
     start, extents = [0] * len(shape), list(shape)
-    for placement, parts, at in zip(placements, sizes, coordinate, strict=True):
-        if type(placement).__name__ == "Shard":
+    of_dimensions = list(zip(map(_kind, placements), placements, sizes, coordinate, strict=True))
+    for kind, placement, parts, at in sorted(of_dimensions, key=lambda each: each[0] == "_StridedShard"):  # note 1
+        if "Shard" in kind:
             number = placement.dim % len(shape)
             chunk = -(-extents[number] // parts)
             begin = min(at * chunk, extents[number])
             start[number] += begin
             extents[number] = min(chunk, extents[number] - begin)
     return Box(tuple(start), tuple(extents))
+
+
+def _kind(placement: object) -> str:
+    return type(
+        placement
+    ).__name__  # the classes have moved between PyTorch's modules, and importing them takes a second

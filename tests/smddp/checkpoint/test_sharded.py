@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor, Partial, Placement, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 import smddp
 from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.format.manifest import Manifest
-from smddp.checkpoint.format.shards import Box, check_boxes
+from smddp.checkpoint.format.shards import Box, check_boxes, why_unsupported
 from smddp.checkpoint.format.state_tree import flatten_shards, sharded_entries
 from smddp.checkpoint.format.tensors import allocate
 from smddp.checkpoint.restore.reader import load_parts, read_checkpoint
@@ -137,15 +138,26 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from smddp.checkpoint import Checkpointer
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
 RANKS, KIND = int(os.environ["WORLD_SIZE"]), os.environ["KIND"]
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 3))
+model = nn.Sequential(nn.Linear(5, 10), nn.Tanh(), nn.LayerNorm(10), nn.Linear(10, 3))
+data_rank, data_ranks = dist.get_rank(), RANKS
 if KIND == "ddp":
     wrapped = nn.parallel.DistributedDataParallel(model)
+elif KIND in ("tensor", "both"):
+    mesh = init_device_mesh("cpu", (RANKS // 2, 2), mesh_dim_names=("data", "tensor"))
+    data_rank, data_ranks = mesh["data"].get_local_rank(), RANKS // 2
+    plan = {"0": ColwiseParallel(output_layouts=Replicate()), "3": RowwiseParallel(input_layouts=Replicate())}
+    wrapped = parallelize_module(model, mesh["tensor"], plan)
+    if KIND == "both":
+        fully_shard(model[0], mesh=mesh["data"])
+        wrapped = fully_shard(model, mesh=mesh["data"])
 else:
     mesh = init_device_mesh("cpu", (RANKS,))
     if KIND == "hsdp":
@@ -158,7 +170,7 @@ with Checkpointer("run", {"model": model, "optimizer": optimizer}) as checkpoint
     for step in range(resumed.step if resumed else 0, int(os.environ["STEPS"])):
         batch = torch.randn(24, 5, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        loss = wrapped(batch.chunk(RANKS)[dist.get_rank()]).square().mean()
+        loss = wrapped(batch.chunk(data_ranks)[data_rank]).square().mean()
         loss.backward()
         optimizer.step()
         loss = loss.detach() / RANKS
@@ -170,7 +182,7 @@ with Checkpointer("run", {"model": model, "optimizer": optimizer}) as checkpoint
 
 def losses_of_one_process() -> dict[str, float]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 3))
+    model = nn.Sequential(nn.Linear(5, 10), nn.Tanh(), nn.LayerNorm(10), nn.Linear(10, 3))
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.05), {}
     for step in range(8):
         optimizer.zero_grad()
@@ -181,12 +193,16 @@ def losses_of_one_process() -> dict[str, float]:
     return losses
 
 
+RUNS = [("fsdp", 3, 2), ("both", 4, 4), ("hsdp", 4, 5), ("tensor", 2, 6), ("ddp", 2, 7), ("fsdp", 2, 8)]
+"""How the model is divided, among how many ranks, and up to which step."""
+
+
 @pytest.mark.slow
 def test_a_run_continues_on_other_ranks_sharded_in_another_way_or_not_at_all(
     run_ranks: Callable[..., Any], tmp_path: Path
 ) -> None:
     losses: dict[str, float] = {}
-    for kind, ranks, steps in [("fsdp", 3, 2), ("hsdp", 4, 4), ("ddp", 2, 6), ("fsdp", 2, 8)]:
+    for kind, ranks, steps in RUNS:
         environ = {"KIND": kind, "STEPS": str(steps)}
         ended = run_ranks(run_in(tmp_path, TRAINING), [environ] * ranks)
         assert [each.code for each in ended] == [0] * ranks, ended
@@ -371,6 +387,56 @@ def process_group_of_one() -> Iterator[None]:
     smddp.join()
     yield
     smddp.leave()
+
+
+OWN_MESHES = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from smddp.checkpoint import Checkpointer
+
+dist.init_process_group("gloo")
+model = nn.Linear(4, 4)
+meshes = [DeviceMesh("cpu", [rank]) for rank in range(dist.get_world_size())]
+fully_shard(model, mesh=meshes[dist.get_rank()])
+try:
+    Checkpointer("run", {"model": model}, share="all").open()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_pieces_on_meshes_that_know_nothing_of_each_other_are_refused(
+    run_ranks: Callable[..., Any], tmp_path: Path
+) -> None:
+    ended = run_ranks(run_in(tmp_path, OWN_MESHES), [{}] * 2)
+    told = "the ranks have the pieces of the state on different meshes: make one mesh of all ranks"
+    assert all(each.code == 0 and told in each.printed for each in ended), ended
+
+
+@dataclass
+class _StridedShard:
+    dim: int
+    split_factor: int
+
+
+@pytest.mark.parametrize(
+    ("placements", "sizes", "told"),
+    [
+        ([_StridedShard(0, 2), Shard(0)], [2, 2], ""),
+        ([Shard(1), _StridedShard(0, 6), Shard(0), Replicate(), Shard(0)], [9, 2, 3, 5, 2], ""),
+        ([_StridedShard(0, 2), Shard(0)], [2, 4], "split_factor=2"),
+        ([_StridedShard(0, 2), Shard(1)], [2, 2], "split_factor=2"),
+        ([_StridedShard(0, 4), _StridedShard(0, 2), Shard(0)], [2, 2, 2], "split_factor=4"),
+    ],
+)
+def test_only_what_fully_shard_makes_of_tensor_parallelism_is_known(
+    placements: list[Any], sizes: list[int], told: str
+) -> None:
+    why = why_unsupported(placements, sizes)
+    assert told in why if why else not told
 
 
 class OneRank(nn.Module):
