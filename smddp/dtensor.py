@@ -5,6 +5,9 @@ A DTensor is recognized by its attributes: importing its module takes a second.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 
@@ -21,3 +24,15 @@ def local_values(tensor: Tensor) -> Tensor:
 def whole_values(tensor: Tensor) -> Tensor:
     """Return all values of a tensor, gathered from the ranks if it is a DTensor; then collective."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def first_slice(mesh: Any) -> list[int]:
+    """Return the ranks of a mesh, in its order; of a slice, such as ``mesh["data"]``, those of the first such slice.
+
+    All slices divide a tensor alike, and their ranks have the same pieces. Each rank knows its own slice alone.
+    """
+    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)().mesh  # it has no public name, and none at all before 2.9
+    places = torch.stack([(whole == rank).nonzero()[0] for rank in mesh.mesh.flatten()])
+    places[:, (places == places[0]).all(dim=0)] = 0  # a slice lies at one index of the other dimensions
+    ranks: list[int] = whole[tuple(places.T)].tolist()
+    return ranks

@@ -17,12 +17,12 @@ import torch
 
 from smddp.accelerator import device_count, device_kind, random_states, set_random_state
 from smddp.checkpoint.format.manifest import is_part_name
-from smddp.checkpoint.format.shards import division_of, saving_ranks
+from smddp.checkpoint.format.shards import division_of
 from smddp.checkpoint.parts.modules import ModulePart, has_pieces
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
 from smddp.display_text import counted
 from smddp.distributed import is_flat
-from smddp.dtensor import is_dtensor
+from smddp.dtensor import first_slice, is_dtensor
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def is_in_pieces(part: object) -> bool:
 def saving_ranks_of(parts: Iterable[object]) -> list[list[int]]:
     """Return the ranks that save the pieces of each DTensor of modules and optimizers; all ranks must agree on it."""
     tensors = (tensor for part in parts for _, tensor in _tensors_of(part) if is_dtensor(tensor))
-    return [saving_ranks(tensor.device_mesh) for tensor in tensors]  # type: ignore[attr-defined]
+    return [first_slice(tensor.device_mesh) for tensor in tensors]  # type: ignore[attr-defined]
 
 
 def _why_not_savable(part: object) -> str | None:

@@ -104,11 +104,12 @@ def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, mem
         (all_of_it,) = summaries
         return ElasticSampler(
             all_of_it.samples,
-            rank=cluster.rank,
-            world_size=cluster.world_size,
+            rank=membership.share.index,
+            world_size=membership.share.count,
             fingerprint=all_of_it.fingerprint,
             **common,
         )
+    _check_own_share(membership, "data that is sharded by host")
     fingerprints = [each.fingerprint for each in summaries if each.fingerprint is not None]
     if len(fingerprints) not in (0, len(summaries)):
         raise ValueError(
@@ -145,7 +146,7 @@ def make_evaluation(
             'evaluation data as files, by input_mode="File" or "FastFile" of that channel'
         )
     cluster = membership.cluster
-    rank, world_size = cluster.rank, cluster.world_size
+    rank, world_size = membership.share.index, membership.share.count
     if sharded_by_host:
         rank, world_size = cluster.local_rank, cluster.local_world_size
     if isinstance(dataset, ShardedDataset):
@@ -180,6 +181,7 @@ def _pipe_order(dataset: PipeDataset, options: OrderOptions, membership: Members
                 f"{what}, but the channel {name!r} comes through pipes: as it is sent, unseen before, dealt to the "
                 "hosts as the job says; leave that option out"
             )
+    _check_own_share(membership, "a channel that comes through pipes")
     cluster = membership.cluster
     order = membership.ranks.agree(
         lambda: PipeOrder(
@@ -198,6 +200,14 @@ def _pipe_order(dataset: PipeDataset, options: OrderOptions, membership: Members
             "numbers of steps: give the same number on all, that of the host with the fewest"
         )
     return order
+
+
+def _check_own_share(membership: Membership, what: str) -> None:
+    if membership.common_share is not None:
+        raise ValueError(
+            f"{what} gives each rank other samples, and tensor parallelism needs the same ones on several ranks: give "
+            "all hosts all of the data, as files (FullyReplicated)"
+        )
 
 
 def _length(dataset: Dataset[Any]) -> int:

@@ -1,15 +1,15 @@
 """The ranks of a job together: joining and leaving the process group, and their collectives and agreements."""
 
 from smddp.distributed.collectives import (
-    gather_over_ranks,
-    sum_numbers_over_ranks,
+    gather_results,
     sum_over_ranks,
+    sum_results,
 )
 from smddp.distributed.ddp_options import DDPOptions, PowerSGD
 from smddp.distributed.device import cast, move
 from smddp.distributed.dividing import divide_copy, prepare_weights
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
-from smddp.distributed.membership import Membership, current_membership, join, leave
+from smddp.distributed.membership import DataShare, Membership, current_membership, join, leave
 from smddp.distributed.ranks import Agreement, Decision, PeerFailedError, Ranks, StopQuestion
 from smddp.distributed.replica import Replica, tensors_of
 from smddp.distributed.replica_check import ReplicaCheck
@@ -17,6 +17,7 @@ from smddp.distributed.script_ranks import detect_cluster
 from smddp.distributed.sharded import (
     Sharded,
     ShardedModel,
+    data_share,
     has_shards,
     is_flat,
     why_not_trainable,
@@ -25,6 +26,7 @@ from smddp.distributed.sharded import (
 __all__ = [
     "Agreement",
     "DDPOptions",
+    "DataShare",
     "Decision",
     "FirstFailure",
     "Membership",
@@ -38,9 +40,10 @@ __all__ = [
     "StopQuestion",
     "cast",
     "current_membership",
+    "data_share",
     "detect_cluster",
     "divide_copy",
-    "gather_over_ranks",
+    "gather_results",
     "has_shards",
     "is_communication_error",
     "is_flat",
@@ -48,8 +51,8 @@ __all__ = [
     "leave",
     "move",
     "prepare_weights",
-    "sum_numbers_over_ranks",
     "sum_over_ranks",
+    "sum_results",
     "tensors_of",
     "why_not_trainable",
 ]

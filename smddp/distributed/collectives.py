@@ -1,4 +1,7 @@
-"""The collectives over tensors that training needs beside DDP's own: sums and a gather."""
+"""The collectives over tensors that training needs beside DDP's own: sums and a gather.
+
+Under tensor parallelism several ranks compute the same results; `sum_results` and `gather_results` count them once.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,26 @@ def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
     return total.to(value.device)
 
 
-def sum_numbers_over_ranks(numbers: float | list[float], membership: Membership) -> Tensor:
+def sum_results(value: Tensor | float | list[float], membership: Membership) -> Tensor:
+    """Return the sum of every rank's results; all ranks call it, with tensors of one shape or equally many numbers.
+
+    The sum of a tensor is on its device. That of numbers is on the CPU: int64 if all ranks pass whole numbers, else
+    float64.
+    """
+    if isinstance(value, Tensor):
+        return sum_over_ranks(torch.zeros_like(value) if membership.repeats else value, membership)
+    numbers = value if isinstance(value, list) else [value]
+    total = _sum_numbers([0 for _ in numbers] if membership.repeats else numbers, membership)
+    return total if isinstance(value, list) else total[0]
+
+
+def _sum_numbers(numbers: list[float], membership: Membership) -> Tensor:
     """Return the sum of every rank's numbers, on the CPU: int64 if all ranks pass whole numbers, else float64.
 
-    All ranks must call it, with equally many numbers. A rank does not know the others' types: one without samples may
-    pass 0, and another 3.5. So all send float64, and whole numbers as two halves of 32 bits, whose sums are exact.
+    A rank does not know the others' types: one without samples may pass 0, and another 3.5. So all send float64, and
+    whole numbers as two halves of 32 bits, whose sums are exact.
     """
-    is_whole = all(isinstance(number, int) for number in (numbers if isinstance(numbers, list) else [numbers]))
+    is_whole = all(isinstance(number, int) for number in numbers)
     own = torch.tensor(numbers, dtype=torch.int64 if is_whole else torch.float64)
     high, low = (own >> 32, own & 0xFFFFFFFF) if is_whole else (torch.zeros_like(own), own)
     sent = torch.stack([high.double(), low.double(), torch.full_like(own, not is_whole, dtype=torch.float64)])
@@ -37,14 +53,14 @@ def sum_numbers_over_ranks(numbers: float | list[float], membership: Membership)
     return total
 
 
-def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
-    """Return the tensors of all ranks, joined along the first dimension in rank order; all ranks must call it.
+def gather_results(value: Tensor, membership: Membership) -> Tensor:
+    """Return the results of all ranks, joined along the first dimension in rank order; all ranks must call it.
 
     The lengths along the first dimension may differ and be 0; a scalar counts as one element. The result is a new
     tensor on the same device, without gradients. Raise ValueError on every rank if other dimensions, the types or the
     kinds of device differ, and PeerFailedError on the other ranks if one passes no tensor.
     """
-    kinds = membership.ranks.gather(lambda: _kind(value))
+    kinds = membership.ranks.gather(lambda: _kind(value, is_empty=membership.repeats))
     if any(kind[1:] != kinds[0][1:] for kind in kinds):
         found = ", ".join(
             f"rank {rank} {list(kind.shape)} {kind.dtype} {kind.device}" for rank, kind in enumerate(kinds)
@@ -53,7 +69,7 @@ def gather_over_ranks(value: Tensor, membership: Membership) -> Tensor:
             f"the ranks' tensors can't be put together ({found}): only their lengths along the first dimension may "
             "differ; pad, convert or move them"
         )
-    own = value.detach().reshape(kinds[membership.cluster.rank].shape)
+    own = value.detach().reshape(value.shape or (1,))[: kinds[membership.cluster.rank].length]
     if membership.store is None:
         return own.clone()
     # As bytes, which every backend can carry for any type, padded to the same length on all ranks.
@@ -81,8 +97,8 @@ class _Kind(NamedTuple):
         return (self.length, *self.trailing)
 
 
-def _kind(value: Tensor) -> _Kind:
+def _kind(value: Tensor, *, is_empty: bool) -> _Kind:
     if not isinstance(value, Tensor):
         raise TypeError(f"{type(value).__name__} is no tensor: gather takes a tensor, torch.tensor(...) makes one")
     length, *trailing = value.shape or (1,)
-    return _Kind(length, tuple(trailing), str(value.dtype), value.device.type)
+    return _Kind(0 if is_empty else length, tuple(trailing), str(value.dtype), value.device.type)

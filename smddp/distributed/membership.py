@@ -51,6 +51,17 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataShare:
+    """The part of the data that a rank computes on. Under tensor parallelism several ranks compute on the same part."""
+
+    index: int
+    count: int
+    """The number of parts."""
+    first_rank: int
+    """The first of the ranks that have this part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
     """The result of joining: this rank, its group, device and store."""
 
@@ -71,6 +82,20 @@ class Membership:
 
     prefix: str = ""
     """The prefix of the keys in ``store``, new each time the ranks join."""
+
+    common_share: DataShare | None = None
+    """The part of the data that this rank has in common with others; None if it has one of its own."""
+
+    @property
+    def share(self) -> DataShare:
+        """The part of the data that this rank computes on."""
+        rank = self.cluster.rank
+        return self.common_share or DataShare(index=rank, count=self.cluster.world_size, first_rank=rank)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether another rank computes the same results, so that this rank's are not to be counted."""
+        return self.share.first_rank != self.cluster.rank
 
     @property
     def control_device(self) -> torch.device:

@@ -18,10 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from smddp.cluster import Cluster
 from smddp.display_text import describe
-from smddp.distributed.membership import Membership
+from smddp.distributed.membership import DataShare, Membership
 from smddp.distributed.replica import broadcast_alike, tensors_of
-from smddp.dtensor import is_dtensor
+from smddp.dtensor import first_slice, is_dtensor
 from smddp.job import Job
 from smddp.job.model_parallel import OTHER_DEGREES, SHARD_DEGREE, faults
 
@@ -120,7 +121,7 @@ class Sharded:
         for name in OTHER_DEGREES:
             if (degree := parameters.get(name, 1)) > 1:
                 raise ValueError(
-                    f"the job asks for {name}={degree}, and smddp divides weights alone: give 1, and a larger "
+                    f"the job asks for {name}={degree}, and smddp.Sharded divides weights alone: give 1, and a larger "
                     f"{SHARD_DEGREE}, or train with AWS's torch.sagemaker instead of smddp.Trainer"
                 )
         degree, ranks = parameters.get(SHARD_DEGREE, 0), job.cluster.world_size
@@ -197,7 +198,7 @@ class ShardedModel(nn.Module):
     def restart(self) -> None:
         """Forget the gradients of an unfinished step, which FSDP keeps until the step's last micro-batch."""
         for unit in self._units:
-            group = unit._get_fsdp_state()._fsdp_param_group  # noqa: SLF001, there is no public way
+            group = _weights_of(unit)
             for each in () if group is None else group.fsdp_params:
                 if (gathered := getattr(each, "_unsharded_param", None)) is not None:
                     gathered.grad = None
@@ -261,15 +262,32 @@ def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
     for name, part in module.named_modules():
         if is_flat(part):
             return f"{f'its module {name}' if name else 'it'} is a FullyShardedDataParallel"
-    divided = has_shards(module)
+    meshes = [group.mesh_info.mesh for group in map(_weights_of, module.modules()) if group is not None]
+    if any(first_slice(mesh) != first_slice(meshes[0]) for mesh in meshes):
+        return "fully_shard was applied to its layers with different meshes"
+    most = 0
     for name, weight in module.named_parameters():
         if not is_dtensor(weight):
-            if divided and weight.requires_grad:
+            if meshes and weight.requires_grad:
                 return f"{name} is in no module that fully_shard was applied to, so its gradients differ by rank"
-        elif not divided:
+        elif not meshes:
             return f"{name} is a DTensor, and no module is sharded by fully_shard"
-        elif weight.device_mesh.size() != world_size:  # type: ignore[attr-defined]
-            return f"{name} is divided among {weight.device_mesh.size()} of {world_size} ranks"  # type: ignore[attr-defined]
-        elif sum(not each.is_replicate() for each in weight.placements) > 1:  # type: ignore[attr-defined]
-            return f"{name} is divided along two dimensions of the mesh, as by tensor parallelism"
+        else:
+            most = max(most, weight.device_mesh.size())  # type: ignore[attr-defined]
+    if meshes and most != world_size:
+        return f"its weights are divided among {most} of {world_size} ranks"
     return None
+
+
+def data_share(module: nn.Module, cluster: Cluster) -> DataShare | None:
+    """Return the part of the data that this rank has in common with others, by tensor parallelism; None without it."""
+    mesh = next((group.mesh_info.mesh for group in map(_weights_of, module.modules()) if group is not None), None)
+    if mesh is None or mesh.size() == cluster.world_size:
+        return None
+    index = mesh.mesh.flatten().tolist().index(cluster.rank)
+    return DataShare(index=index, count=mesh.size(), first_rank=first_slice(mesh)[index])
+
+
+def _weights_of(module: nn.Module) -> Any:
+    """Return the weights that FSDP gathers together for a module; None if there are none."""
+    return module._get_fsdp_state()._fsdp_param_group if is_unit(module) else None  # type: ignore[operator]  # noqa: SLF001, there is no public way

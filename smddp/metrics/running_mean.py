@@ -105,17 +105,20 @@ def check_reduce(reduce: str | None) -> None:
 def over_ranks(numbers: Callable[[], Mapping[str, float]], reduce: Reduce, membership: Membership) -> dict[str, float]:
     """Return each metric reduced over the ranks, the same to the last bit on all of them; all must call it.
 
-    If ``numbers`` raises on one rank, the others raise PeerFailedError. Raise ValueError on every rank if their names
+    Ranks that compute the same, by tensor parallelism, count once. If ``numbers`` raises on one rank, the others raise
+    PeerFailedError. Raise ValueError on every rank if their names
     differ.
     """
-    ranks = membership.ranks.gather(lambda: dict(numbers()))
+    told = membership.ranks.gather(lambda: (membership.repeats, dict(numbers())))
+    ranks = [each for _, each in told]
     for rank, each in enumerate(ranks):
         if each.keys() != ranks[0].keys():
             raise ValueError(
                 f"rank 0 logged {', '.join(ranks[0]) or 'nothing'}, and rank {rank} {', '.join(each) or 'nothing'}: "
                 "with reduce, all ranks must log the same metrics; give NaN where a rank has none"
             )
-    return {name: _REDUCTIONS[reduce]([each[name] for each in ranks]) for name in ranks[0]}
+    counted = [each for repeats, each in told if not repeats]
+    return {name: _REDUCTIONS[reduce]([each[name] for each in counted]) for name in ranks[0]}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from smddp.checkpoint.run_state import Stateful
+from smddp.distributed import DataShare
 
 
 class LoaderState:
@@ -20,10 +21,10 @@ class LoaderState:
     contains.
     """
 
-    def __init__(self, loader: Stateful, world_size: int) -> None:
+    def __init__(self, loader: Stateful, share: DataShare) -> None:
         _check_order_is_kept(loader)
         self._loader = loader
-        self._world_size = world_size
+        self._share = share
         self.is_over = False
         """Whether the loader has yielded all batches of the epoch under way."""
         self._resumed_over = False
@@ -45,13 +46,15 @@ class LoaderState:
         """Return the position, the number of ranks, and the generators' states."""
         place = self._loader.state_dict()  # may begin the epoch, and draw
         drawn = {name: generator.get_state() for name, generator in _generators(self._loader).items()}
-        return {"world_size": self._world_size, "state": place, "generators": drawn, "is_over": self.is_over}
+        share = {"world_size": self._share.count, "share": self._share.index}
+        return {**share, "state": place, "generators": drawn, "is_over": self.is_over}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError for a position of another number of ranks, or of a loader with other generators."""
-        if state["world_size"] != self._world_size:
+        own = self._share
+        if (state["world_size"], state.get("share", own.index)) != (own.count, own.index):
             raise ValueError(
-                f"the loader's place is that of one of {state['world_size']} ranks, here are {self._world_size}: "
+                f"the loader's place is that of one of {state['world_size']} ranks, here are {own.count}: "
                 "samples would be lost or come twice; resume with as many ranks, or give trainer.loader() the dataset, "
                 "whose place fits any number of them"
             )

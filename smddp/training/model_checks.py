@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
 from smddp.display_text import describe
-from smddp.distributed import DDPOptions, Sharded, has_shards, why_not_trainable
+from smddp.distributed import DataShare, DDPOptions, Sharded, has_shards, why_not_trainable
 from smddp.distributed.ddp_options import CommHookName
 from smddp.job import Job
 from smddp.job.model_parallel import SHARD_DEGREE
@@ -251,6 +251,15 @@ def check_scaled_weights(module: nn.Module, precision: str) -> None:
         raise ValueError(
             f"precision={precision!r} scales the loss, which gradients in float32 must undo, and the weights "
             f"({half[0]} first) are in float16: give them in float32, model.float(); the forward pass is in half anyway"
+        )
+
+
+def check_scaled_meshes(share: DataShare | None, precision: str) -> None:
+    """Raise ValueError for a loss scale under tensor parallelism: PyTorch's ranks would not agree on an overflow."""
+    if share is not None:
+        raise ValueError(
+            f"precision={precision!r} skips steps whose gradients overflow, and PyTorch lets ranks of a model under "
+            "tensor parallelism skip different ones: use 'bf16' or 'fp32'"
         )
 
 

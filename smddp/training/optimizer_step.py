@@ -67,7 +67,8 @@ class OptimizerStep:
     """Step several optimizers together, with gradient accumulation, loss scaling, clipping and schedules.
 
     The guard may drop a step. ``tells_applied`` says that ``applied`` will be read, which with a scaler may wait for
-    the GPU. Schedules advance only after a step that was applied.
+    the GPU. Schedules advance only after a step that was applied. ``spans_meshes`` says that the weights are on
+    several meshes, as by tensor parallelism below `fully_shard`.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class OptimizerStep:
         clip_value: float | None = None,
         guard: NonfiniteGuard | None = None,
         tells_applied: bool = False,
+        spans_meshes: bool = False,
         timer: StepTimer | None = None,
     ) -> None:
         self._timer = timer
+        self._spans_meshes = spans_meshes
         self.applied = False
         """Whether the last step was applied: neither skipped by the scaler nor dropped by the guard."""
         self._optimizers = tuple(optimizers)
@@ -212,15 +215,22 @@ class OptimizerStep:
         if scaler is not None:
             for optimizer in filter(_has_gradients, self._optimizers):
                 scaler.unscale_(optimizer)
-        if self._guard is not None:
-            norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+        if self._guard is not None or self._spans_meshes:
+            groups = _by_mesh(weights) if self._spans_meshes else [weights]
+            norms = [
+                nn.utils.get_total_norm([each.grad for each in group if each.grad is not None]) for group in groups
+            ]
+            norm = (
+                norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(map(whole_values, norms))))
+            )
             self._norm = whole_values(norm)
-            if not self._guard.accepts(self._norm):
+            if self._guard is not None and not self._guard.accepts(self._norm):
                 if scaler is not None:
                     scaler.update(scaler.get_scale())  # unchanged: nothing overflowed
                 return False
             if self._clip_norm is not None:
-                nn.utils.clip_grads_with_norm_(weights, self._clip_norm, norm)
+                for group in groups:
+                    nn.utils.clip_grads_with_norm_(group, self._clip_norm, norm)
         elif self._clip_norm is not None:
             self._norm = whole_values(clip_grad_norm_(weights, self._clip_norm))
         if self._clip_value is not None:
@@ -251,3 +261,11 @@ class OptimizerStep:
 
 def _has_gradients(optimizer: Optimizer) -> bool:
     return any(weight.grad is not None for group in optimizer.param_groups for weight in group["params"])
+
+
+def _by_mesh(weights: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Group weights by the mesh of their gradients: PyTorch takes the norm over one mesh at a time."""
+    groups: dict[Any, list[Tensor]] = {}
+    for weight in weights:
+        groups.setdefault(getattr(weight.grad, "device_mesh", None), []).append(weight)
+    return list(groups.values())

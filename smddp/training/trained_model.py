@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -27,6 +28,7 @@ from smddp.distributed import (
     ReplicaCheck,
     Sharded,
     ShardedModel,
+    data_share,
     divide_copy,
     has_shards,
     prepare_weights,
@@ -43,6 +45,7 @@ from smddp.training.model_checks import (
     check_added_parameters,
     check_comm_hook,
     check_optimizers,
+    check_scaled_meshes,
     check_scaled_weights,
     check_schedulers,
     check_sharded,
@@ -96,6 +99,10 @@ class TrainedModel:
         self.module = underlying_module(model, world_size)
         check_optimizers(optimizers, self.module, world_size=world_size)
         is_divided = has_shards(self.module)
+        if (share := data_share(self.module, membership.cluster)) is not None:
+            membership = replace(membership, common_share=share)
+        self.membership = membership
+        """With this rank's part of the data, if tensor parallelism gives several ranks the same part."""
         self.device = membership.device if move_model else next(self.module.parameters()).device
         numbers = Precision(precision, self.device)
         if precision == "auto" and self._logs:
@@ -133,6 +140,7 @@ class TrainedModel:
         self.scaler = numbers.scaler()
         if self.scaler is not None:
             check_scaled_weights(self.module, precision)
+            check_scaled_meshes(share, precision)
         self.model = numbers.wrap(model)
         self.timer: StepTimer | None = None
         """Measures the parts of a step; None without ``timing``."""
@@ -162,6 +170,7 @@ class TrainedModel:
             clip_value=clip_value,
             guard=self.guard,
             tells_applied=ema is not None,
+            spans_meshes=share is not None,
             timer=self.timer,
         )
         if model is not self.module and self._logs:

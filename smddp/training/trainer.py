@@ -29,10 +29,9 @@ from smddp.distributed import (
     Sharded,
     ShardedModel,
     current_membership,
-    gather_over_ranks,
+    gather_results,
     join,
-    sum_numbers_over_ranks,
-    sum_over_ranks,
+    sum_results,
 )
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
@@ -224,6 +223,7 @@ class Trainer(TrainingLoop):
             parallel=parallel,
             timing=timing,
         )
+        membership = trained.membership
         self.model, self.module, self.ema, self.device = trained.model, trained.module, trained.ema, trained.device
         inner = {key: part for key, part in state.items() if isinstance(part, Trainer)}
         is_sharded = any(
@@ -241,7 +241,7 @@ class Trainer(TrainingLoop):
             even=is_sharded,
         )
         for part in inner.values():
-            part._run.leave_to_another()  # noqa: SLF001
+            part._run.leave_to_another(membership)  # noqa: SLF001
         parts = TrainingParts(
             trained,
             data,
@@ -388,10 +388,8 @@ class Trainer(TrainingLoop):
         Raises:
             Stopped, CheckpointError: As in ``epochs``, if no batch is under way.
         """
-        if isinstance(value, Tensor):
-            total = sum_over_ranks(value.detach().to(self.device), self._membership)
-        else:
-            total = sum_numbers_over_ranks(value, self._membership).to(self.device)
+        own = value.detach().to(self.device) if isinstance(value, Tensor) else value
+        total = sum_results(own, self._membership).to(self.device)
         self._after_collective()
         return total
 
@@ -408,7 +406,7 @@ class Trainer(TrainingLoop):
             ValueError: On every rank, if other dimensions or the types differ.
             Stopped, CheckpointError: As in ``epochs``, if no batch is under way.
         """
-        gathered = gather_over_ranks(tensor, self._membership)
+        gathered = gather_results(tensor, self._membership)
         self._after_collective()
         return gathered
 

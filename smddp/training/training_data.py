@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.utils.data import (
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -64,7 +65,7 @@ class TrainingData:
         self._device = device
         self._seed = seed
         self._timed = iter if timer is None else timer.batches
-        self._world_size = membership.cluster.world_size
+        self._membership = membership
         self._yielded: int | None = None  # batches of this epoch; None if the loop iterates itself
         self._has_stepped = False  # whether the newest batch had an optimizer step
         self._is_settled = True  # whether the position counts the newest batch
@@ -99,9 +100,9 @@ class TrainingData:
     ) -> DataLoader[Any]:
         """Return the training loader. Arguments and errors are the same as for `Trainer.loader`. Collective."""
         if isinstance(dataset, StatefulLoader) and batch_size is None:
-            _check_shares(dataset, self._world_size)
+            _check_shares(dataset, self._membership)
             outlive_stop(dataset)  # a resume may start its workers
-            self._loader_state = LoaderState(dataset, self._world_size)
+            self._loader_state = LoaderState(dataset, self._membership.share)
             self._loaders.loader = dataset
             return dataset
         accumulate = self._step.accumulate
@@ -113,7 +114,7 @@ class TrainingData:
                 )
             own = DataLoaderOptions.of(dataset)
             dataset, shuffle, tail = own.dataset, own.shuffle, "drop" if own.drop_last else "short"
-            batch_size = own.micro_batch_size * accumulate * self._world_size
+            batch_size = own.micro_batch_size * accumulate * self._membership.share.count
             options = {**own.options, **options}
         if batch_size is None:
             raise ValueError("give batch_size: samples an optimizer step, over all ranks and micro-batches")
@@ -254,7 +255,7 @@ class TrainingData:
 
     def _check_foreign(self, loader: Iterable[Any]) -> None:
         """Raise ValueError if every rank would train on the same data; warn once that the position is not saved."""
-        _check_shares(loader, self._world_size)
+        _check_shares(loader, self._membership)
         if self._warned:
             return
         self._warned = True
@@ -269,21 +270,30 @@ class TrainingData:
             "mid-epoch, %s%s",
             type(loader).__name__,
             remedy,
-            "; each rank must read its own share of it" if self._world_size > 1 else "",
+            "; each rank must read its own share of it" if self._membership.share.count > 1 else "",
         )
 
 
-def _check_shares(loader: object, world_size: int) -> None:
-    """Raise ValueError if a DataLoader would give all of the data to every rank."""
-    if world_size == 1 or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+def _check_shares(loader: object, membership: Membership) -> None:
+    """Raise ValueError if a DataLoader would give each rank all of the data, or a share of its own that is not its."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return
     sampler = getattr(loader.batch_sampler, "sampler", None)
+    share = membership.share
+    read = (sampler.rank, sampler.num_replicas) if isinstance(sampler, DistributedSampler) else None
+    if membership.common_share is not None and read not in (None, (share.index, share.count)):
+        raise ValueError(
+            f"this {type(loader).__name__} reads another share of the data than this rank computes on, by tensor "
+            f"parallelism: {_WRAP}; or give its DistributedSampler num_replicas={share.count}, rank={share.index}"
+        )
+    if share.count == 1:
+        return
     draws_alike = isinstance(sampler, WeightedRandomSampler | SubsetRandomSampler) and sampler.generator is None
     # torchdata's own RandomSampler is not a subclass of torch's.
     takes_all = isinstance(sampler, RandomSampler | SequentialSampler) or type(sampler).__qualname__ == "RandomSampler"
     if draws_alike or takes_all:
         raise ValueError(
-            f"this {type(loader).__name__} gives each of {world_size} ranks all of the data, by a "
+            f"this {type(loader).__name__} gives each of {share.count} ranks all of the data, by a "
             f"{type(sampler).__name__}: {_WRAP}; or give it a sampler that knows the rank, a DistributedSampler or one "
             "with a generator that is seeded by rank"
         )

@@ -28,7 +28,7 @@ from smddp.checkpoint.run_state import capture_random_state, restore_random_stat
 from smddp.checkpoint.save.attempt import Moment
 from smddp.data.order import DataOrder
 from smddp.display_text import shown_path
-from smddp.distributed import Membership, PeerFailedError, Ranks
+from smddp.distributed import DataShare, Membership, PeerFailedError, Ranks
 from smddp.errors import CheckpointError, TrainingDivergedError
 from smddp.goodput import PartClock
 from smddp.job import Job
@@ -70,6 +70,7 @@ class TrainingRun:
         self._parts = parts
         self._job = job
         self._is_main = membership.cluster.is_main
+        self._common_share = membership.common_share
         self._policy = policy
         self._schedule = SaveSchedule(membership, policy)
         self._open: OpenRun | None = None
@@ -282,12 +283,17 @@ class TrainingRun:
         self.finish()
         self.leave()
 
-    def leave_to_another(self) -> None:
+    def leave_to_another(self, outer: Membership) -> None:
         """Let another Trainer save the parts of this one. Raise ValueError if it can't, or this run has started."""
         if self.is_inner or self.has_started:
             raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
         if self._why_not_inner is not None:
             raise ValueError(self._why_not_inner)
+        if outer.common_share != self._common_share:
+            raise ValueError(
+                "by tensor parallelism, several ranks compute on the same batches for one of the models, and not for "
+                "the one of a Trainer in state=: divide both models over the same mesh"
+            )
         self.is_inner = True
         active_runs.discard(self)
 
@@ -328,8 +334,18 @@ class TrainingRun:
         # The id is the same on all ranks, because any of them may save it.
         self.progress.training_id = self.progress.training_id or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
         self._saved_as_finished = self.progress.finished
+        if self._common_share is not None:
+            self._share_random_state(self._common_share)
         run.begin_ledger()
         self._schedule.start(self.progress.steps, saved=run.checkpointer.loaded_step)
+
+    def _share_random_state(self, share: DataShare) -> None:
+        """Let ranks that compute together on the same part of the data draw the same random numbers; collective.
+
+        A script may have seeded them by rank, or a checkpoint of another layout may have different states for them.
+        """
+        states = Ranks.current().gather(capture_random_state)
+        restore_random_state(states, rank=share.first_rank)
 
     def _check(self) -> None:
         try:

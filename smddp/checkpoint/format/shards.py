@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from smddp.dtensor import is_dtensor, local_values
+from smddp.dtensor import first_slice, is_dtensor, local_values
 from smddp.errors import CheckpointError
 
 _SUPPORTED = ("Shard", "_StridedShard", "Replicate")
@@ -149,7 +149,7 @@ def check_boxes(name: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
 def _division(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: Any) -> Division:
     sizes, coordinate = tuple(mesh.shape), mesh.get_coordinate()
     ranks_of: dict[Box, list[int]] = {}
-    for at, rank in zip(product(*map(range, sizes)), saving_ranks(mesh), strict=True):
+    for at, rank in zip(product(*map(range, sizes)), first_slice(mesh), strict=True):
         ranks_of.setdefault(_box(shape, placements, sizes, at), []).append(rank)
     outside = Box((0,) * len(shape), (0,) * len(shape))
     return Division(
@@ -157,15 +157,6 @@ def _division(shape: tuple[int, ...], placements: tuple[Any, ...], mesh: Any) ->
         pieces=tuple(Piece(box, tuple(ranks)) for box, ranks in ranks_of.items() if box.size),
         why_unsupported=why_unsupported(placements, sizes),
     )
-
-
-def saving_ranks(mesh: Any) -> list[int]:
-    """Return the ranks that save what a mesh divides, in its order: those of the first slice if it is a slice."""
-    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)().mesh  # it has no public name, and none at all before 2.9
-    places = torch.stack([(whole == rank).nonzero()[0] for rank in mesh.mesh.flatten()])
-    places[:, (places == places[0]).all(dim=0)] = 0  # a slice lies at one index of the other dimensions
-    ranks: list[int] = whole[tuple(places.T)].tolist()
-    return ranks
 
 
 def why_unsupported(placements: Sequence[Any], sizes: Sequence[int]) -> str | None:

@@ -653,7 +653,7 @@ def test_a_jobs_degree_decides_how_its_weights_are_divided(
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [
-        ({"tensor_parallel_degree": 2}, "asks for tensor_parallel_degree=2, and smddp divides weights alone"),
+        ({"tensor_parallel_degree": 2}, "asks for tensor_parallel_degree=2, and smddp.Sharded divides weights alone"),
         ({"context_parallel_degree": 2}, "asks for context_parallel_degree=2"),
         ({"expert_parallel_degree": 2}, "asks for expert_parallel_degree=2"),
         ({"tensor_parallel_degree": 0}, "tensor_parallel_degree is 0. Give at least 1"),
