@@ -64,7 +64,8 @@ def main(job):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     options = eval(os.environ.get("OPTIONS", "{}"))
     trainer = smddp.Trainer(job, model, optimizer, accumulate=2, clip_norm=0.3, log_every=1, **options)
-    loader = trainer.loader(data := Data(8 if "on_nonfinite" in options else None), batch_size=24, tail=os.environ.get("TAIL", "drop"))
+    data, tail = Data(8 if "on_nonfinite" in options else None), os.environ.get("TAIL", "drop")
+    loader = trainer.loader(data, batch_size=24, tail=tail)
     test = trainer.evaluation_loader(Data(), batch_size=4)
     torch.manual_seed(int(os.environ.get("SEEDED_BY_RANK", 0)) * job.cluster.rank)
     batches, told = trainer.batches(loader), []
