@@ -211,10 +211,11 @@ class InterruptedJob:
 
     def _count(self, must_begin_at: int) -> int:
         """Add what this life took, and compare it; give its newest step."""
-        journals = [journal for rank in range(self._lives[-1].ranks) if (journal := self._journal(rank))]
+        layout = self._lives[-1]
+        journals = {rank: journal for rank in range(layout.ranks) if (journal := self._journal(rank))}
         if not journals:
             return max(self._samples, default=0)
-        begun = {(step, state) for ((_, step, state), *_) in journals}
+        begun = {(step, state) for ((_, step, state), *_) in journals.values()}
         newest = resumed = max(int(step) for step, _ in begun)
         if len(begun) > 1 or resumed != must_begin_at:
             self._tally.elastic.append(self._told(f"began at {begun} instead of {must_begin_at}"))
@@ -222,17 +223,19 @@ class InterruptedJob:
             self._tally.elastic.append(self._told(f"began with {begun}, which was never saved"))
         self._samples = {step: samples for step, samples in self._samples.items() if step <= resumed}
         losses: dict[int, list[float]] = {}
-        for journal in journals:
+        for rank, journal in journals.items():
             for kind, number, *words in journal[1:]:
                 if kind == "saving":
                     self._saved.add((number, words[0]))
                     continue
+                if rank % layout.tensor:
+                    continue  # the rank before computes on the same samples
                 step, (samples, loss) = int(number), words
                 self._samples.setdefault(step, []).extend(map(int, samples.split(",")))
                 losses.setdefault(step, []).append(float.fromhex(loss))
                 newest = max(newest, step)
         for step, of_ranks in losses.items():
-            if len(of_ranks) == self._lives[-1].ranks:
+            if len(of_ranks) == layout.ranks // layout.tensor:
                 self._compare(f"the loss of step {step}", self._expected.distance_of_loss(step, of_ranks))
         return newest
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import smddp
 from smddp.job import Job
@@ -29,6 +32,7 @@ RESHARDED = (
     *(Layout(ranks=ranks) for ranks in (1, 2, 3)),
     *(Layout(ranks=ranks, shard="all") for ranks in (2, 3, 4)),
     Layout(ranks=4, shard=2),
+    *(Layout(ranks=ranks, tensor=2) for ranks in (2, 4)),
 )
 
 
@@ -38,11 +42,20 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.inner, self.outer = nn.Linear(width, 2 * width + 1), nn.Linear(2 * width + 1, width)
+        self.inner, self.outer = nn.Linear(width, 2 * width + 2), nn.Linear(2 * width + 2, width)
 
     def forward(self, inputs: Tensor) -> Tensor:
         output: Tensor = inputs + self.outer(torch.tanh(self.inner(self.norm(inputs))))
         return output
+
+
+def compute_together(model: nn.Sequential, layout: Layout) -> None:
+    """Put the model under tensor parallelism, below `fully_shard`."""
+    shape = (layout.ranks // layout.tensor, layout.tensor)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+    parallelize_module(model[1], mesh["tensor"], {"inner": ColwiseParallel(), "outer": RowwiseParallel()})
+    for part in (model[1], model):
+        fully_shard(part, mesh=mesh["data"])
 
 
 class Witness:
@@ -82,6 +95,8 @@ def live(directory: Path, life: int, layout: Layout, epochs: int) -> None:
         journal = Journal(directory / f"journal-{life}-{job.cluster.rank}")
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 7), Block(7), nn.Linear(7, 1)).double()
+        if layout.tensor > 1:
+            compute_together(model, layout)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         witness = Witness(journal)
         parallel: Any = smddp.DDPOptions()

@@ -28,6 +28,8 @@ class Layout:
     ranks: int = 1
     shard: Literal["all"] | int | None = None
     """As in `smddp.Sharded`; None: each rank has whole tensors."""
+    tensor: int = 1
+    """How many ranks compute each layer together, by tensor parallelism below `fully_shard`."""
 
     def fork(self, action: Callable[[], None], directory: Path, log: str) -> list[Child]:
         """Start the ranks, each with the environment of a launcher and a log in a directory: ``log-0``, ``log-1``."""
