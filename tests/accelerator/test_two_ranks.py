@@ -52,6 +52,7 @@ def test_two_ranks_train_resume_and_agree(tmp_path: Path) -> None:
     code, said, _ = run(tmp_path)
     assert code == 0, said
     assert "resumed at step 9" in said
+    assert re.search(r"training on 2 GPUs of \d host", said), said
     results = [json.loads((tmp_path / "run" / f"result-{rank}").read_text()) for rank in range(2)]
     assert results[0] == results[1]
     assert results[0]["steps"] == 20
