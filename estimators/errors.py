@@ -73,7 +73,7 @@ def require_valid(problems: Iterable[Problem], unchecked: Sequence[str] = ()) ->
         count = "one thing is" if len(errors) == 1 else f"{len(errors)} things are"
         corrected = "it is corrected" if len(errors) == 1 else "they are corrected"
         later = f"\nNot checked until {corrected}: {', '.join(unchecked)}." if unchecked else ""
-        raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}{later}", errors)
+        raise EstimatorError(f"Nothing was sent: {count} wrong with the job:\n{listed}{later}", errors)
 
 
 class TrainingJobFailed(RuntimeError):  # noqa: N818 - it names what happened to the job

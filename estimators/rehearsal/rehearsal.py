@@ -21,7 +21,7 @@ from estimators.plan.runtime import named, versions_here
 from estimators.rehearsal.failure import culprit_traceback, describe_failure
 from estimators.rehearsal.sample import bring, objects
 from estimators.source_code import PACKAGE, SourceCode, imports_package
-from smddp.display_text import MEMORY_UNITS, as_memory, as_size, counted
+from smddp.display_text import MEMORY_UNITS, as_memory, as_size, counted, describe
 from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
 from smddp.job.printed_error import LOG_TIME
 from smddp.process import notebook_html
@@ -300,7 +300,7 @@ def _check_count(name: str, count: object, most: int) -> None:
 def _check(arguments: Mapping[str, Any], inputs: Any) -> None:
     if isinstance(inputs, (list, tuple)):
         raise EstimatorError(
-            f"inputs is a {type(inputs).__name__}: a rehearsal needs the channels by name. Give {{'training': "
+            f"inputs is {describe(inputs)}: a rehearsal needs the channels by name. Give {{'training': "
             "'directory'}, or s3://bucket/prefix."
         )
     if str(arguments.get("instance_type")).startswith("local"):

@@ -200,6 +200,7 @@ def test_a_loop_of_ones_own_is_given_up(estimator: Build) -> None:
         ("import smddp", {"seconds": 2.5}, r"seconds=2\.5: give a whole number"),
         ("import smddp", {"seconds": 28 * 24 * 3600 + 1}, "seconds=2419201: give a whole number"),
         ("print('never heard of it')", {}, "its code does not import smddp"),
+        ("import smddp, no_such_module", {}, "^Nothing was sent: one thing is wrong with the job:"),
         ("import smddp", {"inputs": ["s3://bucket/data"]}, "inputs is a list: a rehearsal needs the channels by name"),
         ("import smddp", {"inputs": TrainingInput("file:///data")}, r"TrainingInput\('file:///data'\) is not on S3"),
         ("import smddp", {"inputs": "file://empty"}, r"inputs\['training'\]: there are no files in file://empty"),
