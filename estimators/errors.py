@@ -73,7 +73,17 @@ def require_valid(problems: Iterable[Problem], unchecked: Sequence[str] = ()) ->
         count = "one thing is" if len(errors) == 1 else f"{len(errors)} things are"
         corrected = "it is corrected" if len(errors) == 1 else "they are corrected"
         later = f"\nNot checked until {corrected}: {', '.join(unchecked)}." if unchecked else ""
-        raise EstimatorError(f"The job was not sent, {count} wrong with it:\n{listed}{later}", errors)
+        raise EstimatorError(f"Nothing was sent: {count} wrong with the job:\n{listed}{later}", errors)
+
+
+def shown_reason(reason: str) -> str:
+    """Return a FailureReason for people: the exit code, which SageMaker appends to its last line, has its own line.
+
+    A reason of one line is unchanged, but for control sequences.
+    """
+    what, comma, code = reason.rpartition(", exit code: ")
+    is_own_line = "\n" in what and code.isdecimal()
+    return shown_text(f"{what}\n{comma[2:]}{code}" if is_own_line else reason)
 
 
 class TrainingJobFailed(RuntimeError):  # noqa: N818 - it names what happened to the job

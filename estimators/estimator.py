@@ -27,6 +27,7 @@ from estimators.instances import instance_preferences as known_preferences
 from estimators.plan import FitArguments, Plan, Prices, local_problems, make_plan
 from estimators.request.completed_job import Backend, CompletedJob
 from estimators.training_job import TrainingJob
+from smddp.display_text import describe
 from smddp.process.script_multiprocessing import refuse_in_import
 
 if TYPE_CHECKING:
@@ -378,7 +379,7 @@ def _check_session(session: object) -> None:
         return
     kind = type(session)
     remedy = "Give its .session" if hasattr(kind, "session") else "Give a sagemaker.Session"
-    raise EstimatorError(f"sagemaker_session is a {kind.__name__}, and no session of the SageMaker SDK. {remedy}.")
+    raise EstimatorError(f"sagemaker_session is {describe(session)}, and no session of the SageMaker SDK. {remedy}.")
 
 
 def _encoded(hyperparameters: Any) -> dict[str, Any] | None:

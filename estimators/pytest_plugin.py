@@ -151,7 +151,8 @@ def _await(job: TrainingJob, condition: Callable[[], bool], what: str, deadline:
 
 def _fail(job: TrainingJob, what: str) -> None:
     reason = job.describe().get("FailureReason", "")
-    from smddp.display_text import shown_line, shown_text
+    from estimators.errors import shown_reason
+    from smddp.display_text import shown_line
 
     lines = [f"  {shown_line(host)}: {shown_line(line)}" for host, line in job.logs()][-_SHOWN_LINES:]
-    pytest.fail("\n".join([shown_text(f"{what}. {reason}").strip(), "The end of its log:", *lines]), pytrace=False)
+    pytest.fail("\n".join([f"{what}. {shown_reason(reason)}".strip(), "The end of its log:", *lines]), pytrace=False)

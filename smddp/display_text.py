@@ -147,4 +147,10 @@ def describe(value: object) -> str:
     """Return a short name of a value for an error message; a model's own text may have a thousand lines."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"
+    is_short = value is None or isinstance(value, str | int | float)
+    return f"{value!r:.100}" if is_short else with_article(type(value).__qualname__)
+
+
+def with_article(noun: str) -> str:
+    """Return ``a dict``, ``an int``, ``a UserDict``."""
+    return f"{'an' if noun[:1] in 'aeioAEIO' else 'a'} {noun}"

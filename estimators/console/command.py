@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from smddp.cli.options import whole_number
 from smddp.display_text import shown_error
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def console(
     write: Annotated[
         bool, typer.Option("--write", help="Show buttons that stop and resume jobs, and interrupt local ones.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")] = 0,
+    port: Annotated[int, whole_number(least=0, most=65535, help="Port on 127.0.0.1; 0 takes any free one.")] = 0,
 ) -> None:
     """Show training jobs in a browser, until Ctrl-C: those on AWS, as boto3 is configured, or on the local platform.
 

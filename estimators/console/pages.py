@@ -22,7 +22,7 @@ from starlette.staticfiles import StaticFiles
 from estimators.console import drawing
 from estimators.console.job_watch import JobWatch, MetricCurve, Watches
 from estimators.console.jobs import SPANS, STATUSES, JobFilter, JobSource, compared, job_page
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, shown_reason
 from estimators.job_handle.resumed_request import sent_request
 from estimators.service_model import service_model, violations
 from smddp.display_text import as_size, duration, shown_line
@@ -53,7 +53,9 @@ class Pages:
         self._templates.globals.update(
             root=root, source=source, chart_size=(drawing.WIDTH, drawing.HEIGHT), box=drawing
         )
-        self._templates.filters.update(clock=_clock, iso=_iso, duration=duration, shown=_shown, size=as_size)
+        self._templates.filters.update(
+            clock=_clock, iso=_iso, duration=duration, reason=shown_reason, shown=_shown, size=as_size
+        )
 
     def app(self) -> Starlette:
         """Return the pages as an ASGI application."""

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from estimators.console import command as console
+from smddp.cli.options import whole_number
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.terminal_line import is_watched
 
@@ -21,7 +22,7 @@ def demo(
     output: Annotated[
         Path, typer.Option(file_okay=False, help="Where the model, the checkpoints and the loss curve go.")
     ] = Path("runs/demo"),
-    epochs: Annotated[int, typer.Option(min=4, help="Epochs to train; the interruption comes in mid-epoch.")] = 8,
+    epochs: Annotated[int, whole_number(least=4, help="Epochs to train; the interruption comes in mid-epoch.")] = 8,
 ) -> None:
     """Train digits on two hosts, survive a spot interruption in mid-epoch, get a model."""
     missing = [name for name in _NEEDED if find_spec(name) is None]

@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from smddp.cli.options import whole_number
 from smddp.display_text import shown_error
 
 
@@ -52,9 +53,9 @@ def sbatch(
 
 def export(
     submit: Annotated[Path, typer.Argument(help="The script that calls Estimator.fit().")],
-    cpus: Annotated[int, typer.Option(help="Cores of each host.")],
-    memory_mb: Annotated[int, typer.Option(help="Memory of each host, in MB.")],
-    gpus: Annotated[int, typer.Option(help="GPUs of each host.")],
+    cpus: Annotated[int, whole_number(help="Cores of each host.")],
+    memory_mb: Annotated[int, whole_number(help="Memory of each host, in MB.")],
+    gpus: Annotated[int, whole_number(help="GPUs of each host.")],
     run_dir: Annotated[Path, typer.Option(help="Model, output and checkpoints, on storage that all hosts share.")],
     openpai: Annotated[bool, typer.Option("--openpai", help="Write a job file of OpenPAI, the one format there is.")],
     image: Annotated[

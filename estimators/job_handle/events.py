@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped
+from estimators.errors import EstimatorError, TrainingJobFailed, TrainingJobStopped, shown_reason
 from estimators.log_reader import LogLine
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def require_completed(name: str, description: Mapping[str, Any], advice: Callabl
         kind, verb, unknown = TrainingJobStopped, "was stopped", _STOPPED_BY.get(secondary, "it was stopped")
     reason = description.get("FailureReason", unknown)
     raise kind(
-        f"{name} {verb} ({secondary or status}): {reason}{advice(status)}",
+        f"{name} {verb} ({secondary or status}): {shown_reason(reason)}{advice(status)}",
         job_name=name,
         status=status,
         secondary_status=secondary,

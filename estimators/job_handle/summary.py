@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from estimators.errors import shown_reason
 from estimators.job_handle.files import model_uri
 from smddp.display_text import duration
 from smddp.process import notebook_html
@@ -24,7 +25,7 @@ def job_html(name: str, description: Mapping[str, Any]) -> str:
     return "".join(
         [
             notebook_html.title(name, status if finer in (status, None) else f"{status}, {finer}"),
-            "" if reason is None else notebook_html.text(masked_text(reason)),
+            "" if reason is None else notebook_html.text(masked_text(shown_reason(reason))),
             notebook_html.table((label, masked_text(value)) for label, value in _facts(description)),
             FinalMetrics.of(description)._repr_html_() or "",
             notebook_html.table(masked(hyperparameters).items(), ["hyperparameter", "value"]),

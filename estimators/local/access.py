@@ -145,6 +145,8 @@ class PlatformSession(boto3.Session):
     """Prefix of the ARN of a role that is known by name. No role is assumed, so the role need not exist."""
     runs_in_this_python = False
     """Whether each job runs in this Python's environment, and in no image."""
+    hosts_are_processes = False
+    """Whether the hosts of a job are processes of this machine, and neither containers nor nodes of Slurm."""
 
     def __init__(self, access: Access) -> None:
         super().__init__(botocore_session=_LocalSession(access), region_name=access.region)

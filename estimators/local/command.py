@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from smddp.cli.options import decimal_number, whole_number
 from smddp.display_text import counted, shown_error
 from smddp.process.program import wait_for
 
@@ -50,14 +51,14 @@ _Directory = Annotated[
         help="Where buckets and objects are kept, from one time to the next.",
     ),
 ]
-_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")]
+_Port = Annotated[int, whole_number(least=0, most=65535, help="Port on 127.0.0.1; 0 takes any free one.")]
 _Region = Annotated[str, typer.Option(help="The AWS region to play.")]
 _Containers = Annotated[bool, typer.Option("--docker", help="Run jobs in containers of their images.")]
 _Images = Annotated[
     list[str],
     typer.Option("--image", metavar="PATTERN=IMAGE", help="The local image for a job's TrainingImage: '*=mine'."),
 ]
-_Cpus = Annotated[float | None, typer.Option(help="With --docker: cores that each host may use.")]
+_Cpus = Annotated[float | None, decimal_number(help="With --docker: cores that each host may use.")]
 _Memory = Annotated[str | None, typer.Option(help="With --docker: memory that each host may use, such as 8g.")]
 _Slurm = Annotated[
     Path | None,

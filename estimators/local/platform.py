@@ -203,6 +203,7 @@ class LocalSageMaker:
         if self._boto_session is None:
             self._boto_session = self._access.boto_session()
             self._boto_session.ends_with_block = self._ends_with_block
+            self._boto_session.hosts_are_processes = isinstance(self._executor, Processes)
             self._boto_session.runs_in_this_python = isinstance(self._executor, Processes) and self._executor.runs_here
         return self._boto_session
 

@@ -18,7 +18,7 @@ from estimators import source_code
 from estimators.checks import channels
 from estimators.checks.channels import local_path
 from estimators.docker.docker_program import DockerError, require_engine, require_image
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, shown_reason
 from estimators.job_handle.service import EndedLocalJob
 from estimators.job_handle.view import LogView
 from estimators.local.directory_reaper_process import Lifeline, reaped_directory
@@ -34,7 +34,6 @@ from estimators.request.completed_job import CompletedJob
 from estimators.request.job_request import JobRequest, with_code
 from estimators.source_code import SourceCode
 from estimators.training_job import TrainingJob
-from smddp.display_text import shown_text
 from smddp.process.interrupt import without_traceback
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def run_to_its_end(record: TrainingRecord, runner: TrainingRunner) -> None:
             raise
         job = EndedLocalJob(record.name, record.describe())
         if reason := job.describe().get("FailureReason"):
-            logger.error("%s failed: %s", record.name, shown_text(reason))
+            logger.error("%s failed: %s", record.name, shown_reason(reason))
         logger.warning("%s was interrupted, its containers are removed%s", record.name, job.how_to_resume)
         raise
 

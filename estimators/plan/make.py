@@ -61,6 +61,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         *_script_problems(script, topology, arguments, call),
         *_model_parallel_problems(job, script, topology, session),
         *_import_problems(job, script, session),
+        *_host_problems(topology, session),
         *global_batch.check(batch, topology),
     ]
     if decided_later is not arguments.get("instance_type") and not DECIDE_IMAGE & _faulty(problems):
@@ -150,6 +151,19 @@ def _model_parallel_problems(
     on_each = topology.processes_per_host or (gpus.pop() if len(gpus) == 1 else None)
     if on_each and topology.hosts_with_ranks:
         yield from parameters.check_degrees(arguments, on_each * topology.hosts_with_ranks)
+
+
+def _host_problems(topology: Topology, session: Session | None) -> Iterator[Problem]:
+    """Yield that the platform's hosts lack what the launcher needs. The container says it of other requests."""
+    from estimators.sdk import sessions
+
+    several = topology.hosts_with_ranks is not None and topology.hosts_with_ranks > 1
+    if several and topology.launcher == "mpirun" and sessions.hosts_are_processes(session):
+        found = "hosts that are processes of one machine have no ssh of their own, which mpi needs between hosts"
+        remedy = (
+            "Use one instance, containers as hosts, or no distribution: smddp.run joins the hosts, one rank on each."
+        )
+        yield error("distribution", found, remedy)
 
 
 def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Session | None) -> Iterator[Problem]:

@@ -21,7 +21,7 @@ from estimators.plan.runtime import named, versions_here
 from estimators.rehearsal.failure import culprit_traceback, describe_failure
 from estimators.rehearsal.sample import bring, objects
 from estimators.source_code import PACKAGE, SourceCode, imports_package
-from smddp.display_text import MEMORY_UNITS, as_memory, as_size, counted
+from smddp.display_text import MEMORY_UNITS, as_memory, as_size, counted, describe
 from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
 from smddp.job.printed_error import LOG_TIME
 from smddp.process import notebook_html
@@ -74,6 +74,11 @@ _USABLE = 0.9
 
 _MOST_SECONDS = 28 * 24 * 3600
 """SageMaker's limit on a job's run time."""
+
+_ONLY_TRAINERS = (
+    "Only a script that trains by smddp.Trainer can be rehearsed, with its checkpoints where job.checkpoint_location "
+    "says."
+)
 
 Fit = Callable[[Mapping[str, Any], "Session", Mapping[str, Any]], "TrainingJob"]
 """Runs a job to its end: takes the parameters, the session and the channels."""
@@ -223,6 +228,11 @@ def rehearse(
             least += [match for line in lines if (match := _LEAST_MEMORY.search(line))]
             if attempt > 1:
                 resumed_at = _resumed_at(lines)
+            elif keeps and not _newest(objects(client, bucket, f"{_PLACE}/")):  # no second attempt could resume
+                raise EstimatorError(
+                    f"The rehearsal's first attempt ended without a checkpoint from which a second could resume. "
+                    f"{_ONLY_TRAINERS} Without checkpoint_s3_uri a job is tried once."
+                )
         assert job is not None
         newest = _newest(objects(client, bucket, f"{_PLACE}/"))
         model_bucket, _, model = job.model_data.removeprefix("s3://").partition("/")
@@ -300,7 +310,7 @@ def _check_count(name: str, count: object, most: int) -> None:
 def _check(arguments: Mapping[str, Any], inputs: Any) -> None:
     if isinstance(inputs, (list, tuple)):
         raise EstimatorError(
-            f"inputs is a {type(inputs).__name__}: a rehearsal needs the channels by name. Give {{'training': "
+            f"inputs is {describe(inputs)}: a rehearsal needs the channels by name. Give {{'training': "
             "'directory'}, or s3://bucket/prefix."
         )
     if str(arguments.get("instance_type")).startswith("local"):
@@ -324,8 +334,7 @@ def _resumed_at(lines: Iterable[str]) -> int:
     if not found:
         raise EstimatorError(
             "In the rehearsal's second attempt smddp.Trainer did not say that it resumed from the checkpoint of the "
-            "first. Only a script that trains by smddp.Trainer can be rehearsed, with its checkpoints where "
-            "job.checkpoint_location says. If it sets up logging itself, it must show the lines of INFO, each with the "
+            f"first. {_ONLY_TRAINERS} If it sets up logging itself, it must show the lines of INFO, each with the "
             "logger's name."
         )
     return int(found[0][1])

@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from estimators.checks import channels
 from estimators.errors import EstimatorError
-from smddp.display_text import as_size
+from smddp.display_text import as_size, with_article
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -47,8 +47,8 @@ def bring(
     kind = source.get("S3DataType", "S3Prefix") if uri else type(place).__name__
     if uri is None or kind != "S3Prefix":
         raise EstimatorError(
-            f"inputs[{name!r}]: it is a {kind}, and a rehearsal takes a sample of an S3 prefix. Call rehearse() with a "
-            "directory that has some of it."
+            f"inputs[{name!r}]: it is {with_article(kind)}, and a rehearsal takes a sample of an S3 prefix. Call "
+            "rehearse() with a directory that has some of it."
         )
     if not uri.startswith("s3://"):
         raise EstimatorError(

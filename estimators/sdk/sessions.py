@@ -97,6 +97,11 @@ def runs_in_this_python(session: Session | None) -> bool | None:
     return None if session is None else getattr(session.boto_session, "runs_in_this_python", None)
 
 
+def hosts_are_processes(session: Session | None) -> bool:
+    """Return whether the hosts of a job are processes of this machine: those of a LocalSageMaker may be."""
+    return session is not None and getattr(session.boto_session, "hosts_are_processes", False)
+
+
 def session_here(given: Session | None) -> Session:
     """Return the user's session, or a new one, with a region even if none is configured."""
     return given or session(boto3.Session(region_name=region(None) or NO_REGION))

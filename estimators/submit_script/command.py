@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smddp.cli.options import decimal_number, whole_number
 from smddp.display_text import shown_error, shown_text
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def plan(
     prices: Annotated[
         str | None, typer.Option(metavar="FILE|aws", help="What instance types cost: a .json or .csv file, or aws.")
     ] = None,
-    max_cost: Annotated[float | None, typer.Option(help="The most dollars that each job may cost.")] = None,
+    max_cost: Annotated[float | None, decimal_number(help="The most dollars that each job may cost.")] = None,
     iam: Annotated[bool, typer.Option("--iam", help="Print the IAM policies that each job needs, too.")] = False,
 ) -> None:
     """Show the jobs that SUBMIT would send: hosts, S3 URIs, cost and problems. Nothing is sent.
@@ -53,10 +54,10 @@ def rehearse(
         list[str], typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own command line.")
     ] = [],  # noqa: B006  # typer makes a new one
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps of each attempt; by default the script's own, or 20.")
+        int | None, whole_number(least=1, help="Optimizer steps of each attempt; by default the script's own, or 20.")
     ] = None,
     seconds: Annotated[
-        int | None, typer.Option(min=1, help="Time limit of each attempt; by default the script's own, or 600.")
+        int | None, whole_number(least=1, help="Time limit of each attempt; by default the script's own, or 600.")
     ] = None,
     isolated: Annotated[
         bool, typer.Option("--isolated", help="Run it without this Python's packages, with those of AWS's image.")

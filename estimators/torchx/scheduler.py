@@ -26,12 +26,11 @@ from torchx.schedulers.api import (
 from torchx.specs import AppDef, AppDryRunInfo, AppState, CfgVal, ReplicaStatus, Role, RoleStatus, runopts
 from torchx.specs.finder import ComponentValidationException
 
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, shown_reason
 from estimators.estimator import Estimator
 from estimators.local.errors import LocalPlatformError
 from estimators.log_reader import LogLine, LogReader
 from estimators.training_job import TrainingJob
-from smddp.display_text import shown_text
 from smddp.secret_text import masked
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ class SmddpScheduler(Scheduler[SmddpOpts]):  # type: ignore[misc]
         return DescribeAppResponse(
             app_id=app_id,
             state=state,
-            msg=shown_text(found.get("FailureReason") or found.get("SecondaryStatus", "")),
+            msg=shown_reason(found.get("FailureReason") or found.get("SecondaryStatus", "")),
             roles=[
                 Role(name="algo", image=found["AlgorithmSpecification"].get("TrainingImage", ""), num_replicas=count)
             ],

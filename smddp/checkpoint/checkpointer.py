@@ -30,6 +30,7 @@ from smddp.checkpoint.save.save_group import SaveGroup, same_error
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores.opening import open_store
 from smddp.checkpoint.stores.store import CommitListener, Store
+from smddp.display_text import describe
 from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 
@@ -120,7 +121,7 @@ class Checkpointer:
                 f"tolerate_failures is {tolerate_failures} and share {share!r}: 0 or more; 'node', 'all' or 'alone'"
             )
         if listener is not None and not isinstance(listener, CommitListener):
-            raise TypeError(f"listener is a {type(listener).__qualname__}: make it a smddp.checkpoint.CommitListener")
+            raise TypeError(f"listener is {describe(listener)}: make it a smddp.checkpoint.CommitListener")
         self._parts: dict[str, Stateful] = {}
         self._store = open_store(location)
         self._keep = keep

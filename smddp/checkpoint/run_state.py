@@ -20,7 +20,7 @@ from smddp.checkpoint.format.manifest import is_part_name
 from smddp.checkpoint.format.shards import division_of
 from smddp.checkpoint.parts.modules import ModulePart, has_pieces
 from smddp.checkpoint.parts.optimizers import NamedOptimizer
-from smddp.display_text import counted
+from smddp.display_text import counted, describe
 from smddp.distributed import is_flat
 from smddp.dtensor import first_slice, is_dtensor
 
@@ -72,7 +72,7 @@ def check_parts(state: Mapping[str, object], per_rank: Mapping[str, object]) -> 
                 f"{RNG!r} and {RANKS!r}, where the ranks' own states are, and names like 'model-00001-of-00002'"
             )
         if not isinstance(part, Stateful):
-            raise TypeError(f"{name!r} is a {type(part).__qualname__}: it has no state_dict and load_state_dict")
+            raise TypeError(f"{name!r} is {describe(part)}: it has no state_dict and load_state_dict")
     for name, part in state.items():
         if (why := _why_not_savable(part)) is not None:
             raise ValueError(f"{name!r} can't be saved: {why}")

@@ -21,7 +21,7 @@ import typer
 
 from smddp._version import __version__
 from smddp.cli.help_panels import PanelGroup
-from smddp.cli.options import plot_file, written_file
+from smddp.cli.options import decimal_number, plot_file, whole_number, written_file
 from smddp.display_text import shown_text
 from smddp.errors import HyperparameterError, SmddpError
 
@@ -140,7 +140,7 @@ _SIZES = ("1KiB", "64KiB", "4MiB")
 @app.command()
 def collectives(
     processes_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Ranks to start here: by default one a GPU, or two.")
+        int | None, whole_number(least=1, help="Ranks to start here: by default one a GPU, or two.")
     ] = None,
     operation: Annotated[
         list[str] | None, typer.Option(help="Only this one, such as all_reduce; may be repeated.")
@@ -148,7 +148,9 @@ def collectives(
     size: Annotated[
         list[str] | None, typer.Option(help="Bytes of the largest buffer: 1024, 64KiB, 4MiB; may be repeated.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, max=60.0, help="How long each is repeated at each size.")] = 0.1,
+    seconds: Annotated[
+        float, decimal_number(least=0.0, most=60.0, help="How long each is repeated at each size.")
+    ] = 0.1,
     json: Annotated[
         Path | None, typer.Option(help="Write each measurement to this file, one JSON object a line.")
     ] = None,
@@ -242,19 +244,19 @@ def run(
     ],
     nodes: Annotated[
         int | None,
-        typer.Option(help="Number of machines, simulated here without --node-rank: by default srun's tasks, or one."),
+        whole_number(help="Number of machines, simulated here without --node-rank: by default srun's tasks, or one."),
     ] = None,
     processes_per_node: Annotated[
-        int | None, typer.Option(help="Processes on each machine: by default one a GPU, or one.")
+        int | None, whole_number(help="Processes on each machine: by default one a GPU, or one.")
     ] = None,
-    node_rank: Annotated[int | None, typer.Option(help="This machine's number, 0 to nodes - 1.")] = None,
+    node_rank: Annotated[int | None, whole_number(help="This machine's number, 0 to nodes - 1.")] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of machine 0, with --node-rank.")] = None,
-    master_port: Annotated[int | None, typer.Option(help="Port on machine 0, with --node-rank.")] = None,
+    master_port: Annotated[int | None, whole_number(help="Port on machine 0, with --node-rank.")] = None,
     max_restarts: Annotated[
-        int, typer.Option(help="How often all ranks start again from the newest checkpoint after one failed.")
+        int, whole_number(help="How often all ranks start again from the newest checkpoint after one failed.")
     ] = 0,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds that a rank waits for the others: 1800, or SMDDP_TIMEOUT.")
+        float | None, decimal_number(help="Seconds that a rank waits for the others: 1800, or SMDDP_TIMEOUT.")
     ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Checkpoints, model and outputs; the same directory resumes.")

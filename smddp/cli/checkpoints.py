@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from smddp.cli.options import whole_number
 from smddp.errors import CheckpointError, SmddpError
 
 if TYPE_CHECKING:
@@ -91,11 +92,11 @@ def verify(location: _Location) -> None:
 @app.command()
 def prune(
     location: _Place,
-    keep_last: Annotated[int, typer.Option(help="How many of the newest to keep.")] = 3,
-    keep_best: Annotated[int, typer.Option(help="How many of the best by --metric to keep.")] = 0,
+    keep_last: Annotated[int, whole_number(help="How many of the newest to keep.")] = 3,
+    keep_best: Annotated[int, whole_number(help="How many of the best by --metric to keep.")] = 0,
     metric: Annotated[str | None, typer.Option(help="What decides about the best.")] = None,
     mode: _ModeOption = _Mode.MAX,
-    keep_every: Annotated[int | None, typer.Option(help="Keep those whose step is a multiple of this.")] = None,
+    keep_every: Annotated[int | None, whole_number(help="Keep those whose step is a multiple of this.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -176,8 +177,8 @@ def import_(
         typer.Argument(help="A file of torch.save or safetensors, a model.tar.gz, or a directory that DCP saved."),
     ],
     destination: _Place,
-    step: Annotated[int, typer.Option(help="The optimizer steps taken.")] = 0,
-    epoch: Annotated[int, typer.Option(help="The epoch under way.")] = 0,
+    step: Annotated[int, whole_number(help="The optimizer steps taken.")] = 0,
+    epoch: Annotated[int, whole_number(help="The epoch under way.")] = 0,
 ) -> None:
     """Make a checkpoint from another tool's file or directory. No code in it is run."""
     from smddp.checkpoint.convert import import_checkpoint

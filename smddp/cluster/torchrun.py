@@ -13,7 +13,7 @@ from smddp.errors import ClusterError
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _NODES_REMEDY = (
     "a RANK without LOCAL_RANK may number nodes, not processes (Alibaba PAI-DLC, Kubeflow). Start the script with "
-    "torchrun --node-rank $RANK, or set all of them."
+    "torchrun --node-rank $RANK, set all of them, or unset RANK if no launcher started this process."
 )
 
 

@@ -167,7 +167,9 @@ def open_store(
                         f"{who} could not reach {where}: another program listens there. {_OTHER_PORT}"
                     )
     if isinstance(outcome, Exception) and is_server:
-        raise DistributedError(f"{who} could not listen as {where} ({outcome}). {_OTHER_PORT}") from outcome
+        is_used = "EADDRINUSE" in str(outcome)  # torch tells the reason in the text only
+        why = f": another program uses port {port} on this host" if is_used else f" ({outcome})"
+        raise DistributedError(f"{who} could not listen as {where}{why}. {_OTHER_PORT}") from outcome
     if isinstance(outcome, Exception):
         raise DistributedError(
             f"{who} could not reach {where} within {timeout.total_seconds():g} s ({outcome}); is the address right, is "

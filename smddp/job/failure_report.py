@@ -20,6 +20,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -104,16 +105,20 @@ def describe_rank_exit(
     tail: str | None = None,
     many: bool = False,
     memory: HostMemory | None = None,
+    context: bool = True,
 ) -> str:
     """Describe the end of a rank without a report, in `LIMIT` characters.
 
     ``code`` is the exit code as a shell sees it, 128 + n after signal n. ``tail`` is the end of its standard error,
     None if nobody read it; ``many`` says whether other ranks wrote there, too. ``memory`` has the counters of the
-    rank's host from before the rank began, None if it is another host.
+    rank's host from before the rank began, None if it is another host. Without ``context``, a printed error's frames
+    are left out, for a log that has them.
     """
     where = f"ank {rank} of {world_size} on {host}"
     how, remedy = _kill(code, memory)
     error = None if tail is None else find_printed(code, tail, many=many)
+    if error is not None and not context:
+        error = replace(error, context="")
     if error is None and how:
         return _with_last_lines(f"R{where} was {how}.", remedy, tail or "", many=many)
     if error is None:

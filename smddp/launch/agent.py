@@ -20,6 +20,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -73,7 +74,7 @@ class Agent(SimpleElasticAgent):
         self._memory = HostMemory()
         self._failure: JobFailure | None = None
         self._is_reason = True
-        self._is_told = False  # whether the failure is in the log, whole
+        self._untold = ""  # what the log does not have of the failure's report
         self._awaits_cause = False
         self._lost_contact_at: float | None = None
         self.has_succeeded = False
@@ -146,8 +147,8 @@ class Agent(SimpleElasticAgent):
         if self._remaining_restarts == 0:
             if self._failure is not None and self._is_reason:
                 self._failure_file.record(self._failure.report)
-                if not self._is_told:  # after the last lines of the ranks, which lost contact
-                    logger.error("What failed first: %s", self._failure.report)
+                if self._untold:  # after the last lines of the ranks, which lost contact
+                    logger.error("What failed first: %s", self._untold)
             self._node_rendezvous.lines.part()
         # torchrun's agent waits in the exit barrier after a success. After a stop other nodes may never come there.
         self.has_succeeded = not failures and not told_to_stop and self._failure is None
@@ -163,7 +164,8 @@ class Agent(SimpleElasticAgent):
             failed = self._first_failed(is_last=ended and worker_group.group_world_size == 1)
             if failed is not None:
                 worker = worker_group.workers[failed.index]
-                how = describe_rank_exit(
+                describe = partial(
+                    describe_rank_exit,
                     failed.code,
                     rank=worker.global_rank,
                     world_size=worker.world_size,
@@ -171,10 +173,12 @@ class Agent(SimpleElasticAgent):
                     tail=failed.tail,
                     memory=self._memory,
                 )
+                how = describe()
                 of_rank = self._failure_file.read()
                 report = self._node_rendezvous.tell_ranks(of_rank or how)
                 self._failure = lines.settle(JobFailure(code=failed.code, report=report))
-                self._is_told = self._failure.report == of_rank  # by the rank
+                in_log = {of_rank: "", how: describe(context=False)}  # the rank's own report; what it printed
+                self._untold = in_log.get(self._failure.report, self._failure.report)
                 # If this process does not read the ranks' output, its reader knows more about a rank that ended by
                 # itself.
                 read = failed.tail is not None or killed_by(failed.code) is not None
@@ -183,7 +187,6 @@ class Agent(SimpleElasticAgent):
             self._failure = lines.failure
             self._remaining_restarts = 0  # the other node has none left, or can't join another round
             logger.error("What failed first: %s", self._failure.report)  # it names the host, even this one
-            self._is_told = True
             self._node_rendezvous.tell_ranks(self._failure.report)
             self._processes.end(FAILURE_GRACE)
 

@@ -7,6 +7,7 @@ if the level is DEBUG. `smddp.job.printed_error` recognizes the lines.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 
 from smddp.job.printed_error import LAUNCHER
@@ -18,7 +19,8 @@ _TALKATIVE = ("botocore",)
 class LogFormat(logging.Formatter):
     """Format a record as time, level, sender and text.
 
-    The level is left out at INFO, and the sender below `named_from`.
+    The level is left out at INFO. So is the sender below `named_from`, and a rank in front of a text that begins with
+    it, or whose second clause does: ``the job could not begin: rank 1 on localhost could not reach ...``.
     """
 
     def __init__(self, sender: str, *, named_from: int, modules: bool) -> None:
@@ -26,6 +28,9 @@ class LogFormat(logging.Formatter):
         self._sender = sender
         self._named_from = named_from
         self._modules = modules
+        # Each line of a launcher has its name: whoever reads the log knows by it which lines are no rank's.
+        names_itself = "" if sender in ("", LAUNCHER) else rf"(?:[^:\n]{{1,40}}: )?{re.escape(sender)}\b"
+        self._names_itself = re.compile(names_itself or r"(?!)")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line; `format` appends the traceback."""
@@ -34,7 +39,8 @@ class LogFormat(logging.Formatter):
             parts.append(record.levelname)
         if self._modules:
             parts.append(f"{record.name}:")
-        if self._sender and record.levelno >= self._named_from:
+        is_named = record.levelno >= self._named_from and not self._names_itself.match(record.message)
+        if self._sender and is_named:
             parts.append(f"{self._sender}:")
         return " ".join([*parts, record.message])
 

@@ -46,8 +46,13 @@ def check_kinds(**arguments: object) -> None:
 def check_counts(**counts: object) -> None:
     """Raise ValueError unless each argument is a whole number of 1 or more."""
     for name, count in counts.items():
-        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"{name}={count!r}: give a whole number of 1 or more")
+        check_count(f"{name}={count!r}", count)
+
+
+def check_count(what: str, count: object, *, least: int = 1) -> None:
+    """Raise ValueError, which begins with ``what``, unless the count is a whole number of ``least`` or more."""
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
+        raise ValueError(f"{what}: give a whole number of {least} or more")
 
 
 def check_bounds(**bounds: object) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +50,3 @@ def outcome_in(log: str) -> tuple[Outcome, str]:
     # Docker carries the two streams apart: what was written to the other may follow in the same line.
     fields, _ = json.JSONDecoder().raw_decode("{" + told[0])
     return Outcome(**{name: fields[name] for name in ("launcher", "ranks", "backend")}), fields["loss"]
-
-
-def refusal(reason: str) -> Outcome:
-    """The outcome of a job that failed for a reason, as every host words it."""
-    words = reason.removeprefix("AlgorithmError: ").rpartition(", exit code: ")[0] or reason
-    words = re.sub(r"\balgo-\d is 127(\.\d+){3}", "a host is 127.x.x.x", words)  # the first that says so
-    return Outcome(refused=" ".join(words.split()))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from estimators.errors import TrainingJobFailed
+from estimators.errors import EstimatorError
 from estimators.local import LocalSageMaker
 from tests.docker import table
 from tests.docker.cells import CELLS, EXPECTED, PROVEN_WITH_MORE, Cell, Place
 from tests.docker.jobs import estimator, log_of, start, write_digits
-from tests.docker.proof import Proof, refusal
+from tests.docker.proof import Proof
 
 
 def docker_job(test: Callable[..., None]) -> Callable[..., None]:
@@ -61,11 +61,12 @@ def test_trains_in_local_mode(cell: Cell, proof: Proof, tmp_path: Path, capsys: 
 def test_trains_as_processes_or_is_refused(proof: Proof) -> None:
     with LocalSageMaker() as platform:
         for cell in cells_of("processes"):  # one after the other: they meet at SageMaker's fixed port
-            job = start(platform, cell)
             if EXPECTED[cell].refused:
-                with pytest.raises(TrainingJobFailed) as failure:
-                    job.wait(logs=False)
-                assert refusal(failure.value.reason) == EXPECTED[cell]
+                with pytest.raises(EstimatorError) as failure:
+                    start(platform, cell)
+                (problem,) = failure.value.problems
+                assert f"{problem.found}. {problem.remedy}" == EXPECTED[cell].refused
             else:
+                job = start(platform, cell)
                 job.wait(logs=False)
                 proof.check(cell, log_of(job))

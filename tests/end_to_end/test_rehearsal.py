@@ -178,8 +178,33 @@ def test_a_job_that_cannot_train_says_why(estimator: Build, tmp_path: Path) -> N
     )
     assert "attach" not in told
     assert "CloudWatch" not in told
-    assert f"{failure.value.reason}\nThe end of the traceback of rank 0:\nTraceback (most recent call last):\n" in told
+    assert "\nexit code: 1\nThe end of the traceback of rank 0:\nTraceback (most recent call last):\n" in told
     assert ", in main\n    samples = torch.tensor([float(" in told
+
+
+@pytest.mark.slow
+def test_a_script_without_smddp_run_shows_the_end_of_the_traceback_that_it_printed(estimator: Build) -> None:
+    with pytest.raises(TrainingJobFailed, match="ValueError: invalid literal for int") as failure:
+        estimator("fails_deep.py").rehearse(logs=False)
+    reason, heading, traceback = str(failure.value).partition("\nThe end of the traceback:\n")
+    assert heading
+    assert "in <module>" not in reason
+    assert "in <module>\n    parse(9)\n" in traceback
+    assert traceback.count("return unwrap(depth - 1)") == 10
+
+
+@pytest.mark.slow
+def test_a_traceback_that_the_reason_has_is_not_shown_twice(estimator: Build, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("import smddp\nraise ValueError('my own')\n")
+    with pytest.raises(TrainingJobFailed, match="raise ValueError") as failure:
+        estimator("short.py", source_dir=tmp_path).rehearse(logs=False)
+    assert str(failure.value).count("raise ValueError") == 1
+
+
+@pytest.mark.slow
+def test_a_job_without_the_trainers_checkpoints_is_not_tried_twice(estimator: Build) -> None:
+    with pytest.raises(EstimatorError, match=r"first attempt ended without a checkpoint .* Without checkpoint_s3_uri"):
+        estimator("saves_nothing.py", checkpoint_s3_uri="s3://somebody-elses/checkpoints").rehearse(logs=False)
 
 
 @pytest.mark.slow
@@ -200,6 +225,7 @@ def test_a_loop_of_ones_own_is_given_up(estimator: Build) -> None:
         ("import smddp", {"seconds": 2.5}, r"seconds=2\.5: give a whole number"),
         ("import smddp", {"seconds": 28 * 24 * 3600 + 1}, "seconds=2419201: give a whole number"),
         ("print('never heard of it')", {}, "its code does not import smddp"),
+        ("import smddp, no_such_module", {}, "^Nothing was sent: one thing is wrong with the job:"),
         ("import smddp", {"inputs": ["s3://bucket/data"]}, "inputs is a list: a rehearsal needs the channels by name"),
         ("import smddp", {"inputs": TrainingInput("file:///data")}, r"TrainingInput\('file:///data'\) is not on S3"),
         ("import smddp", {"inputs": "file://empty"}, r"inputs\['training'\]: there are no files in file://empty"),

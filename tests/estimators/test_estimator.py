@@ -318,8 +318,8 @@ def test_a_request_that_can_not_be_built_is_told_as_unchecked(build: Any, monkey
     monkeypatch.setattr("estimators.plan.checked_request.build", lambda *_, **__: (None, "no such parameter"))
     with pytest.raises(
         EstimatorError,
-        match=r"(?s)one thing is wrong with it:\n  - max_wait.*\nNot checked until it is corrected: the request as a "
-        r"whole, the data and buckets on S3\.$",
+        match=r"(?s)one thing is wrong with the job:\n  - max_wait.*\nNot checked until it is corrected: the request "
+        r"as a whole, the data and buckets on S3\.$",
     ) as refused:
         build(max_wait=3).fit()
     assert parameters_of(refused.value.problems) == ["max_wait"]

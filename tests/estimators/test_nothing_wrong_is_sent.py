@@ -299,7 +299,7 @@ def test_what_aws_would_refuse_is_refused_before_the_upload(
 ) -> None:
     case, parameter, said = REFUSED[name]
     before = uploaded(sagemaker_session)
-    with pytest.raises(EstimatorError, match="The job was not sent") as refused:
+    with pytest.raises(EstimatorError, match="Nothing was sent") as refused:
         case().estimator(script, sagemaker_session).fit(**case().call, wait=False)
     (problem,) = refused.value.problems
     assert problem.parameter == parameter

@@ -9,6 +9,7 @@ import pytest
 from smddp.display_text import (
     as_memory,
     counted,
+    describe,
     shown_error,
     shown_line,
     shown_name,
@@ -126,3 +127,18 @@ def test_a_list_of_names_ends_between_names() -> None:
     assert shown_names(iter(names[:5])) == ", ".join(names[:5])
     assert shown_names(range(9), most=8) == "0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
     assert shown_names([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({}, "a dict"),
+        (object(), "an object"),
+        (3, "3"),
+        ("x" * 200, "'" + "x" * 99),
+        (None, "None"),
+        (int, "the class int"),
+    ],
+)
+def test_a_value_is_described_in_a_few_words(value: object, text: str) -> None:
+    assert describe(value) == text

@@ -49,8 +49,11 @@ def test_stopped_and_killed_in_other_layouts_a_sharded_model_loads_what_was_save
 @pytest.mark.slow
 @pytest.mark.seaweedfs
 @pytest.mark.namespaces
+@pytest.mark.timeout(600)
 def test_whichever_process_of_a_platform_is_killed_nothing_of_it_is_left() -> None:
-    told = torture("tests.torture.platform_kills", "--kills", "1", "--seed", "1")
+    # 15 platforms start, two at a time, in seconds of processor time each. Every wait in it has a limit of its own,
+    # which decides; together they take far more than the usual two minutes.
+    told = torture("tests.torture.platform_kills", "--kills", "1", "--seed", "1", seconds=500)
     assert "done=15, unit='kills'" in told
 
 

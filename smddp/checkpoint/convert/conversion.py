@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from smddp.checkpoint.checkpointer import Checkpointer
 from smddp.checkpoint.convert.saved_model import flush, write_safetensors, write_torch, write_weights
-from smddp.checkpoint.convert.sources import StateSource, find_source
+from smddp.checkpoint.convert.sources import StateSource, find_source, has_names
 from smddp.checkpoint.convert.torch_files import WEIGHTS_NAMES
 from smddp.checkpoint.format.frozen import LeftOut
 from smddp.checkpoint.format.manifest import Manifest, is_part_name
@@ -120,7 +120,7 @@ def _without_left_out(state: Any, part: str) -> Any:
 
 
 def _as_weights(state: Any, part: str) -> Mapping[str, Any]:
-    if isinstance(state, Mapping) and any(isinstance(value, torch.Tensor) for value in state.values()):
+    if has_names(state) and any(isinstance(value, torch.Tensor) for value in state.values()):
         return plain_state(state)
     raise CheckpointError(f"{part!r} is no model: it has no weights by name; use 'torch' or 'dcp'")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 
@@ -52,15 +52,19 @@ class StateSource:
         """Read one part, and the location it came from, for messages; other parts of a checkpoint or DCP are not read.
 
         With ``find_targets`` all ranks read a checkpoint together, each its own pieces of the targets. Raise
-        CheckpointError if the part is absent, or the source is damaged.
+        CheckpointError if the part is absent or has no weights by name, or the source is damaged.
         """
         if self.kind == "checkpoint":
             loaded = self.read_checkpoint([part], {} if find_targets is None else {part: find_targets})
-            return loaded.unflatten(part), open_store(self.location).path(loaded.manifest.step)
-        parts, _ = _parts_of(self._read_foreign(part), str(self))
-        if part not in parts:
-            raise CheckpointError(f"{self} has no {part!r}, only {', '.join(sorted(parts))}")
-        return parts[part], str(self)
+            state, origin = loaded.unflatten(part), open_store(self.location).path(loaded.manifest.step)
+        else:
+            parts, _ = _parts_of(self._read_foreign(part), str(self))
+            if part not in parts:
+                raise CheckpointError(f"{self} has no {part!r}, only {', '.join(sorted(parts))}")
+            state, origin = parts[part], str(self)
+        if not has_names(state):
+            raise CheckpointError(f"{part!r} of {origin} is no model: it has no weights by name; give another part")
+        return state, origin
 
     def read_foreign(self) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
         """Read all parts of a foreign state, and the names of values that are not parts."""
@@ -136,6 +140,11 @@ def find_source(location: str | os.PathLike[str]) -> StateSource:
     return StateSource(kind="checkpoint", location=text)
 
 
+def has_names(state: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a state has its values by name, as a model's has. No source is trusted to have such a state."""
+    return isinstance(state, Mapping) and all(isinstance(name, str) for name in state)
+
+
 def _is_object(uri: str) -> bool:
     """Return whether an S3 object exists."""
     bucket, key = _place(uri)
@@ -190,7 +199,7 @@ def _parts_of(state: Any, origin: str) -> tuple[dict[str, Mapping[str, Any]], li
     The state is a model's weights, or parts by name or alias. Raise CheckpointError, which names `origin`, if there is
     no part.
     """
-    if isinstance(state, Mapping) and state and all(isinstance(name, str) for name in state):
+    if state and has_names(state):
         nested = [name for name, value in state.items() if isinstance(value, Mapping)]
         names = {**{_part_called(name): name for name in nested}, **{name: name for name in nested}}
         names = {part: name for part, name in names.items() if part == _part_called(part)}

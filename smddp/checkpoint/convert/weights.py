@@ -149,7 +149,7 @@ def _apply(module: nn.Module, match: _Match, source: str) -> None:
             match.state[name] = present[name]  # the module copies it onto itself, which takes no memory
     try:
         module.load_state_dict(match.state, strict=False)
-    except RuntimeError as error:  # names and shapes fit: the module's own load_state_dict refused
+    except Exception as error:  # names and shapes fit: the module's own code, or forged metadata of its layers
         raise CheckpointError(f"the module did not take the weights of {source}: {error}") from error
 
 

@@ -32,6 +32,7 @@ from smddp.checkpoint.format.frozen import LeftOut
 from smddp.checkpoint.format.plain_names import METADATA
 from smddp.checkpoint.format.shards import Box, check_boxes, division_of
 from smddp.checkpoint.format.tensors import DTYPES, check_shape
+from smddp.display_text import with_article
 from smddp.dtensor import is_dtensor, local_values
 from smddp.errors import CheckpointError
 
@@ -51,14 +52,16 @@ class MoreKinds(Protocol):
         """Return the value from its representation; raise CheckpointError for an unknown kind."""
 
 
-def flatten(state: object, *, path: str, more: MoreKinds | None = None) -> tuple[Any, dict[str, torch.Tensor]]:
+def flatten(
+    state: object, *, path: str, name: str = "", more: MoreKinds | None = None
+) -> tuple[Any, dict[str, torch.Tensor]]:
     """Split a state into a skeleton for json.dumps, and its tensors by name, not copied.
 
-    A tensor's name is its path, ``state.0.exp_avg``; tied weights are listed once. Raise CheckpointError, which names
-    the place below `path` (``optimizer``), for a value that cannot be saved.
+    A tensor's name is its path below `name`, ``state.0.exp_avg``; tied weights are listed once. Raise CheckpointError,
+    which names the place below `path` (``optimizer``), for a value that cannot be saved.
     """
     parts = _Parts(more)
-    return parts.skeleton(state, path, ""), parts.tensors
+    return parts.skeleton(state, path, name), parts.tensors
 
 
 def flatten_shards(state: object, *, path: str, rank: int) -> tuple[Any, dict[str, torch.Tensor], dict[str, int]]:
@@ -190,16 +193,17 @@ class _Parts:
             return self._dict(value, path, name)
         if self._more is not None and (apart := self._more.take_apart(value)) is not None:
             return {_TAG: apart[0], "value": self.skeleton(apart[1], path, name)}
+        found = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         raise CheckpointError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which safetensors and JSON cannot hold: tensors, "
-            "numpy arrays, numbers, texts, None, and dicts, lists and tuples of them can be saved"
+            f"{path} is {with_article(found)}, which safetensors and JSON cannot hold: tensors, numpy arrays, numbers, "
+            "texts, None, and dicts, lists and tuples of them can be saved"
         )
 
     def _items(self, values: Iterable[Any], path: str, name: str) -> list[Any]:
-        return [self.skeleton(value, f"{path}.{index}", _join(name, index)) for index, value in enumerate(values)]
+        return [self.skeleton(value, _join(path, index), _join(name, index)) for index, value in enumerate(values)]
 
     def _dict(self, value: dict[Any, Any], path: str, name: str) -> Any:
-        items = {key: self.skeleton(each, f"{path}.{key}", _join(name, key)) for key, each in value.items()}
+        items = {key: self.skeleton(each, _join(path, key), _join(name, key)) for key, each in value.items()}
         if type(value) is dict and _TAG not in items and all(type(key) is str for key in items):
             return items
         keys = [self.skeleton(key, f"{path}, the key {key!r}", _join(name, "key")) for key in items]
@@ -235,8 +239,8 @@ class _Parts:
     def _add_tensor(self, tensor: torch.Tensor, path: str, name: str) -> str:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
             raise CheckpointError(
-                f"{path} is a {type(tensor).__qualname__} of layout {tensor.layout}: dense torch.Tensors and "
-                "Parameters can be saved"
+                f"{path} is {with_article(type(tensor).__qualname__)} of layout {tensor.layout}: dense torch.Tensors "
+                "and Parameters can be saved"
             )
         if tensor.is_meta or tensor.is_quantized:
             raise CheckpointError(f"{path} is a meta or quantized tensor: it has no plain values to save")

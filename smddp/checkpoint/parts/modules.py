@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from smddp.checkpoint.format.frozen import LeftOut, fingerprints
 from smddp.checkpoint.format.plain_names import METADATA, in_names_of, plain_name, plain_state
-from smddp.display_text import as_size, shown_names
+from smddp.display_text import as_size, describe, shown_names
 from smddp.distributed import Ranks, has_shards
 from smddp.distributed.replica_check import hash_of
 from smddp.dtensor import is_dtensor, local_values
@@ -95,7 +95,7 @@ class ModulePart:
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if a saved state is of another model. Call `describe_left_out` before."""
         if not isinstance(state, Mapping):
-            raise ValueError(f"it is a {type(state).__name__}, and no state of a module")
+            raise ValueError(f"it is {describe(state)}, and no state of a module")
         present, saved = plain_state(self.module.state_dict()), plain_state(state)
         misshapen = [
             f"{key} ({_shape(saved[key])} instead of {_shape(present[key])})"

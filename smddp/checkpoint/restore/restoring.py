@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -224,6 +224,10 @@ def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
+def _is_state_of_rank(state: object) -> bool:
+    return isinstance(state, dict) and RNG in state
+
+
 class Restoration:
     """Loads a checkpoint into the parts of a run, on one rank: `check` first, then `apply`."""
 
@@ -242,6 +246,8 @@ class Restoration:
             if RANKS in skeletons
             else [{RNG: random} for random in loaded.unflatten(RNG)]  # format 1
         )
+        if not (isinstance(self._ranks, list) and self._ranks and all(map(_is_state_of_rank, self._ranks))):
+            raise CheckpointError(f"{RANKS!r} of {self._what} is not a list of the state of each rank: it is damaged")
 
     def check(self) -> None:
         """Raise CheckpointError if the checkpoint lacks a part or a part's state does not fit. Change nothing."""
@@ -289,18 +295,24 @@ class Restoration:
                 ", ".join(self._per_rank),
                 counted(len(self._ranks), "rank"),
             )
-        restore_random_state([each[RNG] for each in self._ranks], rank=self._rank)
+        with self._loading("random state"):
+            restore_random_state([each[RNG] for each in self._ranks], rank=self._rank)
 
     def _give(self, name: str, part: Stateful, state: Any) -> None:
-        try:
+        with self._loading(name):
             part.load_state_dict(state)
+
+    @contextmanager
+    def _loading(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             raise CheckpointError(f"{self._what} does not fit this run's {name}: {_reason(error)}") from error
 
     def _check_part(self, name: str, check: Callable[[Any], None], state: Any) -> None:
         try:
             check(state)
-        except (ValueError, KeyError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{self._what} does not fit this run's {name}: {_reason(error)}. Nothing was loaded; resume with what "
                 "it was saved of, or start anew in another directory"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import index
 from typing import SupportsFloat, SupportsIndex
 
+import torch
 import xxhash
+from torch import Tensor
 
 from smddp.checkpoint.format.manifest import LARGEST_STEP, FileDigests
 from smddp.checkpoint.save.snapshot import Snapshot
@@ -31,12 +34,11 @@ class Moment:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        step, epoch, position = self.step, self.epoch, self.position
-        if not 0 <= step <= LARGEST_STEP or epoch < 0 or (position is not None and position < 0):
-            raise ValueError(
-                f"step is {step}, epoch {epoch} and position {position}: steps go from 0 to 10**12 - 1, epochs and "
-                "positions from 0"
-            )
+        if not 0 <= self.step <= LARGEST_STEP:
+            raise ValueError(f"step is {self.step}: give a whole number from 0 to 10**12 - 1")
+        for name, number in ("epoch", self.epoch), ("position", self.position):
+            if number is not None and number < 0:
+                raise ValueError(f"{name} is {number}: give a whole number of 0 or more")
 
     @property
     def boundary(self) -> tuple[int, int]:
@@ -125,11 +127,15 @@ def _hash(file: StagedFile) -> FileDigests:
 
 
 def as_whole_number(name: str, value: SupportsIndex) -> int:
-    """Return an integer of any type, such as numpy's or a tensor of one; raise ValueError for anything else."""
-    try:
-        return index(value)
-    except TypeError:
-        raise ValueError(f"{name} is {value!r:.80}: give a whole number") from None
+    """Return an integer of any type, such as numpy's or a tensor of one; raise ValueError for anything else.
+
+    A bool is none, although Python and PyTorch count True as 1.
+    """
+    is_bool = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+    with suppress(TypeError):
+        if not is_bool:
+            return index(value)
+    raise ValueError(f"{name} is {value!r:.80}: give a whole number")
 
 
 def as_numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:

@@ -84,7 +84,7 @@ class Snapshotter:
         own: dict[str, Any] = {RNG: capture_random_state()} | {
             name: part.state_dict() for name, part in self._per_rank.items()
         }
-        own_skeleton, own_tensors = flatten({str(self._rank): own}, path=RANKS)
+        own_skeleton, own_tensors = flatten(own, path="", name=str(self._rank))
         with self._device_copies.launching():
             files = self._staging.copy(self._files(tensors, sizes, owners))
             (own_file,) = self._own_staging.copy({RANKS: own_tensors})
@@ -92,7 +92,7 @@ class Snapshotter:
             skeletons=skeletons,
             sizes=sizes,
             files=files,
-            own_skeleton=own_skeleton[str(self._rank)],
+            own_skeleton=own_skeleton,
             own_file=own_file,
         )
 

@@ -67,6 +67,28 @@ def test_its_session_for_the_sdk_uses_its_bucket(platform):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hosts", "distribution", "are_processes", "refused"),
+    [(2, "mpi", True, True), (1, "mpi", True, False), (2, None, True, False), (2, "mpi", False, False)],
+)
+def test_mpi_between_hosts_without_ssh_is_refused_before_a_job_is_sent(
+    platform, tmp_path, monkeypatch, hosts, distribution, are_processes, refused
+):
+    assert platform.boto_session.hosts_are_processes
+    monkeypatch.setattr(platform.boto_session, "hosts_are_processes", are_processes)
+    (tmp_path / "train.py").write_text("import smddp\n")
+    plan = Estimator(
+        entry_point=tmp_path / "train.py",
+        role=platform.role,
+        instance_type="ml.m5.large",
+        instance_count=hosts,
+        distribution=distribution,
+        sagemaker_session=platform.session,
+    ).plan()
+    told = [str(problem) for problem in plan.problems if "no ssh of their own" in problem.found]
+    assert len(told) == refused, plan.problems
+
+
 def test_plays_any_region(tmp_path):
     with LocalSageMaker(tmp_path / "made", region="eu-west-3") as platform:
         assert platform.default_bucket == "sagemaker-eu-west-3-123456789012"

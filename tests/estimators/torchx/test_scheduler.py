@@ -105,7 +105,7 @@ def test_without_local_it_goes_where_boto3_leads(directory, script, monkeypatch,
 def test_what_the_estimator_finds_reaches_the_user(directory, tmp_path, caplog):
     with pytest.raises(SystemExit):
         run(directory, str(tmp_path / "nothing.py"), max_run="0")
-    assert "The job was not sent, 2 things are wrong with it" in caplog.text
+    assert "Nothing was sent: 2 things are wrong with the job" in caplog.text
     assert f"{tmp_path}/nothing.py" in caplog.text
     assert "max_run" in caplog.text
 

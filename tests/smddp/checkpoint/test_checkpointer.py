@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -369,7 +370,7 @@ class Holder:
 def test_what_cannot_be_saved_is_named_at_once_and_nothing_is_written(tmp_path: Path) -> None:
     holder = Holder({"state": {3: {"foo": {1}}}})
     checkpointer = Checkpointer(tmp_path / "c", {"optimizer": holder})
-    with pytest.raises(CheckpointError, match=r"^optimizer\.state\.3\.foo is a builtins\.set"):
+    with pytest.raises(CheckpointError, match=r"^optimizer\.state\.3\.foo is a set"):
         checkpointer.save(1)
     assert checkpointer.wait() is None
     assert not (tmp_path / "c").exists()
@@ -551,20 +552,26 @@ def test_refuses_a_name_that_is_no_file_name(name: str, tmp_path: Path) -> None:
 
 
 def test_refuses_a_part_without_a_state(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="'model' is a dict: it has no state_dict"):
-        Checkpointer(tmp_path, {"model": {}})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="'model' is an OrderedDict: it has no state_dict"):
+        Checkpointer(tmp_path, {"model": OrderedDict()})  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize(("step", "epoch", "position"), [(-1, 0, 0), (10**12, 0, None), (0, -1, 0), (0, 0, -1)])
-def test_refuses_an_impossible_step(step: int, epoch: int, position: int | None, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="steps go from 0"):
-        Checkpointer(tmp_path, {}).save(step, epoch=epoch, position=position)
+@pytest.mark.parametrize("values", [{"step": -1}, {"step": 10**12}, {"epoch": -1}, {"position": -1}])
+def test_refuses_a_number_out_of_range_and_names_no_other(values: dict[str, int], tmp_path: Path) -> None:
+    ((name, value),) = values.items()
+    with pytest.raises(ValueError, match=f"^{name} is {value}: give a whole number (from|of) 0[^:]*$"):
+        Checkpointer(tmp_path, {}).save(**{"step": 0, **values})
 
 
-@pytest.mark.parametrize("step", [1.5, 2.0, "3", None])
+@pytest.mark.parametrize("step", [1.5, 2.0, "3", None, True, torch.tensor(True)])
 def test_refuses_a_step_that_is_no_whole_number(step: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"step is {step!r}: give a whole number"):
+    with pytest.raises(ValueError, match=f"step is {re.escape(repr(step))}: give a whole number"):
         Checkpointer(tmp_path, {}).save(step)
+
+
+def test_a_value_of_a_rank_that_cannot_be_saved_is_named_by_the_script_s_names(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^sampler\.seen is a set"):
+        Checkpointer(tmp_path / "c", {}, per_rank={"sampler": Holder({"seen": {1}})}).save(1)
 
 
 def test_a_metric_that_is_no_number_is_refused_before_anything_is_written(new_run: NewRun) -> None:

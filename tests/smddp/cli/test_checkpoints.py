@@ -255,7 +255,7 @@ BAD = [
     (["import", "text.tar.gz", "new"], "is not a model.tar.gz, or it is damaged"),
     (["import", "w0.pt", "good/step-000000000001"], "is the name of one checkpoint: give the location that it lies in"),
     (["import", "w0.pt", "new/step-000000000007"], "is the name of one checkpoint: give the location that it lies in"),
-    (["import", "w0.pt", "new", "--step", "-1"], "steps go from 0"),
+    (["import", "w0.pt", "new", "--step", "-1"], "step is -1: give a whole number"),
     (["import", "w0.pt", "file"], "file"),
     (["import", "w0.pt", "good", "--step", "1"], "already: remove it, or give another step"),
 ]

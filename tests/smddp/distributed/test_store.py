@@ -86,8 +86,8 @@ def test_a_program_that_listens_and_never_answers_is_not_waited_for(
         port = silent.getsockname()[1]
         told = [join(master(make_cluster, rank, port, port_from="MASTER_PORT=1"), seconds=600) for rank in range(2)]
     assert told[0] is not None and re.match(
-        rf"rank 0 on \S+ could not listen as the master at 127\.0\.0\.1:{port} \(.*EADDRINUSE.*\)\. "
-        r"Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host",
+        rf"rank 0 on \S+ could not listen as the master at 127\.0\.0\.1:{port}: another program uses port {port} "
+        r"on this host\. Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host",
         told[0],
     )
     assert told[1] is not None and re.match(

@@ -129,6 +129,15 @@ def test_the_reason_of_one_rank_alone_is_how_it_was_killed(start, script, tmp_pa
     assert report in log.rpartition("What failed first:")[2]
 
 
+def test_no_traceback_that_a_rank_printed_is_in_the_log_again(start, script, tmp_path):
+    path = script("print(f'this is rank {rank}', file=sys.stderr); raise ValueError('the data is broken')")
+    run = start("-m", "smddp.cli", "run", "--processes-per-node", "2", path)
+    _, log = run.communicate(timeout=60)
+    assert re.search(r"What failed first: ValueError: the data is broken \(rank [01] of 2 on \S+\)\n\d\d:", log), log
+    assert log.count("Traceback (most recent call last)") <= log.count("this is rank")
+    assert "\nTraceback" in (tmp_path / "runs" / "train" / "output" / "failure").read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

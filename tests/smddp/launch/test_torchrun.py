@@ -76,7 +76,10 @@ def test_nodes_that_can_not_meet_are_an_error_with_the_address(start, script):
         agent = start(*TORCHRUN, "--nnodes", "2", "--master-port", str(port), script(""))
         _, error = agent.communicate(timeout=60)
     assert agent.returncode == 1
-    assert f"ERROR smddp: node 0 of 2 could not listen as the master at 127.0.0.1:{port} (" in error
+    assert (
+        f"ERROR smddp: node 0 of 2 could not listen as the master at 127.0.0.1:{port}: another program uses port {port}"
+        in error
+    )
     assert "cut off" not in error
     assert "Traceback" not in error
 

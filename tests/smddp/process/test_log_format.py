@@ -24,6 +24,21 @@ def test_a_line_begins_with_its_text_and_names_the_module_at_debug_only(level: i
     assert re.sub(r"^\d\d:\d\d:\d\d ", "", form.format(record(level, "step=10 loss=1.5"))) == line
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("rank 1 on algo-2 waits for rank 0", "WARNING rank 1 on algo-2 waits for rank 0"),
+        ("no start: rank 1 on algo-2 waits", "WARNING no start: rank 1 on algo-2 waits"),
+        ("rank 11 on algo-2 waits", "WARNING rank 1: rank 11 on algo-2 waits"),
+        ("slow: rank 0 waits for rank 1", "WARNING rank 1: slow: rank 0 waits for rank 1"),
+    ],
+)
+def test_a_rank_that_the_text_names_is_not_named_twice(text: str, line: str) -> None:
+    form = LogFormat("rank 1", named_from=logging.WARNING, modules=False)
+    assert form.format(record(logging.WARNING, text)).endswith(f" {line}")
+
+
 def test_programs_around_the_ranks_are_named_in_each_line() -> None:
     form = LogFormat("smddp", named_from=logging.INFO, modules=False)
-    assert form.format(record(logging.INFO, "starting 2 ranks")).endswith(" smddp: starting 2 ranks")
+    for text in ("starting 2 ranks", "smddp run starts 2 ranks"):
+        assert form.format(record(logging.INFO, text)).endswith(f" smddp: {text}")

@@ -140,9 +140,9 @@ def test_bad_input_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     torch.save(Training().state(), tmp_path / "old.pt")
     for source, options, error, told in [
         ("nothing.pt", {}, CheckpointError, "there is nothing at"),
-        ("old.pt", {"step": -1}, ValueError, "steps go from 0"),
-        ("old.pt", {"step": 10**12}, ValueError, "steps go from 0"),
-        ("old.pt", {"epoch": -1}, ValueError, "epochs and positions from 0"),
+        ("old.pt", {"step": -1}, ValueError, "^step is -1: give a whole number from 0 to"),
+        ("old.pt", {"step": 10**12}, ValueError, "^step is 10{12}: give a whole number from 0 to"),
+        ("old.pt", {"epoch": -1}, ValueError, "^epoch is -1: give a whole number of 0 or more"),
     ]:
         with pytest.raises(error, match=told):
             import_checkpoint(tmp_path / source, tmp_path / "run", **options)  # type: ignore[arg-type]

@@ -203,14 +203,14 @@ class Pair(NamedTuple):
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        ({1, 2}, "a builtins.set"),
-        (b"bytes", "a builtins.bytes"),
-        (1j, "a builtins.complex"),
+        ({1, 2}, "a set"),
+        (b"bytes", "a bytes"),
+        (1j, "a complex"),
         (Path("x"), "Path"),
         (defaultdict(int), "a collections.defaultdict"),
         (Pair(1, 2), "Pair"),
-        (lambda: None, "a builtins.function"),
-        (object(), "a builtins.object"),
+        (lambda: None, "a function"),
+        (object(), "an object"),
         (torch.float32, "a torch.dtype"),
         (torch.zeros(2, dtype=torch.complex128), "of torch.complex128"),
         (torch.zeros(2).to_sparse(), "layout torch.sparse_coo"),
@@ -230,7 +230,7 @@ def test_what_cannot_be_saved_is_named_with_its_place(value: object, kind: str) 
 
 
 def test_a_key_that_cannot_be_saved_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"optimizer.state, the key b'x' is a builtins.bytes"):
+    with pytest.raises(CheckpointError, match=r"optimizer.state, the key b'x' is a bytes"):
         flatten({"state": {b"x": 1}}, path="optimizer")
 
 
