@@ -1,9 +1,10 @@
 """Seconds from the command to the first optimizer step of all ranks, and from a killed rank to the next step.
 
 ``torchrun`` and ``smddp run`` start the same script, a DDP loop by hand with AdamW over gloo, in turn, in one run;
-``smddp run`` with and without a warm parent. Also the memory of the ranks before they have a model: their proportional
-set size, in which a page that several processes share counts once; and jobs of the local platform, from ``fit()`` to
-the first step, and from the last line of the script to the return of ``fit()``, one after the other on one platform.
+``smddp run`` with and without a warm parent. Also the processor time of a run without a kill; the memory of the ranks
+before they have a model: their proportional set size, in which a page that several processes share counts once; and
+jobs of the local platform, from ``fit()`` to the first step, and from the last line of the script to the return of
+``fit()``, one after the other on one platform.
 
     python -m benchmarks.startup [--ranks 2 8] [--repeats 3] [--fits 4]
 """
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import io
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -112,6 +114,12 @@ def last(directory: Path, name: str) -> float:
     return max(float(each.read_text()) for each in directory.glob(f"{name}-*"))
 
 
+def processor_seconds() -> float:
+    """Return the processor time of all ended runs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def row(name: str, seconds: dict[str, list[float]], unit: str = "s") -> str:
     """Return a line of the table: the medians, and their ratio to torchrun's."""
     medians = {way: statistics.median(each) for way, each in seconds.items()}
@@ -125,14 +133,19 @@ def measure(directory: Path, all_ranks: Sequence[int], repeats: int) -> None:
     for ranks in all_ranks:
         first: dict[str, list[float]] = {way: [] for way in WAYS}
         again: dict[str, list[float]] = {way: [] for way in WAYS}
+        used: dict[str, list[float]] = {way: [] for way in WAYS}
         for repeat in range(repeats):
             for way in WAYS:
                 own = directory / f"{ranks}-{repeat}-{way.replace(' ', '')}"
                 started = run(own, way, ranks, kill=True)
                 first[way].append(last(own, "first-0") - started)
                 again[way].append(last(own, "first-1") - last(own, "killed"))
+                before = processor_seconds()
+                run(own.with_name(f"{own.name}-whole"), way, ranks)
+                used[way].append(processor_seconds() - before)
         print(row(f"{ranks} ranks, to the first step", first))
-        print(row(f"{ranks} ranks, from a kill to the next step", again), flush=True)
+        print(row(f"{ranks} ranks, from a kill to the next step", again))
+        print(row(f"{ranks} ranks, processor time", used), flush=True)
     memory: dict[str, list[float]] = {}
     for way in WAYS:
         own = directory / f"memory-{way.replace(' ', '')}"

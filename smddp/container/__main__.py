@@ -34,9 +34,9 @@ from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.log_format import start_log
-from smddp.process.rank_start import RankStart, launch_variables
+from smddp.process.rank_start import RankStart, launch_variables, threads_of_rank
 from smddp.process.warm_parent import WarmParent
-from smddp.script_syntax.warm_start import start_warm_parent
+from smddp.script_syntax.warm_start import start_launcher_parent, start_warm_parent
 from smddp.secret_text import masked
 
 logger = logging.getLogger("smddp.container")
@@ -69,16 +69,24 @@ def train(environ: Mapping[str, str]) -> int:
     logger.debug("The command is %s", " ".join(masked(line)))
     memory = HostMemory()
     of_job = activated({**process_environment(contract, environ, gpus=gpus), **launch_variables()}, python)
+    if (ranks := command.ranks_of_torchrun) > 1 and "OMP_NUM_THREADS" not in of_job:
+        of_job["OMP_NUM_THREADS"] = threads_of_rank(ranks)
+        logger.info("OMP_NUM_THREADS=%s: this machine's cores, shared by %d ranks.", of_job["OMP_NUM_THREADS"], ranks)
     meeting = len(contract.hosts) if command.many else 1  # a script alone begins at once
     is_first = contract.current_host == contract.master_host
     with RankStart(contract.code_dir / entry_point, nodes=meeting, is_first=is_first) as start:
+        warm = _warm_parent(
+            line, contract.code_dir / entry_point, of_job, directory=contract.code_dir, is_torchrun=ranks > 0
+        )
+        if warm is not None:
+            warm.settle()  # seconds, which a stop ends: nothing runs yet
         result = run(
             line,
             environ=of_job,
             directory=contract.code_dir,
             group=command.through_shell,
             look=(lambda _: start.look()) if command.many else start.look,
-            warm=_warm_parent(line, contract.code_dir, of_job),
+            warm=warm,
         )
     logger.info("The largest process had %d MiB of memory.", _largest_child() >> 20)
     reason = describe_exit(
@@ -94,15 +102,15 @@ def train(environ: Mapping[str, str]) -> int:
     return result.code
 
 
-def _warm_parent(line: Sequence[str], directory: Path, environ: Mapping[str, str]) -> WarmParent | None:
-    """Return the warm parent that this program was given, if the command can be forked from it."""
+def _warm_parent(
+    line: Sequence[str], script: Path, environ: Mapping[str, str], *, directory: Path, is_torchrun: bool
+) -> WarmParent | None:
+    """Return the parent that forks the command: the one that this program was given, or a new one for torchrun."""
     if line[0] == sys.executable and line[1] != "-m":
         return start_warm_parent(line, environ, directory=directory, new=False)
-    warm = WarmParent.inherited()
-    if warm is not None and line[0] == sys.executable and line[2].startswith("smddp."):
-        warm.prepare(directory, modules=[], extras=[], environ=environ)
-        return warm
-    if warm is not None:
+    if line[1] == "-m" and line[2].startswith("smddp."):
+        return start_launcher_parent(line, script, environ, directory=directory, new=is_torchrun)
+    if (warm := WarmParent.inherited()) is not None:
         warm.close()
     return None
 

@@ -51,6 +51,8 @@ class Command:
     """Whether the code is a Python package, which is installed before it runs."""
     many: bool = False
     """Whether several ranks write to one standard error."""
+    ranks_of_torchrun: int = 0
+    """How many ranks torchrun starts on this host; 0 without torchrun."""
 
     def line(self, python: str) -> list[str]:
         """Return the whole command line, with the job's interpreter."""
@@ -89,7 +91,12 @@ def choose_command(contract: Contract, entry_point: str, environ: Mapping[str, s
         words = _mpirun(contract, processes, ranks)
     else:
         words = _torchrun(contract, processes, port, restarts)
-    return Command(words=("-m", *words, *program, *arguments), package=package, many=ranks > 1)
+    return Command(
+        words=("-m", *words, *program, *arguments),
+        package=package,
+        many=ranks > 1,
+        ranks_of_torchrun=0 if launcher == "mpi" else processes,
+    )
 
 
 def check_settings(environ: Mapping[str, str]) -> None:

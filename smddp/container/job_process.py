@@ -119,7 +119,7 @@ def run(
     process.returncode = status  # Popen can't get it: the child is reaped
     if group and program.stops:
         _await_group(process.pid)
-    if warm is not None and not warm.is_closed:
+    if warm is not None:
         warm.close()
     leftovers.end(logger.warning)
     code = program.exit_code()

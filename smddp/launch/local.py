@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +29,16 @@ from smddp.launch.ports import check_port, free_port
 from smddp.launch.script_check import check_script
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.exit_codes import as_shell
+from smddp.process.leftovers import Leftovers
 from smddp.process.program import forward_signals
-from smddp.process.rank_start import RankStart, launch_variables
+from smddp.process.rank_start import RankStart, launch_variables, threads_of_rank
+from smddp.script_syntax.warm_start import start_launcher_parent
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+
+_AGENT = (sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent")
 
 
 def run_local(
@@ -87,6 +91,7 @@ def run_local(
     if timeout is not None:
         environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
     of_node = _with_run_variables(environ, shares, found.count, gpus=gpus)
+    leftovers = Leftovers()
     agents = ChildProcesses()
 
     asked = set[int]()
@@ -103,18 +108,25 @@ def run_local(
 
     restore_handlers = forward_signals(stop, agents.pass_on)
     try:
-        for rank in found.here:
-            command = [sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent"]
-            command += ["--nnodes", str(found.count), "--nproc-per-node", str(processes_per_node)]
-            command += ["--node-rank", str(rank), "--master-addr", found.master_addr]
-            command += ["--master-port", str(found.master_port), f"--job-id={found.job_id}"]
-            command += ["--max-restarts", str(max_restarts)]
-            agents.start([*command, str(script), *arguments], environ=of_node[rank], new_session=True)
         with RankStart(script, nodes=found.count, is_first=0 in found.here) as start:
+            shared = ["--nnodes", str(found.count), "--nproc-per-node", str(processes_per_node)]
+            shared += ["--master-addr", found.master_addr, "--master-port", str(found.master_port)]
+            shared += [f"--job-id={found.job_id}", "--max-restarts", str(max_restarts)]
+            commands = {
+                rank: [*_AGENT, *shared, "--node-rank", str(rank), str(script), *arguments] for rank in found.here
+            }
+            longest = commands[found.here[-1]]
+            agents.warm = start_launcher_parent(longest, script, _of_all(of_node.values()), directory=Path.cwd())
+            agents.await_warm()
+            for rank, command in commands.items():
+                agents.start(command, environ=of_node[rank], new_session=True)
+            agents.close_warm()  # each agent has a copy
             while not agents.poll(POLL_SECONDS):
                 start.look()
     finally:
+        agents.close_warm()
         agents.kill()
+        leftovers.end(logger.warning)  # the ranks of a killed agent
         restore_handlers()
     return exit_code(agents.exits)
 
@@ -225,6 +237,12 @@ def _with_run_variables(
     return of_node
 
 
+def _of_all(environs: Collection[Mapping[str, str]]) -> dict[str, str]:
+    """Return the variables that have one value in all of these."""
+    first = next(iter(environs))
+    return {name: value for name, value in first.items() if all(each.get(name) == value for each in environs)}
+
+
 def _show_help(script: Path, arguments: Sequence[str], run_dir: str | Path | None) -> int:
     """Run the script as one process with a rank's variables, and return its exit code; make no directory."""
     directory = _run_directory(script, run_dir, os.environ)
@@ -250,7 +268,7 @@ def _environ(
     environ |= launch_variables()
     environ.setdefault("PYTHONUNBUFFERED", "1")
     # One agent knows only its own ranks, but the ranks of all nodes here share the cores.
-    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks_here)))
+    environ.setdefault("OMP_NUM_THREADS", threads_of_rank(ranks_here))
     logger.info(
         "starting %s of %s; the run's directory is %s%s",
         counted(ranks_here, "rank"),

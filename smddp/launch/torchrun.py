@@ -241,22 +241,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         python = [sys.executable, "-m"] if given.module else [sys.executable]
         command = [*python, given.script, *given.arguments]
-        environ = _rank_defaults(node.processes) | dict(os.environ)
+        environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}
         return launch(node, command, environ, start_warm_parent(command, environ, directory=Path.cwd()))
     except DistributedError as error:
         tell_failure(error)
         return 1
-
-
-def _rank_defaults(local_world_size: int) -> dict[str, str]:
-    """Return a rank's environment variables that apply unless the user set them."""
-    defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    if local_world_size > 1:
-        threads = max(1, len(os.sched_getaffinity(0)) // local_world_size)
-        defaults["OMP_NUM_THREADS"] = str(threads)
-        if "OMP_NUM_THREADS" not in os.environ:
-            logger.info("OMP_NUM_THREADS=%d: this machine's cores, shared by %d ranks.", threads, local_world_size)
-    return defaults
 
 
 def _end(code: int) -> NoReturn:

@@ -131,6 +131,8 @@ class ChildProcesses:
     def forward(self, signum: int) -> bool:
         """Send a stop's signal to all processes, which then have `STOP_GRACE` seconds; return whether any runs."""
         with self._lock:
+            if self.warm is not None and not self.has_started:
+                self.warm.cancel()
             if self._deadline is None:
                 self._deadline = time.monotonic() + STOP_GRACE
             self._stop_signal = signum

@@ -93,6 +93,14 @@ def launch_variables() -> dict[str, str]:
     return {_LAUNCHED_VARIABLE: f"{_began(os.getpid()):.3f}"}
 
 
+def threads_of_rank(ranks_here: int) -> str:
+    """Return the OMP_NUM_THREADS with which this many ranks share the cores of this machine.
+
+    Set it before the launcher starts, unless the user did: the launcher may load the ranks' libraries, which read it.
+    """
+    return str(max(1, len(os.sched_getaffinity(0)) // ranks_here))
+
+
 def launched(environ: Mapping[str, str]) -> float:
     """Return when the launcher of this rank began, in seconds since 1970; without a launcher, when this process began.
 

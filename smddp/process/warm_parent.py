@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from smddp.process.output_lines import STDOUT, ChildStreams
+from smddp.process.process_tree import adopt_orphans
 
 logger = logging.getLogger(__name__)
 
@@ -145,9 +146,10 @@ def begin(
 
 
 class WarmParent:
-    """A process from which ranks are forked. This process must adopt orphans."""
+    """A process from which ranks are forked. This process adopts orphans from now on."""
 
     def __init__(self, process: Process, connection: socket.socket, said: str = "the ranks start") -> None:
+        adopt_orphans()
         self._said = said
         self._process = process
         self._connection = connection
@@ -163,19 +165,20 @@ class WarmParent:
         cls,
         environ: Mapping[str, str],
         *,
+        python: str = sys.executable,
         command_bytes: int,
         environ_bytes: int = 16 << 10,
         is_tied: bool = True,
         said: str = "the ranks start",
     ) -> WarmParent:
-        """Start one with exactly these variables.
+        """Start one by this Python, with exactly these variables.
 
         The command of a rank is shown in `command_bytes`, and its variables in `environ_bytes` more than these take:
         both use the memory of the parent's own. With `is_tied` it ends with this thread. `said` begins a log line.
         """
         connection, theirs = socket.socketpair()
         program = "from smddp.process import warm_program as w; import sys; w.main(int(sys.argv[1]), int(sys.argv[2]))"
-        words = [sys.executable, "-c", program, str(theirs.fileno()), str(int(is_tied)), " " * command_bytes]
+        words = [python, "-c", program, str(theirs.fileno()), str(int(is_tied)), " " * command_bytes]
         with theirs:
             process = subprocess.Popen(
                 words, env={ROOM_VARIABLE: " " * environ_bytes, **environ}, pass_fds=[theirs.fileno()]
@@ -287,10 +290,15 @@ class WarmParent:
                 os.close(go)  # without a word before: the new process ends
         return ForkedProcess(answer["pid"])
 
-    def close(self) -> None:
-        """End the parent; its ranks live on."""
+    def cancel(self) -> None:
+        """End the parent from a signal's handler: if the interrupted code waits for the imports, it goes on without."""
+        # Without the lock, which that code owns.
         self.is_closed = True
         self._process.kill()
+
+    def close(self) -> None:
+        """End the parent; its ranks live on."""
+        self.cancel()
         with self._lock:
             self._connection.close()
         self._process.wait()

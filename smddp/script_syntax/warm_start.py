@@ -1,5 +1,7 @@
 """Starts the warm parent of a node's ranks, with the modules that every run of the script imports first.
 
+The launcher of the ranks is forked from such a parent, too, before that imports the script's own packages.
+
 The parent runs none of the script's code. So it imports only what the script imports before any statement that may
 change what an import does, such as a call or a change of ``os.environ``, and in the script's order. A script that
 imports neither torch nor smddp there starts faster without a parent.
@@ -29,6 +31,8 @@ _OF_OPTIMIZERS = "torch._dynamo"
 _OWN = ("smddp.training", "smddp.watch")
 COMMON = (*_TORCH, _OF_OPTIMIZERS, *_OWN)
 """What most scripts import in their first step."""
+OF_LAUNCHER = ("smddp.launch.torchrun", "smddp.launch.agent", "smddp.launch.node_connections")
+"""What torchrun's agent imports."""
 _USUALLY_FIRST = frozenset({"torch", "torchvision", "numpy", PACKAGE})
 """Packages before which torch may be imported. Others may want to be first."""
 _SETS_VARIABLES = re.compile(rb"environ\s*(?:\[[^\]]*\]\s*=[^=]|\.(?:setdefault|update|pop)\b|\|=)|putenv|dotenv")
@@ -54,26 +58,56 @@ def start_warm_parent(
         if inherited is not None:
             inherited.close()
         return None
-    if inherited is not None and not imports.fits_common:
+    if inherited is not None and not imports.not_before.isdisjoint(sys.modules):  # a copy of this process
         inherited.close()
         inherited = None
     if inherited is None and not new:
         return None
+    parent = inherited or _start(command, environ, said="the ranks start")
+    if parent is not None:
+        parent.prepare(
+            root, modules=imports.modules, extras=imports.extras, environ=_of_all(environ), of_ranks=_OF_RANKS
+        )
+    return parent
+
+
+def start_launcher_parent(
+    command: Sequence[str], script: Path, environ: Mapping[str, str], *, directory: Path, new: bool = True
+) -> WarmParent | None:
+    """Return a parent for launchers of the script's ranks, such as this command with these variables; None without one.
+
+    They run in `directory`. The parent is the one that this program was given; else, with `new`, one that is started. A
+    launcher that is forked from it has a warm parent for its ranks from the beginning.
+    """
+    parent, modules = WarmParent.inherited(), []
+    if parent is not None and command[0] != sys.executable:
+        parent.close()
+        parent = None
+    if parent is None and new:
+        imports = choose_imports(script, script.parent, environ)
+        if imports is not None and "torch" not in imports.not_before:
+            parent, modules = _start(command, environ, said="the launcher starts"), [*imports.modules, *OF_LAUNCHER]
+    if parent is not None:
+        parent.prepare(directory, modules=modules, extras=[], environ=_of_all(environ), of_ranks=_OF_RANKS)
+    return parent
+
+
+def _start(command: Sequence[str], environ: Mapping[str, str], *, said: str) -> WarmParent | None:
     try:
-        parent = inherited or WarmParent.start(
-            environ, command_bytes=sum(len(os.fsencode(each)) + 1 for each in command)
+        return WarmParent.start(
+            environ,
+            python=command[0],
+            command_bytes=sum(len(os.fsencode(each)) + 1 for each in command),
+            said=said,
         )
     except OSError as error:
-        logger.info("the ranks start cold: %s", error)
+        logger.info("%s cold: %s", said, error)
         return None
-    parent.prepare(
-        root,
-        modules=imports.modules,
-        extras=imports.extras,
-        environ={name: value for name, value in environ.items() if name not in _OF_RANKS},
-        of_ranks=_OF_RANKS,
-    )
-    return parent
+
+
+def _of_all(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that all ranks share."""
+    return {name: value for name, value in environ.items() if name not in _OF_RANKS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +116,8 @@ class Imports:
 
     modules: Sequence[str]
     extras: Sequence[str]
-    fits_common: bool
-    """Whether a parent may have imported all of `COMMON` before."""
+    not_before: frozenset[str]
+    """Modules of `COMMON` that a parent must not have imported before these."""
 
 
 def find_script(command: Sequence[str], directory: Path) -> tuple[Path | None, Path]:
@@ -124,8 +158,8 @@ def choose_imports(script: Path, root: Path, environ: Mapping[str, str]) -> Impo
     if any(b"optim" in text for text in texts) and not sets_variables:
         common.append(_OF_OPTIMIZERS)
     if packages[0] not in _USUALLY_FIRST:
-        return Imports([*first, *common], [], fits_common=False)
-    return Imports(common, first, fits_common=not sets_variables)
+        return Imports([*first, *common], [], frozenset(COMMON))
+    return Imports(common, first, frozenset({_OF_OPTIMIZERS} if sets_variables else ()))
 
 
 def _imported_first(modules: Modules, root: Path) -> Iterator[str]:
@@ -135,7 +169,8 @@ def _imported_first(modules: Modules, root: Path) -> Iterator[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             if id(node) in outside or any(name.partition(".")[0] == PACKAGE for name in names):
-                yield from filter(None, names)
+                # One statement may also import modules of Python's own, which may be imported before torch.
+                yield from (name for name in names if name and name.partition(".")[0] not in sys.stdlib_module_names)
         elif isinstance(node, ast.stmt) and not _is_neutral(node):
             return
 

@@ -48,6 +48,15 @@ def test_the_command_line_is_there(images: Images) -> None:
         assert "launcher: single" in docker("run", "--rm", image, "smddp", "env")
 
 
+def test_smddp_is_compiled(images: Images) -> None:
+    """Each container would compile it anew."""
+    program = (
+        "import importlib.util, os, smddp; print(os.path.exists(importlib.util.cache_from_source(smddp.__file__)))"
+    )
+    for image in (images.smddp, images.toolkit):
+        assert docker("run", "--rm", "--entrypoint", "python", image, "-B", "-c", program) == "True"
+
+
 def test_no_compiler_stays_behind(images: Images) -> None:
     for image in (images.smddp, images.toolkit):
         assert docker("run", "--rm", "--entrypoint", "sh", image, "-c", "command -v gcc cc || echo none") == "none"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -19,10 +21,13 @@ from estimators.local.executors.executor import HostStartError, NoNamespacesErro
 from estimators.local.executors.warm_hosts import WarmHosts
 from smddp.process.exit_codes import as_shell
 from smddp.process.output_lines import merge_lines
+from smddp.process.program import await_exit
 from smddp.process.warm_parent import Process
 
 START_SECONDS = 60.0
 """Time limit in seconds for a host's first report; a machine under load takes seconds, a hanging host never reports."""
+_DEATH_SECONDS = 5.0
+"""Time limit in seconds for a killed program to end: one that hangs in the kernel never does."""
 SUPERVISOR = str(Path(__file__).with_name("host_supervisor.py"))
 
 
@@ -173,11 +178,23 @@ class SupervisedProcess(Supervised):
                 raise NoNamespacesError(str(not_started(program, said)), said)
             raise not_started(program, said)
         self._pid: int = answer["pid"]
+        self._is_orphan = False
 
     @property
     def pid(self) -> int:
         """The program's process ID on this machine."""
         return self._pid
+
+    def wait(self, timeout: float | None = None) -> Exit | None:
+        """Return how the host ended, or None after ``timeout`` seconds; reap a program whose supervisor was killed."""
+        ended = super().wait(timeout)
+        if ended is not None and ended.lost is not None and not self._is_orphan:
+            self._is_orphan = True  # once: the number may later be another child's
+            with suppress(ChildProcessError):  # its supervisor has reaped it, or this process does not adopt orphans
+                if os.waitpid(self._pid, os.WNOHANG) == (0, 0):
+                    await_exit(self._pid, _DEATH_SECONDS)
+                    os.waitpid(self._pid, os.WNOHANG)
+        return ended
 
     def _loss(self, returncode: int) -> str | None:
         """Return that the program was killed, if a signal ended it or its supervisor; else None."""

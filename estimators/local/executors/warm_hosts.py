@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from smddp.process.process_tree import adopt_orphans
 from smddp.process.warm_parent import VARIABLE, ForkedProcess, WarmParent, is_read_at_load
-from smddp.script_syntax.warm_start import COMMON
+from smddp.script_syntax.warm_start import COMMON, OF_LAUNCHER
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +24,7 @@ IDLE_SECONDS = 900.0
 _IMPORT_SECONDS = 120.0
 """Seconds after which imports that have not ended are given up."""
 _MOST_PARENTS = 2
-_MODULES = (
-    *(*COMMON, "torch.distributed.elastic.agent.server.api", "boto3.s3.transfer"),
-    *("smddp.container.__main__", "smddp.launch.torchrun", "smddp.launch.agent", "smddp.launch.node_connections"),
-)
+_MODULES = (*COMMON, *OF_LAUNCHER, "boto3.s3.transfer", "smddp.container.__main__")
 """What most scripts, `train` and torchrun import."""
 _COMMAND_BYTES = 16 << 10
 _ENVIRON_BYTES = 96 << 10
@@ -38,10 +34,9 @@ _Kind = frozenset[tuple[str, str]]
 
 
 class WarmHosts:
-    """Keeps warm parents until `close`. This process adopts orphans from now on."""
+    """Keeps warm parents until `close`. This process adopts orphans from the first one on."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        adopt_orphans()
         self._environ = dict(environ)
         # Guards the fields below. Nothing waits under it: a parent imports in its own time, and has its own lock for a
         # fork.

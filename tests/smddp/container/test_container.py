@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -227,6 +228,42 @@ def test_two_hosts_of_two_ranks_meet_and_a_stop_on_both_ends_them_resumable(make
     for process in processes:
         process.terminate()
     assert [process.wait(timeout=30) for process in processes] == [75, 75]
+
+
+OF_TORCHRUN = {
+    "sagemaker_program": "train.py",
+    "sagemaker_torch_distributed_enabled": True,
+    "sagemaker_mpi_num_of_processes_per_host": 2,
+}
+
+
+@pytest.mark.slow
+def test_torchruns_agent_and_its_ranks_are_forked_from_one_parent(opt_ml):
+    """A rank has what the agent had when that began: all that it needs, if it was forked, too."""
+    script = "import os, torch\nimport sys\n"
+    script += "print('smddp.launch.agent' in sys.modules, os.environ['OMP_NUM_THREADS'], flush=True)\n"
+    done = opt_ml.code("train.py", script).hyperparameters(**OF_TORCHRUN).train(SMDDP_WARM="1")
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert done.stdout.splitlines() == [f"True {threads}"] * 2, done.stderr
+    assert f"OMP_NUM_THREADS={threads}: this machine's cores, shared by 2 ranks" in done.stderr
+    assert "cold" not in done.stderr
+
+
+def test_a_stop_does_not_wait_for_the_imports_of_the_launcher(opt_ml, tmp_path):
+    (tmp_path / "torch").mkdir()
+    text = "import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(100)\n"
+    (tmp_path / "torch" / "__init__.py").write_text(text)
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+    opt_ml.code("train.py", "import torch\n").hyperparameters(**OF_TORCHRUN)
+    process = opt_ml.start(SMDDP_WARM="1", PYTHONPATH=path)
+    while not (tmp_path / "torch" / "importing").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 143, log
+    assert "SIGTERM came before the job's processes were started" in log
+    assert "cold" not in log
 
 
 @pytest.mark.slow

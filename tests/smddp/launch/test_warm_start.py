@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from smddp.process.process_tree import started
 from smddp.script_syntax.warm_start import Imports, choose_imports, find_script
 
 
@@ -34,6 +37,7 @@ def test_a_bundle_that_brings_smddp_changes_nothing(tmp_path: Path) -> None:
     [
         ("import torch\nfrom torch.optim import SGD\nimport numpy as np\n", ["torch", "torch.optim", "numpy"]),
         ("import torch\nimport data\nimport yaml\n", ["torch", "torchvision.transforms", "yaml"]),
+        ("import os, torch, yaml\n", ["torch", "yaml"]),
         ("try:\n    import apex\nexcept ImportError:\n    apex = None\nimport torch\n", ["torch"]),
         (
             "import torch\ndef unused():\n    import sklearn\nX = 3\nclass A:\n    a = 1\nimport yaml\n",
@@ -57,7 +61,7 @@ def test_what_every_run_imports_before_anything_else_is_imported_before(
     assert imports is not None
     assert imports.extras == extras
     assert set(imports.modules) >= {"torch", "torch.distributed"}
-    assert imports.fits_common is ("environ" not in text)
+    assert imports.not_before == ({"torch._dynamo"} if "environ" in text else set())
 
 
 def test_a_package_that_wants_to_be_first_is(tmp_path: Path) -> None:
@@ -65,7 +69,7 @@ def test_a_package_that_wants_to_be_first_is(tmp_path: Path) -> None:
     assert imports is not None
     assert imports.modules[:2] == ["comet_ml", "torch"]
     assert imports.extras == []
-    assert not imports.fits_common
+    assert "torch" in imports.not_before
 
 
 @pytest.mark.parametrize(
@@ -127,19 +131,23 @@ ATTEMPT = os.environ["TORCHELASTIC_RESTART_COUNT"]
 print("rank", os.environ["RANK"], "attempt", ATTEMPT, "smddp.process.warm_program" in sys.modules, flush=True)
 if ATTEMPT == "0" and os.environ["RANK"] == "1":
     if os.environ.get("LOSE_PARENT"):
-        subprocess.run(["pkill", "-KILL", "-P", str(os.getppid()), "-f", "warm_program"], check=True)
+        subprocess.run(["pkill", "-KILL", "-P", str(os.getppid()), "-f", "smddp.launch.torchrun"], check=True)
     os.kill(os.getpid(), signal.SIGKILL)
 if ATTEMPT == "0":
     signal.pause()
 """
 
 
+COMMAND: Sequence[str] = [
+    *(sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run"),
+]
+
+
 def run(directory: Path, script: str, *arguments: str, **environ: str) -> tuple[int, list[str], str]:
     """Return the exit code of `smddp run` with real Pythons, the script's lines in order, and the log."""
     (directory / "train.py").write_text(script)
-    command: Sequence[str] = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run"]
     told = subprocess.run(
-        [*command, *arguments, "train.py"],
+        [*COMMAND, *arguments, "train.py"],
         cwd=directory,
         env={**os.environ, **environ},
         capture_output=True,
@@ -160,6 +168,58 @@ def test_a_restart_is_warm_unless_the_parent_is_lost(tmp_path: Path, lost: str, 
         f"rank {rank} attempt {attempt} {is_warm}" for rank in (0, 1) for attempt, is_warm in ((0, True), (1, second))
     ]
     assert ("the ranks start cold: the warm parent has ended" in log) == bool(lost)
+
+
+OF_LAUNCHER = """
+import os, torch
+{}
+import sys
+print(os.environ["SM_CURRENT_HOST"], "smddp.launch.agent" in sys.modules, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["", "os.environ['OWN'] = '1'"])
+def test_the_launchers_of_all_nodes_here_and_their_ranks_are_forked_from_one_parent(tmp_path: Path, text: str) -> None:
+    """A rank has what its launcher had when that began: torchrun's agent, too, if the launcher was forked."""
+    code, lines, log = run(tmp_path, OF_LAUNCHER.format(text), "--nodes", "2", SMDDP_WARM="1")
+    assert code == 0, log
+    assert "cold" not in log
+    assert lines == ["algo-1 True", "algo-1 True", "algo-2 True", "algo-2 True"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_does_not_wait_for_the_imports(tmp_path: Path, signum: int) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "with" / "torch").mkdir(parents=True)
+    text = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(100)\n"
+    (tmp_path / "with" / "torch" / "__init__.py").write_text(text)
+    path = os.pathsep.join([str(tmp_path / "with"), str(Path(__file__).parents[3])])
+    environ = {**os.environ, "PYTHONPATH": path, "SMDDP_WARM": "1"}
+    process = subprocess.Popen(
+        [*COMMAND, "train.py"], cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "importing").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signum)  # as a terminal does
+    log = process.communicate(timeout=60)[1]
+    assert process.returncode == 75, log
+    assert log.count("stopped before the ranks began, exit code 75: this run saved nothing") == 1
+    assert "cold" not in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", ["1", "0"])
+def test_a_launcher_that_is_killed_leaves_no_rank(tmp_path: Path, warm: str) -> None:
+    text = "import os, signal, time, torch\nfrom pathlib import Path\nPath(f'rank-{os.getpid()}').touch()\n"
+    text += "while len(list(Path().glob('rank-*'))) < 2: time.sleep(0.01)\n"
+    text += "if os.environ['RANK'] == '1': os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(100)\n"
+    code, _, log = run(tmp_path, text, SMDDP_WARM=warm)
+    assert code == 137, log
+    assert "Left behind by the programs that ran here" in log
+    ranks = [int(each.name.removeprefix("rank-")) for each in tmp_path.glob("rank-*")]
+    assert [started(rank) for rank in ranks] == [None, None]
 
 
 @pytest.mark.slow

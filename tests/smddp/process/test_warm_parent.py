@@ -18,7 +18,6 @@ import pytest
 DRIVER = """
 import json, os, sys
 from pathlib import Path
-from smddp.process.process_tree import adopt_orphans
 from smddp.process.output_lines import ChildStreams
 from smddp.process.warm_parent import ForkedProcess, WarmParent
 
@@ -26,7 +25,6 @@ way, modules, extras, differing, *command = json.loads(sys.argv[1])
 if "IGNORE_HANGUP" in os.environ:
     import signal
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-adopt_orphans()
 environ = {**os.environ, "SAME": "1"}
 of_rank = {**environ, **differing}
 if way == "cold":
@@ -205,10 +203,8 @@ def test_ranks_draw_different_random_numbers(tmp_path: Path) -> None:
 FORKS = """
 import os, sys, time
 from pathlib import Path
-from smddp.process.process_tree import adopt_orphans
 from smddp.process.warm_parent import WarmParent
 
-adopt_orphans()
 parent = WarmParent.start(os.environ, command_bytes=99)
 parent.prepare(Path(), modules=[], extras=[], environ=os.environ)
 assert parent.await_ready() == ("", "")
@@ -271,7 +267,7 @@ print(parent.fork([sys.executable, "train.py"], of_rank).wait())
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])},
     )
     assert told.stdout.splitlines() == ["False True", f"True {tmp_path}/ours/tmp/a/b", "0"], told.stderr
 
@@ -297,7 +293,7 @@ print({*told, parent.fork([sys.executable, "train.py"], os.environ)})
         capture_output=True,
         text=True,
         timeout=25,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])},
     )
     assert told.stdout == "{'the warm parent has ended, or does not answer'}\n", told.stderr
 

@@ -384,6 +384,29 @@ def test_a_host_dies_with_its_keeper(start: Start, isolated: bool) -> None:
     await_none_alive(token)
 
 
+ADOPTING = """if True:
+    import os, sys
+    from pathlib import Path
+    from estimators.local.executors import ClusterSpec, HostSpec, ProcessExecutor
+    from smddp.process.process_tree import adopt_orphans
+    adopt_orphans()
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    spec = ClusterSpec(name="job", image="image", roots={"algo-1": Path(sys.argv[1])})
+    with ProcessExecutor(isolated=sys.argv[2] == "True").cluster(spec) as cluster:
+        (Path(sys.argv[1]) / "code").mkdir(parents=True)
+        host = cluster.start(HostSpec(name="algo-1", entrypoint=("sleep", "60"), environment={}))
+        os.kill(int(children.read_text()), 9)
+        print(host.wait().code, repr(children.read_text()))
+"""
+
+
+@BOTH_WAYS
+def test_a_killed_keeper_and_its_program_are_reaped_where_orphans_are_adopted(isolated: bool, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", ADOPTING, str(tmp_path / "algo-1"), str(isolated)]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert told.stdout == f"{128 + signal.SIGKILL} ''\n", told.stderr
+
+
 def test_where_namespaces_are_barred_it_says_so_and_goes_on_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
