@@ -5,6 +5,8 @@ A DTensor is recognized by its attributes: importing its module takes a second.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -26,13 +28,23 @@ def whole_values(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def first_slice(mesh: Any) -> list[int]:
+@lru_cache(maxsize=1024)
+def first_slice(mesh: Any) -> tuple[int, ...]:
     """Return the ranks of a mesh, in its order; of a slice, such as ``mesh["data"]``, those of the first such slice.
 
     All slices divide a tensor alike, and their ranks have the same pieces. Each rank knows its own slice alone.
     """
-    whole = getattr(mesh, "_get_root_mesh", lambda: mesh)().mesh  # it has no public name, and none at all before 2.9
-    places = torch.stack([(whole == rank).nonzero()[0] for rank in mesh.mesh.flatten()])
+    whole = _root(mesh).mesh
+    place_of = dict(zip(whole.flatten().tolist(), product(*map(range, whole.shape)), strict=True))
+    places = torch.tensor([place_of[rank] for rank in mesh.mesh.flatten().tolist()])
     places[:, (places == places[0]).all(dim=0)] = 0  # a slice lies at one index of the other dimensions
-    ranks: list[int] = whole[tuple(places.T)].tolist()
-    return ranks
+    return tuple(whole[tuple(places.T)].tolist())
+
+
+def _root(mesh: Any) -> Any:
+    """Return the mesh that a mesh is a slice of, or the mesh itself: PyTorch has no public name for it."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()  # noqa: SLF001
+    from torch.distributed.device_mesh import _mesh_resources  # before PyTorch 2.9
+
+    return _mesh_resources.get_root_mesh(mesh) or mesh

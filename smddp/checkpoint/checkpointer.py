@@ -170,7 +170,7 @@ class Checkpointer:
         return ModulePart(name, part, ranks, save_frozen=self._save_frozen) if isinstance(part, nn.Module) else part
 
     def _check_alike(self, ranks: Ranks) -> None:
-        """Raise CheckpointError unless all ranks save the same values; collective."""
+        """Raise CheckpointError unless all ranks have the same save_frozen and the same meshes; collective."""
         meshes = zlib.crc32(repr(saving_ranks_of(self._state.values())).encode())
         if ranks.have_equal(self._save_frozen, meshes):
             return

@@ -88,7 +88,7 @@ def is_in_pieces(part: object) -> bool:
     return any(is_dtensor(tensor) for _, tensor in _tensors_of(part))
 
 
-def saving_ranks_of(parts: Iterable[object]) -> list[list[int]]:
+def saving_ranks_of(parts: Iterable[object]) -> list[tuple[int, ...]]:
     """Return the ranks that save the pieces of each DTensor of modules and optimizers; all ranks must agree on it."""
     tensors = (tensor for part in parts for _, tensor in _tensors_of(part) if is_dtensor(tensor))
     return [first_slice(tensor.device_mesh) for tensor in tensors]  # type: ignore[attr-defined]
@@ -124,6 +124,14 @@ def capture_random_state() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": [],  # earlier releases read it
         **random_states(),
+    }
+
+
+def of_own_device(state: dict[str, Any], index: int) -> dict[str, Any]:
+    """Return a captured state in which every device has the state of one, for a rank that computes on another one."""
+    return {
+        kind: [each[index]] * len(each) if isinstance(each, list) and len(each) > index else each
+        for kind, each in state.items()
     }
 
 

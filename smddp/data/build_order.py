@@ -104,8 +104,8 @@ def make_sampler(summaries: Sequence[DatasetSummary], options: OrderOptions, mem
         (all_of_it,) = summaries
         return ElasticSampler(
             all_of_it.samples,
-            rank=membership.share.index,
-            world_size=membership.share.count,
+            rank=membership.data_rank.rank,
+            world_size=membership.data_rank.size,
             fingerprint=all_of_it.fingerprint,
             **common,
         )
@@ -146,7 +146,7 @@ def make_evaluation(
             'evaluation data as files, by input_mode="File" or "FastFile" of that channel'
         )
     cluster = membership.cluster
-    rank, world_size = membership.share.index, membership.share.count
+    rank, world_size = membership.data_rank.rank, membership.data_rank.size
     if sharded_by_host:
         rank, world_size = cluster.local_rank, cluster.local_world_size
     if isinstance(dataset, ShardedDataset):
@@ -203,7 +203,7 @@ def _pipe_order(dataset: PipeDataset, options: OrderOptions, membership: Members
 
 
 def _check_own_share(membership: Membership, what: str) -> None:
-    if membership.common_share is not None:
+    if membership.data_parallel is not None:
         raise ValueError(
             f"{what} gives each rank other samples, and tensor parallelism needs the same ones on several ranks: give "
             "all hosts all of the data, as files (FullyReplicated)"

@@ -92,7 +92,7 @@ class Loaders:
 
     def start_epoch(self, epoch: int) -> None:
         """Go to the beginning of the epoch, unless the position is already inside it."""
-        self._worker_seeds.manual_seed(hash((self._seed, epoch, self._membership.share.index)) % 2**63)
+        self._worker_seeds.manual_seed(hash((self._seed, epoch, self._membership.data_rank.rank)) % 2**63)
         if self.order is not None:
             self.order.start_epoch(epoch)
 

@@ -9,7 +9,7 @@ from smddp.distributed.ddp_options import DDPOptions, PowerSGD
 from smddp.distributed.device import cast, move
 from smddp.distributed.dividing import divide_copy, prepare_weights
 from smddp.distributed.first_failure import FirstFailure, is_communication_error
-from smddp.distributed.membership import DataShare, Membership, current_membership, join, leave
+from smddp.distributed.membership import DataRank, Membership, current_membership, join, leave
 from smddp.distributed.ranks import Agreement, Decision, PeerFailedError, Ranks, StopQuestion
 from smddp.distributed.replica import Replica, tensors_of
 from smddp.distributed.replica_check import ReplicaCheck
@@ -17,7 +17,7 @@ from smddp.distributed.script_ranks import detect_cluster
 from smddp.distributed.sharded import (
     Sharded,
     ShardedModel,
-    data_share,
+    data_rank_of,
     has_shards,
     is_flat,
     why_not_trainable,
@@ -26,7 +26,7 @@ from smddp.distributed.sharded import (
 __all__ = [
     "Agreement",
     "DDPOptions",
-    "DataShare",
+    "DataRank",
     "Decision",
     "FirstFailure",
     "Membership",
@@ -40,7 +40,7 @@ __all__ = [
     "StopQuestion",
     "cast",
     "current_membership",
-    "data_share",
+    "data_rank_of",
     "detect_cluster",
     "divide_copy",
     "gather_results",

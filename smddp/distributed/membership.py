@@ -51,14 +51,15 @@ _GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataShare:
-    """The part of the data that a rank computes on. Under tensor parallelism several ranks compute on the same part."""
+class DataRank:
+    """The share of the data that a rank computes on. Under tensor parallelism several ranks compute on the same one."""
 
-    index: int
-    count: int
-    """The number of parts."""
+    rank: int
+    """The share's number."""
+    size: int
+    """The number of shares."""
     first_rank: int
-    """The first of the ranks that have this part."""
+    """The first of the ranks that compute on this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +84,19 @@ class Membership:
     prefix: str = ""
     """The prefix of the keys in ``store``, new each time the ranks join."""
 
-    common_share: DataShare | None = None
-    """The part of the data that this rank has in common with others; None if it has one of its own."""
+    data_parallel: DataRank | None = None
+    """The share of the data that this rank computes on with others; None if each rank has a share of its own."""
 
     @property
-    def share(self) -> DataShare:
-        """The part of the data that this rank computes on."""
+    def data_rank(self) -> DataRank:
+        """The share of the data that this rank computes on."""
         rank = self.cluster.rank
-        return self.common_share or DataShare(index=rank, count=self.cluster.world_size, first_rank=rank)
+        return self.data_parallel or DataRank(rank=rank, size=self.cluster.world_size, first_rank=rank)
 
     @property
     def repeats(self) -> bool:
-        """Whether another rank computes the same results, so that this rank's are not to be counted."""
-        return self.share.first_rank != self.cluster.rank
+        """Whether an earlier rank computes the same results, so that this rank's are not counted."""
+        return self.data_rank.first_rank != self.cluster.rank
 
     @property
     def control_device(self) -> torch.device:

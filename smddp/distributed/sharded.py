@@ -20,7 +20,7 @@ from torch import nn
 
 from smddp.cluster import Cluster
 from smddp.display_text import describe
-from smddp.distributed.membership import DataShare, Membership
+from smddp.distributed.membership import DataRank, Membership
 from smddp.distributed.replica import broadcast_alike, tensors_of
 from smddp.dtensor import first_slice, is_dtensor
 from smddp.job import Job
@@ -272,6 +272,8 @@ def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
                 return f"{name} is in no module that fully_shard was applied to, so its gradients differ by rank"
         elif not meshes:
             return f"{name} is a DTensor, and no module is sharded by fully_shard"
+        elif weight.requires_grad and not _ranks_of(meshes[0]) <= _ranks_of(weight.device_mesh):  # type: ignore[attr-defined]
+            return f"{name} is under tensor parallelism, and in no module that fully_shard was applied to"
         else:
             most = max(most, weight.device_mesh.size())  # type: ignore[attr-defined]
     if meshes and most != world_size:
@@ -279,13 +281,17 @@ def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
     return None
 
 
-def data_share(module: nn.Module, cluster: Cluster) -> DataShare | None:
+def data_rank_of(module: nn.Module, cluster: Cluster) -> DataRank | None:
     """Return the part of the data that this rank has in common with others, by tensor parallelism; None without it."""
     mesh = next((group.mesh_info.mesh for group in map(_weights_of, module.modules()) if group is not None), None)
     if mesh is None or mesh.size() == cluster.world_size:
         return None
     index = mesh.mesh.flatten().tolist().index(cluster.rank)
-    return DataShare(index=index, count=mesh.size(), first_rank=first_slice(mesh)[index])
+    return DataRank(rank=index, size=mesh.size(), first_rank=first_slice(mesh)[index])
+
+
+def _ranks_of(mesh: Any) -> set[int]:
+    return set(mesh.mesh.flatten().tolist())
 
 
 def _weights_of(module: nn.Module) -> Any:

@@ -29,6 +29,8 @@ class RunningMean:
         self._own: Tensor | None = None  # this rank's sum, on the device of its values: no wait for a GPU
         self._own_count = 0.0
         self._shared: Tensor = torch.zeros(2, dtype=torch.float64)  # sum and count of all ranks
+        self.membership: Membership | None = None
+        """Set by a Trainer whose ranks compute together on the same data; None is the process's."""
 
     def add(self, value: Tensor | float, count: float = 1) -> None:
         """Add a value of this rank, without waiting for a GPU.
@@ -63,12 +65,13 @@ class RunningMean:
 
         The Trainer calls it before each save. In a loop of your own, call it before ``state_dict``.
         """
-        membership = current_membership()
+        membership = self.membership or current_membership()
         if membership is None or membership.store is None:
             if self._own is not None:
                 self._shared = self._shared.to(self._own.device) + self._vector()
         else:
-            own = torch.zeros(2, dtype=torch.float64) if self._own is None else self._vector()
+            counts = self._own is not None and not membership.repeats
+            own = self._vector() if counts else torch.zeros(2, dtype=torch.float64)
             # On the same device on all ranks, including ranks without a value.
             self._shared = self._shared.to(membership.device) + sum_over_ranks(own.to(membership.device), membership)
         self._own, self._own_count = None, 0.0

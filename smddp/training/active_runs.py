@@ -51,6 +51,9 @@ class Progress:
     """The id of this training, the same after each resume; empty until it begins. A manifest's ``run`` is another id,
     new at each start of the job."""
 
+    first_ranks: list[int] = field(default_factory=list)
+    """For each rank the first one that computes on the same data; empty if each rank computes on data of its own."""
+
     earlier_seconds: float = 0.0
     """Seconds of the earlier attempts, each up to its last checkpoint."""
 
@@ -70,6 +73,7 @@ class Progress:
             "finished": self.finished,
             "run": self.training_id,  # the key is older than the name
             "seconds": round(self.seconds, 3),
+            **({"first_ranks": self.first_ranks} if self.first_ranks else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -78,6 +82,7 @@ class Progress:
         self.steps, self.epoch = state["steps"], state["epoch"]
         self.finished = bool(state.get("finished", False))  # absent in older checkpoints
         self.training_id = state.get("run", "")  # absent in older checkpoints
+        self.first_ranks = list(state.get("first_ranks", []))
 
 
 class OpenRun:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from smddp.checkpoint.run_state import Stateful
-from smddp.distributed import DataShare
+from smddp.distributed import DataRank
 
 
 class LoaderState:
@@ -21,7 +21,7 @@ class LoaderState:
     contains.
     """
 
-    def __init__(self, loader: Stateful, share: DataShare) -> None:
+    def __init__(self, loader: Stateful, share: DataRank) -> None:
         _check_order_is_kept(loader)
         self._loader = loader
         self._share = share
@@ -46,17 +46,18 @@ class LoaderState:
         """Return the position, the number of ranks, and the generators' states."""
         place = self._loader.state_dict()  # may begin the epoch, and draw
         drawn = {name: generator.get_state() for name, generator in _generators(self._loader).items()}
-        share = {"world_size": self._share.count, "share": self._share.index}
+        share = {"world_size": self._share.size, "share": self._share.rank}
         return {**share, "state": place, "generators": drawn, "is_over": self.is_over}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError for a position of another number of ranks, or of a loader with other generators."""
         own = self._share
-        if (state["world_size"], state.get("share", own.index)) != (own.count, own.index):
+        saved = (state.get("share", own.rank), state["world_size"])
+        if saved != (own.rank, own.size):
             raise ValueError(
-                f"the loader's place is that of one of {state['world_size']} ranks, here are {own.count}: "
-                "samples would be lost or come twice; resume with as many ranks, or give trainer.loader() the dataset, "
-                "whose place fits any number of them"
+                f"the loader's position is that of share {saved[0]} of {saved[1]} of the data, and this rank reads "
+                f"share {own.rank} of {own.size}: samples would be lost or come twice; resume with as many ranks, "
+                "or give trainer.loader() the dataset, whose position fits any number of them"
             )
         drawn, here = set(state.get("generators", {})), set(_generators(self._loader))
         if "generators" in state and drawn != here:

@@ -13,10 +13,12 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from smddp.checkpoint.format.shards import Box, division_of
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
 from smddp.display_text import describe
-from smddp.distributed import DataShare, DDPOptions, Sharded, has_shards, why_not_trainable
+from smddp.distributed import DataRank, DDPOptions, Membership, Sharded, has_shards, why_not_trainable
 from smddp.distributed.ddp_options import CommHookName
+from smddp.dtensor import is_dtensor, local_values
 from smddp.job import Job
 from smddp.job.model_parallel import SHARD_DEGREE
 from smddp.training.checkpoint_policy import CheckpointPolicy
@@ -47,7 +49,8 @@ def underlying_module(model: nn.Module, world_size: int) -> nn.Module:
     if (why := why_not_trainable(module, world_size)) is not None:
         raise ValueError(
             f"the model is sharded in a way that the Trainer can't train: {why}. Give the plain module, with "
-            "parallel=smddp.Sharded(wrap=(Block,)), or apply torch's fully_shard to all of it, over all ranks"
+            "parallel=smddp.Sharded(wrap=(Block,)), or apply torch's fully_shard to all of it: over all ranks, or "
+            "over all ranks but those of tensor parallelism, such as mesh['data'], even if that has one rank"
         )
     return module
 
@@ -116,6 +119,28 @@ def check_sharded(
             "a sharded model's optimizer states are divided as its weights are: give the optimizer that the "
             "ZeroRedundancyOptimizer wraps"
         )
+
+
+def check_common_pieces(module: nn.Module, membership: Membership) -> None:
+    """Raise ValueError if ranks with the same piece of a weight begin with different values; collective."""
+
+    def own() -> list[tuple[str, Box, str]]:
+        weights = [(name, weight.detach()) for name, weight in module.named_parameters() if is_dtensor(weight)]
+        return [(name, division_of(weight).own, _sum(local_values(weight))) for name, weight in weights]
+
+    first: dict[tuple[str, Box], tuple[int, str]] = {}
+    for rank, pieces in enumerate(membership.ranks.gather(own)):
+        for name, box, total in pieces:
+            other, expected = first.setdefault((name, box), (rank, total))
+            if total != expected:
+                raise ValueError(
+                    f"ranks {other} and {rank} have the same piece of {name}, with different values: make the model "
+                    "with the same seed on all ranks, such as torch.manual_seed(0), before the Trainer is made"
+                )
+
+
+def _sum(values: Tensor) -> str:
+    return repr(values.sum(dtype=torch.complex128 if values.is_complex() else torch.float64).item())
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, world_size: int) -> None:
@@ -254,7 +279,7 @@ def check_scaled_weights(module: nn.Module, precision: str) -> None:
         )
 
 
-def check_scaled_meshes(share: DataShare | None, precision: str) -> None:
+def check_scaled_meshes(share: DataRank | None, precision: str) -> None:
     """Raise ValueError for a loss scale under tensor parallelism: PyTorch's ranks would not agree on an overflow."""
     if share is not None:
         raise ValueError(

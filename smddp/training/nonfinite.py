@@ -96,7 +96,8 @@ class NonfiniteGuard:
             self._keep_buffers()
             return True
         finite = torch.isfinite(torch.stack([loss.float() for loss in self._losses])).tolist()
-        own = None if all(finite) else self._name_samples([number for number, each in enumerate(finite) if not each])
+        is_known = all(finite) or self._membership.repeats  # by another rank, which computes on the same samples
+        own = None if is_known else self._name_samples([number for number, each in enumerate(finite) if not each])
         causes = self._membership.ranks.gather(lambda: own)
         self._losses.clear()
         if self._has_scaler and not any(cause is not None for cause in causes):

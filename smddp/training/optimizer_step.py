@@ -67,8 +67,7 @@ class OptimizerStep:
     """Step several optimizers together, with gradient accumulation, loss scaling, clipping and schedules.
 
     The guard may drop a step. ``tells_applied`` says that ``applied`` will be read, which with a scaler may wait for
-    the GPU. Schedules advance only after a step that was applied. ``spans_meshes`` says that the weights are on
-    several meshes, as by tensor parallelism below `fully_shard`.
+    the GPU. Schedules advance only after a step that was applied.
     """
 
     def __init__(
@@ -82,11 +81,9 @@ class OptimizerStep:
         clip_value: float | None = None,
         guard: NonfiniteGuard | None = None,
         tells_applied: bool = False,
-        spans_meshes: bool = False,
         timer: StepTimer | None = None,
     ) -> None:
         self._timer = timer
-        self._spans_meshes = spans_meshes
         self.applied = False
         """Whether the last step was applied: neither skipped by the scaler nor dropped by the guard."""
         self._optimizers = tuple(optimizers)
@@ -215,8 +212,8 @@ class OptimizerStep:
         if scaler is not None:
             for optimizer in filter(_has_gradients, self._optimizers):
                 scaler.unscale_(optimizer)
-        if self._guard is not None or self._spans_meshes:
-            groups = _by_mesh(weights) if self._spans_meshes else [weights]
+        groups = _by_mesh(weights)
+        if self._guard is not None or (self._clip_norm is not None and len(groups) > 1):
             norms = [
                 nn.utils.get_total_norm([each.grad for each in group if each.grad is not None]) for group in groups
             ]
@@ -264,8 +261,9 @@ def _has_gradients(optimizer: Optimizer) -> bool:
 
 
 def _by_mesh(weights: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Group weights by the mesh of their gradients: PyTorch takes the norm over one mesh at a time."""
+    """Group weights with gradients by their mesh: PyTorch takes the norm over one mesh at a time."""
     groups: dict[Any, list[Tensor]] = {}
     for weight in weights:
-        groups.setdefault(getattr(weight.grad, "device_mesh", None), []).append(weight)
-    return list(groups.values())
+        if weight.grad is not None:
+            groups.setdefault(getattr(weight.grad, "device_mesh", None), []).append(weight)
+    return list(groups.values()) or [[]]

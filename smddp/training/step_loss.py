@@ -23,7 +23,7 @@ _SHOWN = 3
 _FREED_GRAPH = "backward through the graph a second time"
 """What torch says of a graph whose saved tensors are freed; it has no type of its own for this error."""
 
-_SAME = 0.01
+_SAME, _NOTHING = 0.01, 1e-9
 """Far above the rounding of ranks that compute the same, and below what other samples or other dropout make."""
 
 _REMEMBERED, _LEAST = 32, 16
@@ -102,22 +102,21 @@ class StepLoss:
             )
 
     def _over_ranks(self, value: Tensor) -> float:
-        if self._membership.common_share is not None:
+        if self._membership.data_parallel is not None:
             self._check_same(value.item())
         return sum_over_ranks(value, self._membership).item() / self._membership.cluster.world_size
 
     def _check_same(self, own: float) -> None:
-        """Raise ValueError if ranks that compute on the same part of the data have different losses; collective."""
-        losses = self._membership.ranks.gather(lambda: own)
-        first_ranks = self._membership.ranks.gather(lambda: self._membership.share.first_rank)
-        for rank, first in enumerate(first_ranks):
-            if not math.isclose(losses[rank], losses[first], rel_tol=_SAME, abs_tol=_SAME) and math.isfinite(
-                losses[first]
-            ):
+        """Raise ValueError if ranks that compute on the same data have different losses; collective."""
+        of_ranks = self._membership.ranks.gather(lambda: (self._membership.data_rank.first_rank, own))
+        for rank, (first, loss) in enumerate(of_ranks):
+            expected = of_ranks[first][1]
+            both_broken = not math.isfinite(loss) and not math.isfinite(expected)
+            if not both_broken and not math.isclose(loss, expected, rel_tol=_SAME, abs_tol=_NOTHING):
                 raise ValueError(
                     f"by tensor parallelism, ranks {first} and {rank} compute together on the same batches, and their "
-                    f"losses are {losses[first]:.6g} and {losses[rank]:.6g}: give both the same batches, as "
-                    "trainer.loader() does, and draw random numbers alike on both, as dropout after resume() does"
+                    f"losses are {expected:.6g} and {loss:.6g}: give both the same batches, as trainer.loader() does, "
+                    "and the same random numbers: if the script seeds after the first step, seed both alike"
                 )
 
 

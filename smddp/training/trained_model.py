@@ -28,13 +28,13 @@ from smddp.distributed import (
     ReplicaCheck,
     Sharded,
     ShardedModel,
-    data_share,
+    data_rank_of,
     divide_copy,
     has_shards,
     prepare_weights,
     tensors_of,
 )
-from smddp.dtensor import local_values
+from smddp.dtensor import local_values, whole_values
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
@@ -44,6 +44,7 @@ from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.model_checks import (
     check_added_parameters,
     check_comm_hook,
+    check_common_pieces,
     check_optimizers,
     check_scaled_meshes,
     check_scaled_weights,
@@ -99,8 +100,8 @@ class TrainedModel:
         self.module = underlying_module(model, world_size)
         check_optimizers(optimizers, self.module, world_size=world_size)
         is_divided = has_shards(self.module)
-        if (share := data_share(self.module, membership.cluster)) is not None:
-            membership = replace(membership, common_share=share)
+        if (share := data_rank_of(self.module, membership.cluster)) is not None:
+            membership = replace(membership, data_parallel=share)
         self.membership = membership
         """With this rank's part of the data, if tensor parallelism gives several ranks the same part."""
         self.device = membership.device if move_model else next(self.module.parameters()).device
@@ -134,6 +135,8 @@ class TrainedModel:
             check_replicas=check_replicas,
             parallel=parallel,
         )
+        if is_divided:
+            check_common_pieces(self.module, membership)
         outline = prepare_weights(parallel, self.module, optimizers, membership, device=target, copies=ema is not None)
         comm_hook = parallel.comm_hook if isinstance(parallel, DDPOptions) else None
         check_comm_hook(comm_hook, numbers, on_nonfinite)
@@ -170,7 +173,6 @@ class TrainedModel:
             clip_value=clip_value,
             guard=self.guard,
             tells_applied=ema is not None,
-            spans_meshes=share is not None,
             timer=self.timer,
         )
         if model is not self.module and self._logs:
@@ -238,6 +240,7 @@ class TrainedModel:
         """
         if not isinstance(loss, Tensor) or not loss.requires_grad or loss.numel() != 1:
             raise refused_loss(loss, self.optimizer_step.parameters())
+        loss = whole_values(loss)  # a DTensor under tensor parallelism's loss_parallel
         if self.timer is not None:
             self.timer.mark("forward")
         replica, step = self._replica, self.optimizer_step

@@ -33,6 +33,7 @@ from smddp.distributed import (
     join,
     sum_results,
 )
+from smddp.dtensor import whole_values
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
 from smddp.metrics import Profile
@@ -383,18 +384,21 @@ class Trainer(TrainingLoop):
     def sum(self, value: Tensor | float | list[float]) -> Tensor:
         """Return the sum over all ranks of a number, a list of numbers or a tensor, as a tensor on the device.
 
-        The sum of whole numbers is whole, if all ranks pass whole numbers.
+        The sum of whole numbers is whole, if all ranks pass whole numbers. Ranks that compute together under tensor
+        parallelism count once.
 
         Raises:
             Stopped, CheckpointError: As in ``epochs``, if no batch is under way.
         """
-        own = value.detach().to(self.device) if isinstance(value, Tensor) else value
+        own = whole_values(value.detach()).to(self.device) if isinstance(value, Tensor) else value
         total = sum_results(own, self._membership).to(self.device)
         self._after_collective()
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Return the tensors of all ranks, joined along the first dimension, such as the scores of a test set.
+
+        Ranks that compute together under tensor parallelism count once.
 
         Args:
             tensor: Of any length along its first dimension; a scalar counts as one element.
@@ -406,7 +410,7 @@ class Trainer(TrainingLoop):
             ValueError: On every rank, if other dimensions or the types differ.
             Stopped, CheckpointError: As in ``epochs``, if no batch is under way.
         """
-        gathered = gather_results(tensor, self._membership)
+        gathered = gather_results(whole_values(tensor) if isinstance(tensor, Tensor) else tensor, self._membership)
         self._after_collective()
         return gathered
 
@@ -415,7 +419,8 @@ class Trainer(TrainingLoop):
 
         Args:
             reduce: None shows rank 0's metrics, and any rank may call it alone. ``"mean"``, ``"sum"`` and ``"max"``
-                reduce each metric over all ranks, and all must call it.
+                reduce each metric over all ranks, and all must call it. Ranks that compute together under tensor
+                parallelism count once.
             **metrics: Numbers, or tensors of one element.
 
         Returns:

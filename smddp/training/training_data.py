@@ -102,7 +102,7 @@ class TrainingData:
         if isinstance(dataset, StatefulLoader) and batch_size is None:
             _check_shares(dataset, self._membership)
             outlive_stop(dataset)  # a resume may start its workers
-            self._loader_state = LoaderState(dataset, self._membership.share)
+            self._loader_state = LoaderState(dataset, self._membership.data_rank)
             self._loaders.loader = dataset
             return dataset
         accumulate = self._step.accumulate
@@ -114,7 +114,7 @@ class TrainingData:
                 )
             own = DataLoaderOptions.of(dataset)
             dataset, shuffle, tail = own.dataset, own.shuffle, "drop" if own.drop_last else "short"
-            batch_size = own.micro_batch_size * accumulate * self._membership.share.count
+            batch_size = own.micro_batch_size * accumulate * self._membership.data_rank.size
             options = {**own.options, **options}
         if batch_size is None:
             raise ValueError("give batch_size: samples an optimizer step, over all ranks and micro-batches")
@@ -270,30 +270,30 @@ class TrainingData:
             "mid-epoch, %s%s",
             type(loader).__name__,
             remedy,
-            "; each rank must read its own share of it" if self._membership.share.count > 1 else "",
+            "; each rank must read its own share of it" if self._membership.data_rank.size > 1 else "",
         )
 
 
 def _check_shares(loader: object, membership: Membership) -> None:
-    """Raise ValueError if a DataLoader would give each rank all of the data, or a share of its own that is not its."""
+    """Raise ValueError if a DataLoader gives each rank all of the data, or this rank another share than its own."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return
     sampler = getattr(loader.batch_sampler, "sampler", None)
-    share = membership.share
+    share = membership.data_rank
     read = (sampler.rank, sampler.num_replicas) if isinstance(sampler, DistributedSampler) else None
-    if membership.common_share is not None and read not in (None, (share.index, share.count)):
+    if membership.data_parallel is not None and read not in (None, (share.rank, share.size)):
         raise ValueError(
             f"this {type(loader).__name__} reads another share of the data than this rank computes on, by tensor "
-            f"parallelism: {_WRAP}; or give its DistributedSampler num_replicas={share.count}, rank={share.index}"
+            f"parallelism: {_WRAP}; or give its DistributedSampler num_replicas={share.size}, rank={share.rank}"
         )
-    if share.count == 1:
+    if share.size == 1:
         return
     draws_alike = isinstance(sampler, WeightedRandomSampler | SubsetRandomSampler) and sampler.generator is None
     # torchdata's own RandomSampler is not a subclass of torch's.
     takes_all = isinstance(sampler, RandomSampler | SequentialSampler) or type(sampler).__qualname__ == "RandomSampler"
     if draws_alike or takes_all:
         raise ValueError(
-            f"this {type(loader).__name__} gives each of {share.count} ranks all of the data, by a "
+            f"this {type(loader).__name__} gives each rank all of the data, by a "
             f"{type(sampler).__name__}: {_WRAP}; or give it a sampler that knows the rank, a DistributedSampler or one "
             "with a generator that is seeded by rank"
         )

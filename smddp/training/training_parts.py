@@ -69,6 +69,9 @@ class TrainingParts:
         """The parts that are the same on all ranks, by name, except progress and position."""
         self.named_optimizers = [part for part in self.state.values() if isinstance(part, NamedOptimizer)]
         self._running_means = [part for part in self.state.values() if isinstance(part, RunningMean)]
+        if model.membership.data_parallel is not None:
+            for mean in self._running_means:
+                mean.membership = model.membership
 
     def _take_over(self, name: str, inner: TrainingParts) -> dict[str, Stateful]:
         """Return the state of an inner Trainer, and save its models here."""

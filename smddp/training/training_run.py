@@ -24,11 +24,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 from smddp.checkpoint import Checkpointer
-from smddp.checkpoint.run_state import capture_random_state, restore_random_state
+from smddp.checkpoint.run_state import capture_random_state, of_own_device, restore_random_state
 from smddp.checkpoint.save.attempt import Moment
 from smddp.data.order import DataOrder
 from smddp.display_text import shown_path
-from smddp.distributed import DataShare, Membership, PeerFailedError, Ranks
+from smddp.distributed import Membership, PeerFailedError, Ranks
 from smddp.errors import CheckpointError, TrainingDivergedError
 from smddp.goodput import PartClock
 from smddp.job import Job
@@ -70,7 +70,7 @@ class TrainingRun:
         self._parts = parts
         self._job = job
         self._is_main = membership.cluster.is_main
-        self._common_share = membership.common_share
+        self._membership = membership
         self._policy = policy
         self._schedule = SaveSchedule(membership, policy)
         self._open: OpenRun | None = None
@@ -289,7 +289,7 @@ class TrainingRun:
             raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
         if self._why_not_inner is not None:
             raise ValueError(self._why_not_inner)
-        if outer.common_share != self._common_share:
+        if outer.data_parallel != self._membership.data_parallel:
             raise ValueError(
                 "by tensor parallelism, several ranks compute on the same batches for one of the models, and not for "
                 "the one of a Trainer in state=: divide both models over the same mesh"
@@ -334,18 +334,26 @@ class TrainingRun:
         # The id is the same on all ranks, because any of them may save it.
         self.progress.training_id = self.progress.training_id or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
         self._saved_as_finished = self.progress.finished
-        if self._common_share is not None:
-            self._share_random_state(self._common_share)
+        self._share_random_state()
         run.begin_ledger()
         self._schedule.start(self.progress.steps, saved=run.checkpointer.loaded_step)
 
-    def _share_random_state(self, share: DataShare) -> None:
-        """Let ranks that compute together on the same part of the data draw the same random numbers; collective.
+    def _share_random_state(self) -> None:
+        """Let ranks that compute on the same data draw the same random numbers, and other ranks other ones; collective.
 
-        A script may have seeded them by rank, or a checkpoint of another layout may have different states for them.
+        A script may have seeded ranks of one share apart. A checkpoint of another layout has one state for each of its
+        shares: share ``n`` takes the ``n``-th, if a rank has loaded it, and is else seeded anew.
         """
-        states = Ranks.current().gather(capture_random_state)
-        restore_random_state(states, rank=share.first_rank)
+        ranks, own, before = Ranks.current(), self._membership.data_rank, self.progress.first_ranks
+        is_shared = self._membership.data_parallel is not None
+        self.progress.first_ranks = ranks.gather(lambda: own.first_rank) if is_shared else []
+        if self.progress.first_ranks == before:
+            return
+        device = self._membership.device.index or 0
+        states = ranks.gather(lambda: of_own_device(capture_random_state(), device))
+        owners = sorted(set(before)) or range(len(states))
+        found = own.rank < len(owners) and owners[own.rank] < len(states)
+        restore_random_state(states, rank=owners[own.rank] if found else len(states) + own.rank)
 
     def _check(self) -> None:
         try:

@@ -160,6 +160,7 @@ class SupervisedProcess(Supervised):
                 bufsize=0,
             )
         streams = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+        self._pid = self._unreaped = 0  # until the supervisor tells it
         super().__init__(program, process, merge_lines(streams) if streams else BytesIO())
         try:
             with status, status.makefile("rb") as report:
@@ -177,8 +178,7 @@ class SupervisedProcess(Supervised):
             if answer.get("no_namespaces"):
                 raise NoNamespacesError(str(not_started(program, said)), said)
             raise not_started(program, said)
-        self._pid: int = answer["pid"]
-        self._is_orphan = False
+        self._pid = self._unreaped = answer["pid"]
 
     @property
     def pid(self) -> int:
@@ -188,12 +188,12 @@ class SupervisedProcess(Supervised):
     def wait(self, timeout: float | None = None) -> Exit | None:
         """Return how the host ended, or None after ``timeout`` seconds; reap a program whose supervisor was killed."""
         ended = super().wait(timeout)
-        if ended is not None and ended.lost is not None and not self._is_orphan:
-            self._is_orphan = True  # once: the number may later be another child's
+        if ended is not None and ended.lost is not None and self._unreaped:
+            pid, self._unreaped = self._unreaped, 0  # once: the number may later be another child's
             with suppress(ChildProcessError):  # its supervisor has reaped it, or this process does not adopt orphans
-                if os.waitpid(self._pid, os.WNOHANG) == (0, 0):
-                    await_exit(self._pid, _DEATH_SECONDS)
-                    os.waitpid(self._pid, os.WNOHANG)
+                if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    await_exit(pid, _DEATH_SECONDS)
+                    os.waitpid(pid, os.WNOHANG)
         return ended
 
     def _loss(self, returncode: int) -> str | None:

@@ -241,11 +241,10 @@ class Restoration:
         self._rank = rank
         self._what = f"the checkpoint of step {loaded.manifest.step}"
         skeletons = loaded.skeletons
-        self._ranks: list[dict[str, Any]] = (
-            loaded.unflatten(RANKS)
-            if RANKS in skeletons
-            else [{RNG: random} for random in loaded.unflatten(RNG)]  # format 1
-        )
+        of_ranks = loaded.unflatten(RANKS if RANKS in skeletons else RNG)
+        if RANKS not in skeletons and isinstance(of_ranks, list):  # format 1
+            of_ranks = [{RNG: random} for random in of_ranks]
+        self._ranks: list[dict[str, Any]] = of_ranks
         if not (isinstance(self._ranks, list) and self._ranks and all(map(_is_state_of_rank, self._ranks))):
             raise CheckpointError(f"{RANKS!r} of {self._what} is not a list of the state of each rank: it is damaged")
 

@@ -58,6 +58,10 @@ def error(trainer, batch):
 """
 
 TRAINING = """
+def model_ranks():
+    shape, *_ = eval(os.environ["LAYOUT"])
+    return shape[-1] if shape else 1
+
 def main(job):
     torch.manual_seed(0)
     model = made(*eval(os.environ["LAYOUT"]))
@@ -88,6 +92,10 @@ def main(job):
             told.append(total[0])
             trainer.save()
     trainer.save_model()
+    states, together = smddp.distributed.current_membership().ranks.gather(torch.get_rng_state), model_ranks()
+    for rank, state in enumerate(states):
+        alike = [other for other, each in enumerate(states) if torch.equal(each, state)]
+        assert alike == list(range(rank - rank % together, rank - rank % together + together)), (rank, alike)
     seen = sorted(int(each) for each in trainer.gather(torch.tensor(data.seen)))
     if job.cluster.is_main:
         print(told, seen)
@@ -128,9 +136,9 @@ ONE = "None,"
 
 @pytest.mark.slow
 def test_it_resumes_in_mid_epoch_on_other_ranks_in_another_layout(run: Callable[..., Told], tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", (ONE, 10))
-    layouts = ["(2, 2),", "(1, 2),", "(1, 2, 2), ('replicate', 'shard', 'tensor')", ONE, "(2, 2),"]
-    parts = run(tmp_path / "parts", *zip(layouts, (3, 4, 6, 7, 10), strict=True))
+    whole = run(tmp_path / "whole", (ONE, 10), SEEDED_BY_RANK="1")
+    layouts = ["(2, 2),", "(1, 2),", "(2, 1),", "(1, 2, 2), ('replicate', 'shard', 'tensor')", ONE, "(2, 2),"]
+    parts = run(tmp_path / "parts", *zip(layouts, (3, 4, 5, 6, 7, 10), strict=True), SEEDED_BY_RANK="1")
     assert parts[0] == pytest.approx(whole[0], rel=1e-4)
     assert parts[1] == whole[1], "each sample once, though several ranks compute on it"
     for name, weight in whole[2].items():
@@ -156,6 +164,8 @@ def refused(action):
         print(str(error).replace("\\n", " "))
 
 def main(job):
+    torch.manual_seed(0)
+
     def trainer(model, name, **options):
         return smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), name=name, **options)
 
@@ -170,6 +180,15 @@ def main(job):
     own = trainer(made((1, 2)), "own")
     refused(lambda: next(own.batches(DataLoader(Data(), 4, sampler=DistributedSampler(Data())))))
     refused(lambda: trainer(made(None), "outer", state={"inner": trainer(made((1, 2)), "inner")}))
+    outside = made(None)
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    parallelize_module(outside, mesh["tensor"], {"0": ColwiseParallel(use_local_output=False)})
+    for layer in outside[1:]:
+        fully_shard(layer, mesh=mesh["data"])
+    refused(lambda: trainer(outside, "outside"))
+    torch.manual_seed(job.cluster.rank)
+    refused(lambda: trainer(made((1, 2)), "seeded"))
+    torch.manual_seed(0)
     other = trainer(made((1, 2)), "other", log_every=1)
     batch = torch.full((4, 5), float(job.cluster.rank))
     refused(lambda: other.step(error(other, batch).mean()))
@@ -188,6 +207,8 @@ def test_what_would_go_wrong_in_silence_is_refused_by_name(run_ranks: Callable[.
         "data that is sharded by host gives each rank other samples, and tensor parallelism needs the same ones",
         "this DataLoader reads another share of the data than this rank computes on, by tensor parallelism",
         "by tensor parallelism, several ranks compute on the same batches for one of the models, and not for",
+        "0.weight is under tensor parallelism, and in no module that fully_shard was applied to",
+        "ranks 0 and 1 have the same piece of 0.weight, with different values: make the model with the same seed",
         "by tensor parallelism, ranks 0 and 1 compute together on the same batches, and their losses are",
     ]
     for each in ended:
