@@ -61,7 +61,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         *_script_problems(script, topology, arguments, call),
         *_model_parallel_problems(job, script, topology, session),
         *_import_problems(job, script, session),
-        *_host_problems(topology, session),
+        *_ssh_problems(topology, session),
         *global_batch.check(batch, topology),
     ]
     if decided_later is not arguments.get("instance_type") and not DECIDE_IMAGE & _faulty(problems):
@@ -153,8 +153,8 @@ def _model_parallel_problems(
         yield from parameters.check_degrees(arguments, on_each * topology.hosts_with_ranks)
 
 
-def _host_problems(topology: Topology, session: Session | None) -> Iterator[Problem]:
-    """Yield that the platform's hosts lack what the launcher needs. The container says it of other requests."""
+def _ssh_problems(topology: Topology, session: Session | None) -> Iterator[Problem]:
+    """Yield the error that hosts which are processes have no ssh, which mpi needs. A container checks its own."""
     from estimators.sdk import sessions
 
     several = topology.hosts_with_ranks is not None and topology.hosts_with_ranks > 1

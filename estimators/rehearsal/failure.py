@@ -26,18 +26,19 @@ _MOST_CHARACTERS = 4000
 
 
 def culprit_traceback(fault: TrainingJobFailed, session: boto3.Session) -> str:
-    """Return the last frames of the traceback that a failed job's reason names; empty if it has them or there is none.
+    """Return the last frames of the traceback that a failed job's reason names.
 
-    ``smddp.run`` writes each failed rank's whole traceback into the output data. A script without it prints its own.
+    Empty if the reason already has these frames, or no rank left a traceback. ``smddp.run`` writes each failed rank's
+    whole traceback into the output data. A script without it prints its own.
     """
     rank = _RANK.search(fault.reason)
-    written = _written(rank[1], fault, session) if rank is not None else ""
+    written = _traceback_in_output(rank[1], fault, session) if rank is not None else ""
     whose = f" of rank {rank[1]}" if rank is not None else ""
-    lines = last_lines(written or _printed(fault, session), _MOST_CHARACTERS)
+    lines = last_lines(written or _traceback_in_log(fault, session), _MOST_CHARACTERS)
     return "\n".join([f"The end of the traceback{whose}:", *lines]) if lines else ""
 
 
-def _written(rank: str, fault: TrainingJobFailed, session: boto3.Session) -> str:
+def _traceback_in_output(rank: str, fault: TrainingJobFailed, session: boto3.Session) -> str:
     """Return the traceback of a rank in the job's output data; empty if there is none."""
     try:
         description = session.client("sagemaker").describe_training_job(TrainingJobName=fault.job_name)
@@ -50,7 +51,7 @@ def _written(rank: str, fault: TrainingJobFailed, session: boto3.Session) -> str
         return ""
 
 
-def _printed(fault: TrainingJobFailed, session: boto3.Session) -> str:
+def _traceback_in_log(fault: TrainingJobFailed, session: boto3.Session) -> str:
     """Return the traceback in the job's log that its reason quotes; empty if there is none, or the reason has it all.
 
     Of several ranks that printed into the log, the first error counts, as for the reason.

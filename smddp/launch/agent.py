@@ -74,7 +74,7 @@ class Agent(SimpleElasticAgent):
         self._memory = HostMemory()
         self._failure: JobFailure | None = None
         self._is_reason = True
-        self._untold = ""  # what the log does not have of the failure's report
+        self._untold = ""  # the part of the failure's report that is not yet in the log
         self._awaits_cause = False
         self._lost_contact_at: float | None = None
         self.has_succeeded = False

@@ -19,8 +19,8 @@ _TALKATIVE = ("botocore",)
 class LogFormat(logging.Formatter):
     """Format a record as time, level, sender and text.
 
-    The level is left out at INFO. So is the sender below `named_from`, and a rank in front of a text that begins with
-    it, or whose second clause does: ``the job could not begin: rank 1 on localhost could not reach ...``.
+    The level is left out at INFO. The sender is left out below `named_from`, and if it is a rank that the text itself
+    names first, or after a short clause: ``the job could not begin: rank 1 on localhost could not reach ...``.
     """
 
     def __init__(self, sender: str, *, named_from: int, modules: bool) -> None:
@@ -29,8 +29,8 @@ class LogFormat(logging.Formatter):
         self._named_from = named_from
         self._modules = modules
         # Each line of a launcher has its name: whoever reads the log knows by it which lines are no rank's.
-        names_itself = "" if sender in ("", LAUNCHER) else rf"(?:[^:\n]{{1,40}}: )?{re.escape(sender)}\b"
-        self._names_itself = re.compile(names_itself or r"(?!)")
+        is_rank = sender not in ("", LAUNCHER)
+        self._names_itself = re.compile(rf"(?:[^:\n]{{1,40}}: )?{re.escape(sender)}\b") if is_rank else None
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line; `format` appends the traceback."""
@@ -39,8 +39,8 @@ class LogFormat(logging.Formatter):
             parts.append(record.levelname)
         if self._modules:
             parts.append(f"{record.name}:")
-        is_named = record.levelno >= self._named_from and not self._names_itself.match(record.message)
-        if self._sender and is_named:
+        is_named = self._names_itself is not None and self._names_itself.match(record.message)
+        if self._sender and record.levelno >= self._named_from and not is_named:
             parts.append(f"{self._sender}:")
         return " ".join([*parts, record.message])
 

@@ -101,23 +101,26 @@ class StepLoss:
                 "clip_norm, or look for NaN in the data"
             )
 
-    def _over_ranks(self, value: Tensor) -> float:
-        if self._membership.data_parallel is not None:
-            self._check_same(value.item())
-        return sum_over_ranks(value, self._membership).item() / self._membership.cluster.world_size
-
-    def _check_same(self, own: float) -> None:
+    def check_same(self, loss: Tensor) -> None:
         """Raise ValueError if ranks that compute on the same data have different losses; collective."""
+        if self._membership.data_parallel is None:
+            return
+        own = loss.item()
         of_ranks = self._membership.ranks.gather(lambda: (self._membership.data_rank.first_rank, own))
-        for rank, (first, loss) in enumerate(of_ranks):
+        for rank, (first, found) in enumerate(of_ranks):
             expected = of_ranks[first][1]
-            both_broken = not math.isfinite(loss) and not math.isfinite(expected)
-            if not both_broken and not math.isclose(loss, expected, rel_tol=_SAME, abs_tol=_NOTHING):
+            both_broken = not math.isfinite(found) and not math.isfinite(expected)
+            if not both_broken and not math.isclose(found, expected, rel_tol=_SAME, abs_tol=_NOTHING):
                 raise ValueError(
                     f"by tensor parallelism, ranks {first} and {rank} compute together on the same batches, and their "
-                    f"losses are {expected:.6g} and {loss:.6g}: give both the same batches, as trainer.loader() does, "
-                    "and the same random numbers: if the script seeds after the first step, seed both alike"
+                    f"losses are {expected:.6g} and {found:.6g}: give both the same batches, as trainer.loader() does, "
+                    "and the same random numbers: call trainer.resume() before the first batch, and seed both alike "
+                    "after it"
                 )
+
+    def _over_ranks(self, value: Tensor) -> float:
+        self.check_same(value)
+        return sum_over_ranks(value, self._membership).item() / self._membership.cluster.world_size
 
 
 class LossSpikes:

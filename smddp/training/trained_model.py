@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from smddp.checkpoint.parts.sharded_optimizer import is_sharded
 from smddp.checkpoint.run_state import Stateful
+from smddp.display_text import counted
 from smddp.distributed import (
     DDPOptions,
     Membership,
@@ -102,6 +103,12 @@ class TrainedModel:
         is_divided = has_shards(self.module)
         if (share := data_rank_of(self.module, membership.cluster)) is not None:
             membership = replace(membership, data_parallel=share)
+            if self._logs:
+                logger.info(
+                    "by tensor parallelism, %d ranks compute together on each of %s of the data",
+                    world_size // share.size,
+                    counted(share.size, "share"),
+                )
         self.membership = membership
         """With this rank's part of the data, if tensor parallelism gives several ranks the same part."""
         self.device = membership.device if move_model else next(self.module.parameters()).device
@@ -206,6 +213,7 @@ class TrainedModel:
             average = None if self._average is None else self._average.module
             self._replica_check = ReplicaCheck(self._replica, self.module, membership, average)
         self._loss = StepLoss(membership, self.module)
+        self._has_compared = False  # the first loss, before a checkpoint has what it leads to
         self._items = ItemWeights(membership, self.device, accumulate)
         self._optimized = self.optimizer_step.parameters()
         self._first_shapes = _shapes(self.module)
@@ -255,6 +263,9 @@ class TrainedModel:
         if items is not None:
             step.correction = self._items.correction
             weight = self._items.weigh(items if share else 0)
+        if not self._has_compared:
+            self._has_compared = True
+            self._loss.check_same(loss.detach())
         self._loss.add(loss, weight, collect=collect)
         is_done = step.backward_and_step(loss, weight)
         if is_done:

@@ -24,6 +24,7 @@ from smddp.checkpoint.format.plain_names import METADATA, plain_name
 from smddp.checkpoint.format.shards import division_of, take_piece
 from smddp.checkpoint.parts.modules import has_bits
 from smddp.checkpoint.restore.reader import FindTargets, Unread
+from smddp.checkpoint.restore.restoring import reason_of
 from smddp.display_text import shown_names
 from smddp.distributed import Ranks
 from smddp.dtensor import is_dtensor, local_values
@@ -150,7 +151,7 @@ def _apply(module: nn.Module, match: _Match, source: str) -> None:
     try:
         module.load_state_dict(match.state, strict=False)
     except Exception as error:  # names and shapes fit: the module's own code, or forged metadata of its layers
-        raise CheckpointError(f"the module did not take the weights of {source}: {error}") from error
+        raise CheckpointError(f"the module did not take the weights of {source}: {reason_of(error)}") from error
 
 
 def _with_running_statistics(module: nn.Module, loaded: set[str]) -> tuple[str, ...]:

@@ -219,7 +219,7 @@ def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str
     ]
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return an error's message, which is a sentence if a part refuses the state; else with its type."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
@@ -306,13 +306,13 @@ class Restoration:
         try:
             yield
         except Exception as error:
-            raise CheckpointError(f"{self._what} does not fit this run's {name}: {_reason(error)}") from error
+            raise CheckpointError(f"{self._what} does not fit this run's {name}: {reason_of(error)}") from error
 
     def _check_part(self, name: str, check: Callable[[Any], None], state: Any) -> None:
         try:
             check(state)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{self._what} does not fit this run's {name}: {_reason(error)}. Nothing was loaded; resume with what "
-                "it was saved of, or start anew in another directory"
+                f"{self._what} does not fit this run's {name}: {reason_of(error)}. Nothing was loaded; resume with "
+                "what it was saved of, or start anew in another directory"
             ) from error

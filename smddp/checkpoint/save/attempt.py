@@ -129,7 +129,7 @@ def _hash(file: StagedFile) -> FileDigests:
 def as_whole_number(name: str, value: SupportsIndex) -> int:
     """Return an integer of any type, such as numpy's or a tensor of one; raise ValueError for anything else.
 
-    A bool is none, although Python and PyTorch count True as 1.
+    Refuse a bool, which Python and PyTorch count as 0 or 1.
     """
     is_bool = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
     with suppress(TypeError):

@@ -26,7 +26,7 @@ from smddp.cli.app import app
         (["plan", "--max-cost", "x", "submit.py"], "'--max-cost': x: give a number."),
     ],
 )
-def test_a_number_that_is_none_is_told_with_what_is_allowed(arguments: list[str], said: str) -> None:
+def test_a_wrong_number_is_shown_with_the_allowed_range(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert f"Error: Invalid value for {said}\n" in result.output
