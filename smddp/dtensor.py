@@ -45,6 +45,6 @@ def _root(mesh: Any) -> Any:
     """Return the mesh that a mesh is a slice of, or the mesh itself: PyTorch has no public name for it."""
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()  # noqa: SLF001
-    from torch.distributed.device_mesh import _mesh_resources  # before PyTorch 2.9
+    from torch.distributed import device_mesh
 
-    return _mesh_resources.get_root_mesh(mesh) or mesh
+    return device_mesh._mesh_resources.get_root_mesh(mesh) or mesh  # noqa: SLF001, before PyTorch 2.9
