@@ -265,10 +265,10 @@ def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
     meshes = [group.mesh_info.mesh for group in map(_weights_of, module.modules()) if group is not None]
     if any(first_slice(mesh) != first_slice(meshes[0]) for mesh in meshes):
         return "fully_shard was applied to its layers with different meshes"
-    most = 0
+    divided, most = has_shards(module), 0
     for name, weight in module.named_parameters():
         if not is_dtensor(weight):
-            if meshes and weight.requires_grad:
+            if divided and weight.requires_grad:
                 return f"{name} is in no module that fully_shard was applied to, so its gradients differ by rank"
         elif not meshes:
             return f"{name} is a DTensor, and no module is sharded by fully_shard"

@@ -191,6 +191,5 @@ def _box(
 
 
 def _kind(placement: object) -> str:
-    return type(
-        placement
-    ).__name__  # the classes have moved between PyTorch's modules, and importing them takes a second
+    # By name: the classes have moved between PyTorch's modules, and importing them takes a second.
+    return type(placement).__name__

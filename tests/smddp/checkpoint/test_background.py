@@ -288,7 +288,7 @@ def test_each_checkpoint_is_announced_once_it_is_durable(tmp_path: Path) -> None
 
 
 def test_another_kind_of_listener_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"listener is a object: make it a smddp.checkpoint.CommitListener"):
+    with pytest.raises(TypeError, match=r"listener is an object: make it a smddp.checkpoint.CommitListener"):
         Checkpointer(tmp_path, {}, listener=object())  # type: ignore[arg-type]
 
 
