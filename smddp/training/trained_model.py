@@ -142,9 +142,9 @@ class TrainedModel:
             check_replicas=check_replicas,
             parallel=parallel,
         )
+        outline = prepare_weights(parallel, self.module, optimizers, membership, device=target, copies=ema is not None)
         if is_divided:
             check_common_pieces(self.module, membership)
-        outline = prepare_weights(parallel, self.module, optimizers, membership, device=target, copies=ema is not None)
         comm_hook = parallel.comm_hook if isinstance(parallel, DDPOptions) else None
         check_comm_hook(comm_hook, numbers, on_nonfinite)
         self.scaler = numbers.scaler()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import smddp
@@ -513,6 +514,16 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
     optimizer.step()
     with pytest.raises(ValueError, match=r"the optimizer \(AdamW\) has a state already"):
         shard(Sharded(wrap=(nn.Linear,)), model, [optimizer], membership)
+
+
+@pytest.mark.usefixtures("_group_of_one")
+def test_a_model_that_was_divided_without_values_is_refused_by_name(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = fully_shard(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = smddp.Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
+    with pytest.raises(ValueError, match=r"the model is on the meta device, and sharded by fully_shard: give it"):
+        smddp.Trainer(job, model, optimizer)
 
 
 @pytest.mark.usefixtures("_group_of_one")
