@@ -39,7 +39,7 @@ def whole_number(*, help: str, least: int | None = None, most: int | None = None
                 return value
         raise typer.BadParameter(f"{text}: give a whole number{_range(least, most)}.")
 
-    return typer.Option(parser=parse, metavar="<int>", help=help)
+    return typer.Option(parser=parse, metavar=f"<int{_range(least, most)}>", help=help)
 
 
 def decimal_number(*, help: str, least: float | None = None, most: float | None = None) -> Any:  # noqa: A002 - typer's name
@@ -51,7 +51,7 @@ def decimal_number(*, help: str, least: float | None = None, most: float | None 
                 return value
         raise typer.BadParameter(f"{text}: give a number{_range(least, most)}.")
 
-    return typer.Option(parser=parse, metavar="<float>", help=help)
+    return typer.Option(parser=parse, metavar=f"<float{_range(least, most)}>", help=help)
 
 
 def _is_within(value: float, least: float | None, most: float | None) -> bool:

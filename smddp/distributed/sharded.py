@@ -265,6 +265,7 @@ def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
     meshes = [group.mesh_info.mesh for group in map(_weights_of, module.modules()) if group is not None]
     if any(first_slice(mesh) != first_slice(meshes[0]) for mesh in meshes):
         return "fully_shard was applied to its layers with different meshes"
+    data_ranks = _ranks_of(meshes[0]) if meshes else set()
     divided, most = has_shards(module), 0
     for name, weight in module.named_parameters():
         if not is_dtensor(weight):
@@ -272,7 +273,7 @@ def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
                 return f"{name} is in no module that fully_shard was applied to, so its gradients differ by rank"
         elif not meshes:
             return f"{name} is a DTensor, and no module is sharded by fully_shard"
-        elif weight.requires_grad and not _ranks_of(meshes[0]) <= _ranks_of(weight.device_mesh):  # type: ignore[attr-defined]
+        elif weight.requires_grad and not data_ranks <= _ranks_of(weight.device_mesh):  # type: ignore[attr-defined]
             return f"{name} is under tensor parallelism, and in no module that fully_shard was applied to"
         else:
             most = max(most, weight.device_mesh.size())  # type: ignore[attr-defined]
@@ -282,7 +283,7 @@ def why_not_trainable(module: nn.Module, world_size: int) -> str | None:
 
 
 def data_rank_of(module: nn.Module, cluster: Cluster) -> DataRank | None:
-    """Return the part of the data that this rank has in common with others, by tensor parallelism; None without it."""
+    """Return the share of the data that this rank computes on with others, by tensor parallelism; None without it."""
     mesh = next((group.mesh_info.mesh for group in map(_weights_of, module.modules()) if group is not None), None)
     if mesh is None or mesh.size() == cluster.world_size:
         return None

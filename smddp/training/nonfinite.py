@@ -96,8 +96,9 @@ class NonfiniteGuard:
             self._keep_buffers()
             return True
         finite = torch.isfinite(torch.stack([loss.float() for loss in self._losses])).tolist()
-        is_known = all(finite) or self._membership.repeats  # by another rank, which computes on the same samples
-        own = None if is_known else self._name_samples([number for number, each in enumerate(finite) if not each])
+        own: str | None = None
+        if not all(finite) and not self._membership.repeats:  # else the first rank with these samples names them
+            own = self._name_samples([number for number, each in enumerate(finite) if not each])
         causes = self._membership.ranks.gather(lambda: own)
         self._losses.clear()
         if self._has_scaler and not any(cause is not None for cause in causes):

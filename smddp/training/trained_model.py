@@ -110,7 +110,7 @@ class TrainedModel:
                     counted(share.size, "share"),
                 )
         self.membership = membership
-        """With this rank's part of the data, if tensor parallelism gives several ranks the same part."""
+        """With the share of the data that this rank computes on with others, under tensor parallelism."""
         self.device = membership.device if move_model else next(self.module.parameters()).device
         numbers = Precision(precision, self.device)
         if precision == "auto" and self._logs:

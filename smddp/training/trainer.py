@@ -410,7 +410,7 @@ class Trainer(TrainingLoop):
             ValueError: On every rank, if other dimensions or the types differ.
             Stopped, CheckpointError: As in ``epochs``, if no batch is under way.
         """
-        gathered = gather_results(whole_values(tensor) if isinstance(tensor, Tensor) else tensor, self._membership)
+        gathered = gather_results(whole_values(tensor), self._membership)
         self._after_collective()
         return gathered
 

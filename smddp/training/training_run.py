@@ -69,7 +69,6 @@ class TrainingRun:
         self.progress = parts.progress
         self._parts = parts
         self._job = job
-        self._is_main = membership.cluster.is_main
         self._membership = membership
         self._policy = policy
         self._schedule = SaveSchedule(membership, policy)
@@ -132,7 +131,7 @@ class TrainingRun:
                 f"{event}. on_nonfinite='rewind' needs a checkpoint to go back to, and there is none yet: save "
                 "earlier, by CheckpointPolicy(every=…), or give on_nonfinite='skip'"
             )
-        if self._is_main:
+        if self._membership.cluster.is_main:
             logger.warning("%s: back to the checkpoint of step %d; the data go on behind that step", event, loaded.step)
         self._clock.go_back(loaded.step, undone=self.progress.steps - loaded.step)
         self.progress.steps = loaded.step
@@ -206,7 +205,7 @@ class TrainingRun:
         if decision.save:
             self.save()
         if decision.stop:
-            self._stop(run, seconds_to_save(decision.stop_age, knows_slurm=self._is_main))
+            self._stop(run, seconds_to_save(decision.stop_age, knows_slurm=self._membership.cluster.is_main))
         if self._is_cold and pause is Pause.STEP:
             self._is_cold = False
             run.checkpointer.warm_up()  # the optimizer has its state now
@@ -349,8 +348,7 @@ class TrainingRun:
         self.progress.first_ranks = ranks.gather(lambda: own.first_rank) if is_shared else []
         if self.progress.first_ranks == before:
             return
-        device = self._membership.device.index or 0
-        states = ranks.gather(lambda: of_own_device(capture_random_state(), device))
+        states = ranks.gather(lambda: of_own_device(capture_random_state(), self._membership.device.index or 0))
         owners = sorted(set(before)) or range(len(states))
         found = own.rank < len(owners) and owners[own.rank] < len(states)
         restore_random_state(states, rank=owners[own.rank] if found else len(states) + own.rank)
@@ -415,7 +413,7 @@ class TrainingRun:
         )
 
     def _tell_once(self, level: int, message: str, step: int) -> None:
-        if self._is_main and message not in self._told:
+        if self._membership.cluster.is_main and message not in self._told:
             self._told.add(message)
             logger.log(level, message, step)
 
@@ -440,7 +438,7 @@ class TrainingRun:
                 f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; "
                 f"{run.checkpointer.last_resort()}"
             ) from failure
-        if self._is_main:
+        if self._membership.cluster.is_main:
             there_is = (
                 f"the checkpoint is {shown_path(run.checkpointer.path(step))}"
                 if step or epoch

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from smddp.checkpoint.run_state import capture_random_state, restore_random_state
+from smddp.checkpoint.run_state import capture_random_state, of_own_device, restore_random_state
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +54,9 @@ def test_another_number_of_gpus_is_told_and_those_there_are_go_on(
     restore_random_state([state], rank=0)
     assert drawn(gpus) == expected[:1]
     assert "the random state of 2 GPUs for rank 0, here are 1" in caplog.text
+
+
+def test_a_state_for_a_rank_on_another_device_has_that_of_the_own_device_everywhere() -> None:
+    state = capture_random_state() | {"late": [torch.tensor(0), torch.tensor(1)]}
+    assert of_own_device(state, 1) == state | {"late": [state["late"][1]] * 2}
+    assert of_own_device(state, 5) == state, "a rank whose device has no generator"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from smddp.training.optimizer_step import OptimizerStep
+from smddp.training.optimizer_step import OptimizerStep, _by_mesh
 
 
 def quadratic() -> tuple[nn.Linear, Callable[[Tensor], Tensor]]:
@@ -126,3 +126,11 @@ def test_an_overflow_beside_an_optimizer_without_gradients_is_a_skipped_step() -
     step = OptimizerStep(optimizers, schedulers=[scheduler], scaler=scaler)
     step.backward_and_step(layers[0](torch.full((1, 2), torch.inf)).sum())
     assert (step.applied, scheduler.last_epoch, scaler.get_scale()) == (False, 0, 1.0)
+
+
+def test_weights_without_gradients_take_no_part_in_the_norm() -> None:
+    # PyTorch's norm of no gradients is on the CPU, and could not be added to those of a GPU.
+    model, _ = quadratic()
+    assert [list(map(id, group)) for group in _by_mesh([*model.parameters()])] == [[]]
+    model.weight.grad = torch.ones_like(model.weight)
+    assert [list(map(id, group)) for group in _by_mesh([*model.parameters()])] == [[id(model.weight)]]

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, DistributedSampler
 import smddp
+from smddp.metrics import RunningMean
 
 class Block(nn.Module):
     def __init__(self, width):
@@ -67,7 +68,10 @@ def main(job):
     model = made(*eval(os.environ["LAYOUT"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     options = eval(os.environ.get("OPTIONS", "{}"))
-    trainer = smddp.Trainer(job, model, optimizer, accumulate=2, clip_norm=0.3, log_every=1, **options)
+    mean = RunningMean()
+    trainer = smddp.Trainer(
+        job, model, optimizer, accumulate=2, clip_norm=0.3, log_every=1, state={"mean": mean}, **options
+    )
     data, tail = Data(8 if "on_nonfinite" in options else None), os.environ.get("TAIL", "drop")
     loader = trainer.loader(data, batch_size=24, tail=tail)
     test = trainer.evaluation_loader(Data(), batch_size=4)
@@ -79,6 +83,7 @@ def main(job):
             batches = trainer.batches(loader)
             continue
         losses = error(trainer, batch)
+        mean.add(losses.detach().mean(), count=losses.numel())
         if trainer.step(losses.mean(), weight=losses.numel()) and trainer.steps % 2 == 0:
             model.eval()
             with torch.no_grad():
@@ -96,6 +101,8 @@ def main(job):
     for rank, state in enumerate(states):
         alike = [other for other, each in enumerate(states) if torch.equal(each, state)]
         assert alike == list(range(rank - rank % together, rank - rank % together + together)), (rank, alike)
+    count = mean.state_dict()["sum_and_count"][1] if mean.mean() else None
+    assert count == 24 * trainer.steps or "TAIL" in os.environ, count
     seen = sorted(int(each) for each in trainer.gather(torch.tensor(data.seen)))
     if job.cluster.is_main:
         print(told, seen)
