@@ -3,9 +3,17 @@
 import os
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, HfArgumentParser, Trainer, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+set_seed(arguments.seed)
 config = BertConfig(
     vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=2
 )
