@@ -22,8 +22,7 @@ import torch
 from smddp.display_text import counted, duration, shown_path
 from smddp.job import Job
 from smddp.metrics.device_use import peak_memory
-from smddp.metrics.live_line import LiveLine, LiveRun, shown_on_terminal
-from smddp.metrics.metric_lines import report
+from smddp.metrics.metric_lines import LiveLine, LiveRun, report, shown_on_terminal
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.terminal_line import TerminalLine, is_watched, make_room_for_other_process
