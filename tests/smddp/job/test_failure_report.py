@@ -133,7 +133,7 @@ def test_before_the_script_begins_a_refusal_stands_alone_and_a_defect_names_its_
     refused = innermost(raised(lambda: Channels(training=Path("/data"))["trian"]))
     assert ".py:" not in describe(refused, rank(0))
     defect = innermost(raised(lambda: within_limit(None)))  # type: ignore[arg-type]
-    assert "failure_report.py:" in describe(defect, rank(0))
+    assert "display_text.py:" in describe(defect, rank(0))
 
 
 def test_the_first_cause_is_told() -> None:
