@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from estimators.local.engine.transfers.fast_gzip import fast_gzip
+from estimators.local.engine.transfers.artifacts import fast_gzip
 
 
 def by_zlib(file: Path, archive: Path) -> None:

@@ -12,22 +12,21 @@ import os
 import secrets
 import tempfile
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from estimators import source_code
 from estimators.checks import parameters
+from estimators.checks.arguments import as_hyperparameters, as_path, as_paths, check_names, check_session
 from estimators.destinations import Destination, DockerEngine, FitOptions, PipelineStep, SageMaker, SdkLocalMode
 from estimators.distribution import from_name
-from estimators.errors import EstimatorError, Problem, nearest, require_valid
+from estimators.errors import EstimatorError, Problem, require_valid
 from estimators.instances import instance_preferences as known_preferences
 from estimators.plan import FitArguments, Plan, Prices, local_problems, make_plan
 from estimators.request.completed_job import Backend, CompletedJob
 from estimators.training_job import TrainingJob
-from smddp.display_text import describe
 from smddp.process.script_multiprocessing import refuse_in_import
 
 if TYPE_CHECKING:
@@ -124,18 +123,18 @@ class Estimator:
             EstimatorError: A parameter is unknown, no request can hold its value, or `sagemaker_session` is no session
                 of the SageMaker SDK.
         """
-        _check_names(others)
-        _check_session(sagemaker_session)
+        check_names(others)
+        check_session(sagemaker_session)
         stated: dict[str, Any] = {
-            "entry_point": _path("entry_point", entry_point),
-            "source_dir": _path("source_dir", source_dir),
-            "dependencies": _paths("dependencies", dependencies),
+            "entry_point": as_path("entry_point", entry_point),
+            "source_dir": as_path("source_dir", source_dir),
+            "dependencies": as_paths("dependencies", dependencies),
             "role": role,
             "instance_type": instance_type,
             "instance_count": instance_count,
             "instance_preferences": instance_preferences,
             "distribution": from_name(distribution),
-            "hyperparameters": _encoded(hyperparameters),
+            "hyperparameters": as_hyperparameters(hyperparameters),
             "framework_version": framework_version,
             "py_version": py_version,
             "image_uri": image_uri,
@@ -361,60 +360,3 @@ def _require(problems: Sequence[Problem], unchecked: Sequence[str] = ()) -> None
     require_valid(problems, unchecked)
     for problem in problems:
         logger.warning("%s", problem)
-
-
-def _check_names(names: Mapping[str, Any]) -> None:
-    if not names:
-        return
-    from estimators.sdk.adapter import adapter
-
-    known = adapter().parameter_names()
-    if unknown := sorted(set(names) - known):
-        raise EstimatorError(" ".join(f"{name!r} is no parameter. {nearest(name, known)}" for name in unknown))
-
-
-def _check_session(session: object) -> None:
-    """Raise EstimatorError for anything but a session of the SDK, which has its configuration."""
-    if session is None or hasattr(session, "sagemaker_config"):
-        return
-    kind = type(session)
-    remedy = "Give its .session" if hasattr(kind, "session") else "Give a sagemaker.Session"
-    raise EstimatorError(f"sagemaker_session is {describe(session)}, and no session of the SageMaker SDK. {remedy}.")
-
-
-def _encoded(hyperparameters: Any) -> dict[str, Any] | None:
-    """Return the hyperparameters for the SDK to encode as JSON; a dict is unchanged, as with ``PyTorch``."""
-    if hyperparameters is None:
-        return None
-    if isinstance(hyperparameters, Mapping):
-        return dict(hyperparameters)
-    from smddp.errors import HyperparameterError
-    from smddp.job.hyperparameters import encode
-
-    if not is_dataclass(hyperparameters) or isinstance(hyperparameters, type):
-        raise EstimatorError(
-            f"hyperparameters is {hyperparameters!r:.100}, of type {type(hyperparameters).__name__}. Give a dict, or "
-            "an instance of the script's dataclass."
-        )
-    try:
-        return encode(hyperparameters)
-    except HyperparameterError as fault:
-        raise EstimatorError(f"hyperparameters: {fault}") from fault
-
-
-def _path(name: str, path: object) -> str | None:
-    if path is None:
-        return None
-    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)):
-        raise EstimatorError(f"{name} has {path!r}, which is no path. Give a text that is not empty, or a Path.")
-    return text
-
-
-def _paths(name: str, paths: object) -> list[str | None] | None:
-    if paths is None:
-        return None
-    if isinstance(paths, str | os.PathLike):
-        raise EstimatorError(f"{name} is one path, {os.fspath(paths)!r}. Give a list of paths.")
-    if not isinstance(paths, Iterable):
-        raise EstimatorError(f"{name} is {paths!r}. Give a list of paths.")
-    return [_path(name, path) for path in paths] or None

@@ -25,6 +25,8 @@ the text's direction."""
 _PATH = re.compile(r"(?<![\w/.:~@-])/[^\s'\"`,;:()<>|*?\[\]{}]+(?<![.])")
 """An absolute path in a sentence, without the full stop at its end; not the end of a URI or of a relative path."""
 _SHOWN_RANKS = 3
+_LONGEST_WORD = 80
+"""Characters of a word, such as a weight's name, that is left out whole where a text is shortened."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 MEMORY_UNITS = ("B", "KiB", "MiB", "GiB")
 """The units of `as_memory`: each has 1024 of the one before."""
@@ -154,3 +156,23 @@ def describe(value: object) -> str:
 def with_article(noun: str) -> str:
     """Return ``a dict``, ``an int``, ``a UserDict``."""
     return f"{'an' if noun[:1] in 'aeioAEIO' else 'a'} {noun}"
+
+
+def shortened(text: str, limit: int) -> str:
+    """Return the text within a limit: its beginning and end, with a mark for the omitted middle.
+
+    It is cut between words: half a name would read as another name. A very long word is cut nevertheless.
+    """
+    if len(text) <= limit:
+        return text
+    head = (limit - 5) // 2
+    tail = len(text) - (limit - 5 - head)
+    word = min(_LONGEST_WORD, head // 2)
+    head = next((end for end in range(head, head - word, -1) if text[end].isspace()), head)
+    tail = next((begin for begin in range(tail, tail + word) if text[begin - 1].isspace()), tail)
+    return f"{text[:head]} ... {text[tail:]}"
+
+
+def encodable(text: str) -> str:
+    """Return the text with surrogates escaped, since file names need not be valid text."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -65,8 +65,7 @@ def console(
 def _local(directory: Path, write: bool) -> JobSource:
     """Return the platform that runs on a directory, or raise LocalPlatformError if none does."""
     from estimators.console.jobs import JobSource
-    from estimators.local.access import ask
-    from estimators.local.kept_access import KeptAccess
+    from estimators.local.access import KeptAccess, ask
 
     access = KeptAccess(directory.absolute()).require_running()
 

@@ -31,7 +31,7 @@ def sbatch(
     from estimators.errors import EstimatorError
     from estimators.export.batch_script import batch_script
     from estimators.export.portable_job import PortableJob
-    from estimators.submit_script.run import first_job
+    from estimators.submit_script.jobs import first_job
 
     data = _directories("sbatch", channel)
     for name, directory in data.items():
@@ -78,7 +78,7 @@ def export(
     from estimators.errors import EstimatorError
     from estimators.export.openpai import Container, job_file
     from estimators.export.portable_job import PortableJob
-    from estimators.submit_script.run import first_job
+    from estimators.submit_script.jobs import first_job
 
     del openpai  # the command line requires it: it names the format
     data = _directories("export", channel)

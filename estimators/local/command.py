@@ -105,8 +105,8 @@ def up(
 @app.command()
 def env(directory: _Directory = Path(".smddp")) -> None:
     """Print what a shell needs for all AWS calls to go to the platform that runs on a directory."""
+    from estimators.local.access import KeptAccess
     from estimators.local.errors import LocalPlatformError
-    from estimators.local.kept_access import KeptAccess
 
     kept = KeptAccess(directory.absolute())
     try:
@@ -131,9 +131,8 @@ def chaos(
     """Set what goes wrong on the platform that runs on a directory, and show what is set and how often it was met."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    from estimators.local.access import ask
+    from estimators.local.access import KeptAccess, ask
     from estimators.local.errors import LocalPlatformError
-    from estimators.local.kept_access import KeptAccess
 
     if clear and faults:
         raise typer.BadParameter("--clear sets no fault: leave it out, for the faults replace all that were set.")

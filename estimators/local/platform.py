@@ -13,12 +13,11 @@ from botocore.exceptions import InvalidRegionError
 from botocore.utils import validate_region_name
 
 from estimators.local import running_jobs
-from estimators.local.access import ROLE, Access, PlatformSession, ask
+from estimators.local.access import ROLE, Access, KeptAccess, PlatformSession, ask, port_again
 from estimators.local.api.signature import KeyPair
 from estimators.local.chaos import Fault
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.settings import Docker, Processes, Slurm
-from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
 from smddp.process.interrupt import without_traceback

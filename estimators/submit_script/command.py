@@ -11,7 +11,7 @@ from smddp.cli.options import decimal_number, whole_number
 from smddp.display_text import shown_error, shown_text
 
 if TYPE_CHECKING:
-    from estimators.submit_script.run import PlannedJobs
+    from estimators.submit_script.jobs import PlannedJobs
 
 
 def plan(
@@ -34,7 +34,7 @@ def plan(
     The script really runs, except for Estimator.fit(). Exit code 1 if a job can't be sent, 2 if the script fails.
     """
     from estimators.errors import EstimatorError
-    from estimators.submit_script.run import planned_jobs
+    from estimators.submit_script.jobs import planned_jobs
 
     try:
         planned = planned_jobs(submit, arguments, prices=prices, max_cost=max_cost)
@@ -69,7 +69,7 @@ def rehearse(
     it can't be rehearsed.
     """
     from estimators.errors import EstimatorError, TrainingJobFailed
-    from estimators.submit_script.run import rehearsed_job
+    from estimators.submit_script.jobs import rehearsed_job
 
     try:
         rehearsal = rehearsed_job(submit, arguments, steps=steps, seconds=seconds, isolated=isolated or None)

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias
 
 import boto3
 from botocore import handlers
@@ -35,9 +35,6 @@ from estimators.estimator import NOTHING_SENT, Estimator
 from estimators.plan import Plan, Prices
 from smddp.job.near_names import no_script
 from smddp.script_syntax import PACKAGE, Modules, executed, imported_by
-
-if TYPE_CHECKING:
-    from estimators.rehearsal import Rehearsal
 
 _CREATING = "before-call.sagemaker"
 """botocore's event before each call of SageMaker's API."""
@@ -54,7 +51,6 @@ _THREADS_END = 60.0
 
 _FIT, _REHEARSE = inspect.signature(Estimator.fit), inspect.signature(Estimator.rehearse)
 
-_Found = TypeVar("_Found")
 _Fault: TypeAlias = EstimatorError | TrainingJobFailed
 """The errors about a job that end its script, and go to the caller."""
 
@@ -94,19 +90,6 @@ class SentJob:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedJobs:
-    """The jobs that a submit script would send."""
-
-    plans: tuple[Plan, ...]
-    """The plans of its jobs, in order."""
-    stopped: str
-    """The reason why the script was stopped early, or ""."""
-    is_refused: bool
-    """Whether the script may do more than the plans show: create jobs without the Estimator, leave a thread running,
-    replace its process by another program, or end it by ``os._exit``."""
-
-
 class _Ended(BaseException):  # so that no ``except Exception`` of the script catches it
     """Raised to end the script early, with the reason to report, if any."""
 
@@ -116,12 +99,12 @@ class _Ended(BaseException):  # so that no ``except Exception`` of the script ca
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class ScriptRun:
     """A run of a script."""
 
-    on_job: Callable[[_Run, SentJob], Any]
+    on_job: Callable[[ScriptRun, SentJob], Any]
     """Takes an unsent job; returns the object that `fit` returns to the script."""
-    on_rehearsal: Callable[[_Run, Estimator, Mapping[str, Any]], Any]
+    on_rehearsal: Callable[[ScriptRun, Estimator, Mapping[str, Any]], Any]
     """Takes the Estimator and the arguments of a call of `rehearse`; returns the object that `rehearse` returns."""
     ends: list[_Ended] = field(default_factory=list)
     """All early ends, also those raised in threads or caught by the script."""
@@ -164,10 +147,10 @@ class _Run:
         return "; ".join(dict.fromkeys(each.reason for each in self.ends if each.reason))
 
 
-class _NotRun:
+class NotRun:
     """Stands for a result that does not exist here: any use of it ends the script."""
 
-    def __init__(self, run: _Run, what: str) -> None:
+    def __init__(self, run: ScriptRun, what: str) -> None:
         self._run, self._what = run, what
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -177,125 +160,17 @@ class _NotRun:
         return f"({self._what})"
 
 
-class _UnsentJob(_NotRun):
-    """Stands for the `TrainingJob` of an unsent job: it has only the name that the script gave."""
-
-    def __init__(self, run: _Run, job: SentJob) -> None:
-        super().__init__(run, "a job, and no job is sent here")
-        if job.name is not None:
-            self.name = job.name
-
-    def wait(self, *_: Any, **__: Any) -> None:
-        """Return immediately."""
-
-
-def first_job(script: Path, arguments: Sequence[str] = ()) -> SentJob:
-    """Run a submit script until it sends a job; return that job. The script's output goes to standard error.
-
-    A second job is not reached, because it may depend on the first. Raise EstimatorError if the file is absent, fails,
-    or ends without a job of `Estimator`.
-    """
-    jobs: list[SentJob] = []
-
-    def stop(run: _Run, job: SentJob) -> NoReturn:
-        jobs.append(job)
-        raise run.ended()
-
-    run = _run(script, arguments, stop)
-    return _some(jobs, script, run)[0]
-
-
-def rehearsed_job(script: Path, arguments: Sequence[str], **options: Any) -> Rehearsal:
-    """Run a submit script until it sends or rehearses a job, and rehearse that job.
-
-    `options` are those of `Estimator.rehearse`; None leaves an option as the script's call has it. The output of both
-    goes to standard error. Raise as `first_job` and `Estimator.rehearse` do.
-    """
-    rehearsals: list[Rehearsal] = []
-    chosen = {name: value for name, value in options.items() if value is not None}
-
-    def rehearse(run: _Run, estimator: Estimator, call: Mapping[str, Any]) -> NoReturn:
-        try:
-            with run.rehearsal():
-                rehearsals.append(estimator.rehearse(**{**call, **chosen}))
-        except (EstimatorError, TrainingJobFailed) as fault:
-            raise run.ended(error=fault) from fault
-        raise run.ended()
-
-    def rehearse_sent(run: _Run, job: SentJob) -> NoReturn:
-        steps = job.call.get("rehearse")
-        rehearse(run, job.estimator, {"inputs": job.inputs, **({} if steps is None else {"steps": steps})})
-
-    run = _run(script, arguments, rehearse_sent, rehearse)
-    return _some(rehearsals, script, run, calls="fit() or rehearse()")[0]
-
-
-def planned_jobs(
-    script: Path, arguments: Sequence[str] = (), *, prices: Prices | None = None, max_cost: float | None = None
-) -> PlannedJobs:
-    """Run a submit script, and return the plan of each job that it would send.
-
-    After a job the script continues until it ends, or uses a result that only a sent job has. `prices` and `max_cost`
-    override the script's own. Raise EstimatorError if the file is absent, fails, or sends no job of `Estimator`, or if
-    the prices can't be read.
-    """
-    plans: list[Plan] = []
-
-    def go_on(run: _Run, job: SentJob) -> _UnsentJob:
-        try:
-            # Plan immediately, because the script may change its values later.
-            plans.append(job.plan(prices=prices, max_cost=max_cost))
-        except EstimatorError as fault:
-            raise run.ended(error=fault) from fault
-        return _UnsentJob(run, job)
-
-    run = _run(script, arguments, go_on)
-    return PlannedJobs(
-        plans=tuple(_some(plans, script, run)),
-        stopped=run.reason,
-        is_refused=any(each.is_refused for each in run.ends),
-    )
-
-
-def _by_name(signature: inspect.Signature, estimator: Estimator, *arguments: Any, **named: Any) -> dict[str, Any]:
-    """Return the arguments of a call of an Estimator's method, without the Estimator, by name."""
-    call = signature.bind(estimator, *arguments, **named).arguments
-    return {name: value for name, value in call.items() if name != "self"}
-
-
-def _skip_rehearsal(run: _Run, _estimator: Estimator, _call: Mapping[str, Any]) -> _NotRun:
+def _skip_rehearsal(run: ScriptRun, _estimator: Estimator, _call: Mapping[str, Any]) -> NotRun:
     run.has_skipped_rehearsal = True
-    return _NotRun(run, "a rehearsal, and none is run here")
+    return NotRun(run, "a rehearsal, and none is run here")
 
 
-def _some(found: list[_Found], script: Path, run: _Run, *, calls: str = "fit()") -> list[_Found]:
-    if not found:
-        ended = f"was not run to its end: {run.reason}" if run.reason else "has ended, and sent no job"
-        rehearses = f" It calls rehearse(), which sends no job: run smddp rehearse {script}."
-        raise EstimatorError(
-            f"{script} {ended}. It must call {calls} of an estimators.Estimator."
-            f"{rehearses if run.has_skipped_rehearsal else ''}"
-        )
-    return found
-
-
-def _only_trains(script: Path) -> bool:
-    """Return whether every run of a script calls ``smddp.run``, and none of its modules imports an Estimator."""
-    modules = Modules(path=script, directories=[script.parent], named={})
-    try:
-        calls = {module.full_name(node.func) for module, node in executed(modules) if isinstance(node, ast.Call)}
-    except RecursionError:  # a chain of hundreds of calls or types: the script is left unjudged
-        return False
-    imported = {name for module in modules.reached for node in module.nodes for name in imported_by(node)}
-    return f"{PACKAGE}.run" in calls and not any(name.partition(".")[0] == "estimators" for name in imported)
-
-
-def _run(
+def run_script(
     script: Path,
     arguments: Sequence[str],
-    on_job: Callable[[_Run, SentJob], Any],
-    on_rehearsal: Callable[[_Run, Estimator, Mapping[str, Any]], Any] = _skip_rehearsal,
-) -> _Run:
+    on_job: Callable[[ScriptRun, SentJob], Any],
+    on_rehearsal: Callable[[ScriptRun, Estimator, Mapping[str, Any]], Any] = _skip_rehearsal,
+) -> ScriptRun:
     """Run a script whose jobs are collected instead of sent."""
     if not script.is_file():
         raise EstimatorError(no_script(script, "submit script"))
@@ -306,7 +181,7 @@ def _run(
         )
     words, path, threads = sys.argv, sys.path[:], threading.enumerate()
     sys.argv, sys.path[:0] = [str(script), *arguments], [str(script.resolve().parent)]
-    run = _Run(on_job=on_job, on_rehearsal=on_rehearsal)
+    run = ScriptRun(on_job=on_job, on_rehearsal=on_rehearsal)
     _send_nothing(run)
     try:
         with contextlib.redirect_stdout(sys.stderr), _output_to_stderr():
@@ -319,6 +194,23 @@ def _run(
         if each.error is not None:
             raise each.error from None
     return run
+
+
+def _by_name(signature: inspect.Signature, estimator: Estimator, *arguments: Any, **named: Any) -> dict[str, Any]:
+    """Return the arguments of a call of an Estimator's method, without the Estimator, by name."""
+    call = signature.bind(estimator, *arguments, **named).arguments
+    return {name: value for name, value in call.items() if name != "self"}
+
+
+def _only_trains(script: Path) -> bool:
+    """Return whether every run of a script calls ``smddp.run``, and none of its modules imports an Estimator."""
+    modules = Modules(path=script, directories=[script.parent], named={})
+    try:
+        calls = {module.full_name(node.func) for module, node in executed(modules) if isinstance(node, ast.Call)}
+    except RecursionError:  # a chain of hundreds of calls or types: the script is left unjudged
+        return False
+    imported = {name for module in modules.reached for node in module.nodes for name in imported_by(node)}
+    return f"{PACKAGE}.run" in calls and not any(name.partition(".")[0] == "estimators" for name in imported)
 
 
 @contextlib.contextmanager
@@ -335,7 +227,7 @@ def _output_to_stderr() -> Iterator[None]:
         os.close(output)
 
 
-def _run_main_line(script: Path, run: _Run) -> None:
+def _run_main_line(script: Path, run: ScriptRun) -> None:
     try:
         with contextlib.suppress(_Ended):  # the run has recorded it
             runpy.run_path(str(script), run_name="__main__")
@@ -353,7 +245,7 @@ def _run_main_line(script: Path, run: _Run) -> None:
         raise EstimatorError(f"{script} has failed{_place(script, fault)}: {type(fault).__name__}: {fault}") from fault
 
 
-def _await_threads(run: _Run, before: Iterable[threading.Thread]) -> None:
+def _await_threads(run: ScriptRun, before: Iterable[threading.Thread]) -> None:
     """Wait for the script's threads, as Python does before it exits, for at most `_THREADS_END` seconds."""
     deadline = time.monotonic() + _THREADS_END
     known = {*before, threading.current_thread()}
@@ -370,7 +262,7 @@ def _place(script: Path, fault: Exception) -> str:
     return f" in line {lines[-1]}" if lines and lines[-1] else ""
 
 
-def _send_nothing(run: _Run) -> None:
+def _send_nothing(run: ScriptRun) -> None:
     """Prevent this process from sending jobs from now on: the Estimator's are collected, all others refused."""
     own, own_rehearse = Estimator.fit, Estimator.rehearse
 

@@ -87,7 +87,7 @@ class Destination:
 
     @staticmethod
     def _access(directory: Path) -> Access:
-        from estimators.local.kept_access import KeptAccess
+        from estimators.local.access import KeptAccess
 
         return KeptAccess(directory).require_running()
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import nn
 
@@ -21,12 +20,12 @@ from smddp.checkpoint.format.manifest import Manifest, json_values
 from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
-from smddp.checkpoint.run_state import Stateful, check_parts, is_in_pieces, saving_ranks_of
+from smddp.checkpoint.run_state import Stateful, check_parts
 from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers, as_whole_number
 from smddp.checkpoint.save.background_saves import BackgroundSaves
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
 from smddp.checkpoint.save.observer import SaveObserver, Unobserved
-from smddp.checkpoint.save.save_group import SaveGroup, same_error
+from smddp.checkpoint.save.save_group import SaveGroup, check_alike, same_error
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores.opening import open_store
 from smddp.checkpoint.stores.store import CommitListener, Store
@@ -35,6 +34,8 @@ from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
 
 _DEFAULT_RETENTION = Retention()
 _CHECK_SECONDS = 5.0  # bound on the question whether the listener's place has the newest checkpoint
@@ -153,8 +154,8 @@ class Checkpointer:
             ranks = Ranks(rank=0, world_size=1) if self._share == "alone" else Ranks.current()
             with same_error(ranks):
                 group = SaveGroup.gather(ranks, "all" if self._share == "all" else "node")
-                self._check_writers(group)
-                self._check_alike(ranks)
+                group.check_writers(self._state, share=self._share)
+                check_alike(self._state, ranks, save_frozen=self._save_frozen)
                 self._parts = {name: self._part(name, part, ranks) for name, part in self._state.items()}
             committer = Committer(
                 self._store, keep=self._keep, hyperparameters=self._hyperparameters, listener=self._listener
@@ -168,30 +169,6 @@ class Checkpointer:
 
     def _part(self, name: str, part: Stateful, ranks: Ranks) -> Stateful:
         return ModulePart(name, part, ranks, save_frozen=self._save_frozen) if isinstance(part, nn.Module) else part
-
-    def _check_alike(self, ranks: Ranks) -> None:
-        """Raise CheckpointError unless all ranks have the same save_frozen and the same meshes; collective."""
-        meshes = zlib.crc32(repr(saving_ranks_of(self._state.values())).encode())
-        if ranks.have_equal(self._save_frozen, meshes):
-            return
-        if not ranks.have_equal(self._save_frozen):
-            raise CheckpointError("save_frozen is False on some ranks only: give all ranks the same")
-        raise CheckpointError(
-            "the ranks have the pieces of the state on different meshes: make one mesh of all ranks, by "
-            "init_device_mesh, and give fully_shard and parallelize_module slices of it, such as mesh['data']"
-        )
-
-    def _check_writers(self, group: SaveGroup) -> None:
-        """Raise CheckpointError unless each rank that has pieces of the state may write them."""
-        world_size = Ranks.current().world_size  # with share="alone" the group has one rank
-        if len(group.writers) == world_size:
-            return
-        if (name := next((name for name, part in self._state.items() if is_in_pieces(part)), None)) is not None:
-            raise CheckpointError(
-                f"each rank has pieces of {name!r}, and share={self._share!r} lets only {len(group.writers)} of "
-                f'{world_size} ranks write: give the job a checkpoint_s3_uri, or share="all" and a location in S3 or '
-                "on a file system that all nodes share"
-            )
 
     def load(self, *, kept: Collection[str] = ()) -> Manifest | None:
         """Restore the newest valid checkpoint; collective.
@@ -232,9 +209,7 @@ class Checkpointer:
         Raises:
             CheckpointError: The location cannot be written. Raised on every rank.
         """
-        ranks = self._opened().group.ranks
-        with same_error(ranks):
-            ranks.on_main(self._store.check_writable)
+        self._on_main(self._store.check_writable)
 
     def is_empty(self) -> bool:
         """Return whether the location has no checkpoint, not even a damaged one; collective.
@@ -242,9 +217,7 @@ class Checkpointer:
         Raises:
             CheckpointError: The location cannot be read. Raised on every rank.
         """
-        ranks = self._opened().group.ranks
-        with same_error(ranks):
-            return ranks.on_main(lambda: not list(self._store.steps()))
+        return self._on_main(lambda: not list(self._store.steps()))
 
     def lock_location(self) -> None:
         """Lock the location for this run; collective. `load` does so, too: call this in a run that loads nothing.
@@ -252,10 +225,8 @@ class Checkpointer:
         Raises:
             CheckpointError: Another run owns the location, or it cannot be written. Raised on every rank.
         """
-        rank_saver = self._opened()
-        ranks, committer, run = rank_saver.group.ranks, rank_saver.committer, rank_saver.group.run
-        with same_error(ranks):
-            ranks.on_main(lambda: committer.lock_location(run, make=True))
+        saver = self._opened()
+        self._on_main(lambda: saver.committer.lock_location(saver.group.run, make=True))
 
     def save(
         self,
@@ -458,6 +429,12 @@ class Checkpointer:
     @property
     def _observed(self) -> SaveObserver:
         return Unobserved() if self.observer is None else self.observer
+
+    def _on_main(self, action: Callable[[], _Found]) -> _Found:
+        """Return what rank 0 finds, on every rank; collective. Raise its error on every rank."""
+        ranks = self._opened().group.ranks
+        with same_error(ranks):
+            return ranks.on_main(action)
 
     def _opened(self) -> RankSaver:
         """Return this rank's saver. Open first if the caller did not: a ``with`` block may join the process group."""

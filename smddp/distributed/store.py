@@ -33,8 +33,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from smddp.cluster import Cluster
 from smddp.display_text import counted
-from smddp.distributed.listener import await_listener, is_silent
-from smddp.distributed.meeting import EqualCount, listed, waiting
+from smddp.distributed.meeting import EqualCount, await_listener, is_silent, listed, waiting
 from smddp.errors import DistributedError
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import HEARTBEAT_SECONDS, Heartbeat

@@ -12,24 +12,20 @@ import itertools
 import os
 import re
 import signal
-import site
 import socket
 import stat
-import sys
-import sysconfig
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
 
 from smddp.cluster import Cluster, without_run_variables
-from smddp.errors import SmddpError
+from smddp.display_text import encodable, shortened
 from smddp.job.distribution_names import missing_package
 from smddp.job.host_memory import LIKELY_CAUSES, HostMemory, describe_full_shared_memory
 from smddp.job.job import is_on_sagemaker
 from smddp.job.printed_error import PrintedError, find_error, hint, last_lines
+from smddp.job.stack_frames import PACKAGE_PATH, frame_line, frame_lines, telling_frames
 
 LIMIT = 1024
 """Characters of the failure file that SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
@@ -40,9 +36,6 @@ _CAUSE_LIMIT = 160
 _MOST_HELD = 2
 _QUOTED = 10
 """A cause of so many characters is left out if the error's message has it."""
-_CODE_LIMIT = 120
-_LONGEST_WORD = 80
-"""Characters of a word, such as a weight's name, that is left out whole where a text is shortened."""
 _PRINTED_LIMIT = 420  # the platform adds its own words to a reason, and cuts the reason's middle to make room
 _LEAST_CONTEXT = 80
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
@@ -63,19 +56,21 @@ def describe(error: BaseException, cluster: Cluster | None, memory: HostMemory |
     """
     told = traceback.TracebackException.from_exception(error)
     where = "" if cluster is None else f" (rank {cluster.rank} of {cluster.world_size} on {_host(cluster)})"
-    lines = [_shorten(_summary(told), _MESSAGE_LIMIT - len(where)) + where]
+    lines = [shortened(_summary(told), _MESSAGE_LIMIT - len(where)) + where]
     cause = told
     while (next_cause := _cause(cause)) is not None:
         cause = next_cause
     if cause is not told and not (len(str(cause)) >= _QUOTED and str(cause) in str(told)):
-        lines.append(_shorten(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
-    lines += [_shorten(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
+        lines.append(shortened(f"caused by {_summary(cause)}", _CAUSE_LIMIT))
+    lines += [shortened(f"it holds {_summary(held)}", _CAUSE_LIMIT) for held in list(_held(told))[:_MOST_HELD]]
     whole = str(told) if cause is told else f"{told}\n{cause}"
     if meaning := _lost_worker(error, memory) or _meaning(f"{lines[0]}\n{whole}", Path(), memory):
         lines.append(meaning)
-    frames = [_frame_line(frame) for frame in _telling(told)]
+    frames = [frame_line(frame) for frame in telling_frames(told)]
     if cause is not told:
-        frames += [_frame_line(frame) for frame in _telling(cause)[-1:] if not frame.filename.startswith(PACKAGE_PATH)]
+        frames += [
+            frame_line(frame) for frame in telling_frames(cause)[-1:] if not frame.filename.startswith(PACKAGE_PATH)
+        ]
     head = "\n".join(lines)
     return "\n".join([head, *_fit(frames, LIMIT - len(head) - 1)])
 
@@ -131,37 +126,6 @@ def describe_rank_exit(
     return _with_printed(before, error, remedy=remedy, memory=memory)
 
 
-def thread_traceback(thread: threading.Thread | None = None) -> TracebackType | None:
-    """Return a thread's stack as a traceback, to report it with an error; by default the main thread's."""
-    ident = (thread or threading.main_thread()).ident
-    frame = sys._current_frames().get(ident or 0)  # noqa: SLF001, it is documented
-    outermost = None
-    while frame is not None:
-        outermost = TracebackType(outermost, frame, frame.f_lasti, _line(frame))
-        frame = frame.f_back
-    return outermost
-
-
-def _line(frame: FrameType) -> int:
-    """Return the line that a frame executes.
-
-    On Python 3.10 and 3.11 the jump back to a loop's head may have no line, and Python switches threads there. Such a
-    jump counts as the line before it in the bytecode.
-    """
-    line = frame.f_lineno
-    if line is None:
-        code = frame.f_code
-        before = [each for start, _, each in code.co_lines() if start <= frame.f_lasti and each is not None]
-        line = before[-1] if before else code.co_firstlineno
-    return line
-
-
-def frame_lines(stack: Sequence[traceback.FrameSummary]) -> list[str]:
-    """Return the user's own frames of a stack as a report shows them; the innermost frame if none is the user's."""
-    own = [frame for frame in stack if not _is_installed(frame.filename)]
-    return [_frame_line(frame).strip() for frame in own or stack[-1:]]
-
-
 def find_printed(code: int, tail: str, *, many: bool = False) -> PrintedError | None:
     """Return the error that a program printed before it ended with this code; None if it printed none.
 
@@ -196,8 +160,8 @@ def _kill(code: int, memory: HostMemory | None) -> tuple[str, str]:
 
 def within_limit(text: str, suffix: str = "") -> str:
     """Return ``text`` and ``suffix`` within `LIMIT` characters, cutting the middle of the text."""
-    text, suffix = _plain(text), _plain(suffix)
-    return _shorten(text, LIMIT - len(suffix)) + suffix
+    text, suffix = encodable(text), encodable(suffix)
+    return shortened(text, LIMIT - len(suffix)) + suffix
 
 
 def record(output_dir: Path, report: str) -> None:
@@ -291,9 +255,9 @@ def _meaning(error: str, code_dir: Path, memory: HostMemory | None) -> str | Non
 
 def _with_last_lines(head: str, remedy: str, tail: str, *, many: bool) -> str:
     """Return a reason with the last lines of a process that was killed: they are no reason, but all that there is."""
-    lines = [_plain(line) for line in last_lines(tail, _MOST_LAST_LINES)]
+    lines = [encodable(line) for line in last_lines(tail, _MOST_LAST_LINES)]
     whose = "The ranks' last lines" if many else "Its last lines"
-    parts = [_shorten(head, LIMIT - 2 * _MOST_LAST_LINES), *([remedy] if remedy else [])]
+    parts = [shortened(head, LIMIT - 2 * _MOST_LAST_LINES), *([remedy] if remedy else [])]
     if lines:
         parts += [f"{whose} on standard error:", *(f"  {line}" for line in lines)]
     return "\n".join(parts)[:LIMIT]
@@ -312,12 +276,12 @@ def _with_printed(
 
     ``code_dir`` has the job's code; ranks and their launcher run in it. Without a ``remedy`` it is the error's own.
     """
-    context = _plain(_own_frames(error.context))
+    context = encodable(_own_frames(error.context))
     # A short message leaves room for the context, and a short context for the message.
     most = max(_PRINTED_LIMIT, LIMIT - 1 - len(before) - len(after) - len(context))
-    told = before + _shorten(_plain(error.message), most) + after
+    told = before + shortened(encodable(error.message), most) + after
     if meaning := remedy or _meaning(error.message, code_dir, memory):
-        told = f"{_shorten(told, LIMIT - 1 - len(meaning))}\n{meaning}"
+        told = f"{shortened(told, LIMIT - 1 - len(meaning))}\n{meaning}"
     room = LIMIT - len(told) - 1
     if room < _LEAST_CONTEXT or not context:
         return told[:LIMIT]
@@ -341,7 +305,7 @@ def _host(cluster: Cluster) -> str:
 
 def _summary(told: traceback.TracebackException) -> str:
     """Return an exception's type, message and notes, as Python prints them."""
-    return _plain("".join(told.format_exception_only()).strip())
+    return encodable("".join(told.format_exception_only()).strip())
 
 
 def _cause(told: traceback.TracebackException) -> traceback.TracebackException | None:
@@ -354,39 +318,6 @@ def _held(told: traceback.TracebackException) -> Iterator[traceback.TracebackExc
     """Yield the leaf exceptions of an exception group; nothing for other exceptions."""
     for each in getattr(told, "exceptions", None) or ():
         yield from list(_held(each)) or [each]
-
-
-def _telling(error: traceback.TracebackException) -> list[traceback.FrameSummary]:
-    """Return the user's own frames and the innermost frame, unless the innermost is a check of this package."""
-    own = [frame for frame in error.stack[:-1] if not _is_installed(frame.filename)]
-    is_refusal = error.exc_type is not None and issubclass(error.exc_type, SmddpError)
-    checks = PACKAGE_PATH if own or is_refusal else None
-    return own + [frame for frame in error.stack[-1:] if checks is None or not frame.filename.startswith(checks)]
-
-
-def _is_installed(filename: str) -> bool:
-    return filename.startswith(_INSTALLED)
-
-
-PACKAGE_PATH = str(Path(__file__).parents[1]) + os.sep
-"""The directory of smddp itself."""
-
-
-def _installed_prefixes() -> tuple[str, ...]:
-    """Return the path prefixes of Python's own and installed code, this package and ``<frozen importlib>`` included."""
-    paths = sysconfig.get_paths()
-    homes = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()}
-    return (*(home + os.sep for home in sorted(homes)), PACKAGE_PATH, "<")
-
-
-_INSTALLED = _installed_prefixes()
-
-
-def _frame_line(frame: traceback.FrameSummary) -> str:
-    code = f": {_shorten(frame.line, _CODE_LIMIT)}" if frame.line else ""
-    place = "/".join(Path(frame.filename).parts[-2:])
-    number = "" if frame.lineno is None else f":{frame.lineno}"  # None if a signal handler raised in a loop's jump back
-    return _plain(f"  {place}{number} {frame.name}{code}")
 
 
 def _fit(lines: list[str], room: int) -> list[str]:
@@ -402,24 +333,4 @@ def _fit(lines: list[str], room: int) -> list[str]:
         if left < 0:
             break
         kept.insert(0, line)
-    return [first, mark, *kept] if kept else [_shorten(lines[-1], room)]
-
-
-def _shorten(text: str, limit: int) -> str:
-    """Return the text within a limit: its beginning and end, with a mark for the omitted middle.
-
-    It is cut between words: half a name would read as another name. A very long word is cut nevertheless.
-    """
-    if len(text) <= limit:
-        return text
-    head = (limit - 5) // 2
-    tail = len(text) - (limit - 5 - head)
-    word = min(_LONGEST_WORD, head // 2)
-    head = next((end for end in range(head, head - word, -1) if text[end].isspace()), head)
-    tail = next((begin for begin in range(tail, tail + word) if text[begin - 1].isspace()), tail)
-    return f"{text[:head]} ... {text[tail:]}"
-
-
-def _plain(text: str) -> str:
-    """Return the text with surrogates escaped, since file names need not be valid text."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return [first, mark, *kept] if kept else [shortened(lines[-1], room)]

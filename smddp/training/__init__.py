@@ -3,8 +3,8 @@
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.early_stopping import EarlyStopping
 from smddp.training.precision import Precision
+from smddp.training.random_state import seed_everything
 from smddp.training.run import run
-from smddp.training.seeding import seed_everything
 from smddp.training.trainer import Trainer
 from smddp.training.warmup_cosine import warmup_cosine
 

@@ -271,6 +271,23 @@ class ActiveRuns:
         """Return the runs that may still save, including the runs of dropped trainers."""
         return [run for run in self._open if run.is_open]
 
+    def make_durable(self, seconds: float) -> None:
+        """Make every saving run durable within these seconds together, but with at least a second each.
+
+        Raise an error before the first save if a run may not be saved, and the error of the first save that fails.
+        """
+        deadline, runs = time.monotonic() + seconds, self.saving_runs()
+        for run in runs:
+            run.check_unsaved()
+        for run in runs:
+            run.make_durable(max(deadline - time.monotonic(), 1.0))
+
+    def close_stopped(self) -> None:
+        """Close the saves of all runs, because a stop has saved them."""
+        for run in self.open_runs():
+            run.is_open = False
+            run.was_stopped = True
+
     def note_stop(self) -> None:
         """Note that the script ends by a stop: it heeded one itself, or ``Trainer`` did."""
         stopped: list[OpenRun | OwnLoop] = [*self.open_runs(), *self._own_loops]

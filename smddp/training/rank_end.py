@@ -24,7 +24,7 @@ from smddp.cluster import Cluster
 from smddp.display_text import shown_path
 from smddp.distributed import Membership
 from smddp.errors import CheckpointError, SmddpError
-from smddp.job import Job, failure_report
+from smddp.job import Job, failure_report, stack_frames
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.preemption import stop_signal
 from smddp.training.active_runs import active_runs
@@ -59,7 +59,7 @@ class FailureLog:
     def _is_message_enough(self) -> bool:
         """Whether the report needs no traceback: smddp itself raised the error, and no other error caused it."""
         frames = traceback.extract_tb(self._error.__traceback__)
-        is_own = not frames or frames[-1].filename.startswith(failure_report.PACKAGE_PATH)
+        is_own = not frames or frames[-1].filename.startswith(stack_frames.PACKAGE_PATH)
         return isinstance(self._error, SmddpError) and self._error.__cause__ is None and is_own
 
     def tell(self, report: str) -> None:
@@ -126,9 +126,9 @@ def tell_threads() -> None:
         if thread.daemon or thread in (threading.main_thread(), *told_to_end):
             continue
         thread.join(max(deadline - time.monotonic(), 0.0))
-        where = failure_report.thread_traceback(thread)
+        where = stack_frames.thread_traceback(thread)
         if thread.is_alive() and where is not None:
-            here = failure_report.frame_lines(traceback.extract_tb(where))[-1]
+            here = stack_frames.frame_lines(traceback.extract_tb(where))[-1]
             logger.warning(
                 "the script has ended, and this rank ends only after its thread %s, which is here: %s. End it, or "
                 "start it with daemon=True",
@@ -159,7 +159,7 @@ def end_late(
     """End a rank that was told to stop and did not reach a step's end in time; called in a thread."""
     with _sure_end():
         code = RESUMABLE if active_runs.all_work_is_durable() or not steps() else 1
-        where = failure_report.thread_traceback()
+        where = stack_frames.thread_traceback()
         seconds = stop_signal.age
         if code == RESUMABLE:
             logger.warning(
@@ -189,9 +189,9 @@ def give_up(job: Job, rank: int, report: str, *, is_logged: bool) -> None:
     """
     with _sure_end():
         waiting = SmddpError("the job has failed, and this rank did not end by itself").with_traceback(
-            failure_report.thread_traceback()
+            stack_frames.thread_traceback()
         )
-        here = failure_report.frame_lines(traceback.extract_tb(waiting.__traceback__))
+        here = stack_frames.frame_lines(traceback.extract_tb(waiting.__traceback__))
         reason = "the job's first failure, above, ends this rank." if is_logged else report
         FailureLog(waiting, job.output_data_dir, rank).tell("\n".join([reason, "This rank was here:", *here]))
         record_failure(job.output_dir, report)

@@ -1,4 +1,4 @@
-"""The losses of one optimizer step over all ranks, weighed and averaged; the checks for finite weights and spikes."""
+"""The losses of one optimizer step over all ranks, weighed and averaged; the checks for finite losses and spikes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from statistics import median
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from smddp.display_text import describe, shown_names
+from smddp.display_text import describe
 from smddp.distributed import Membership, sum_over_ranks
-from smddp.dtensor import is_dtensor, local_values
-from smddp.errors import TrainingDivergedError
+from smddp.training.model_weights import ModelWeights
 
 logger = logging.getLogger(__name__)
-
-_SHOWN = 3
 
 _FREED_GRAPH = "backward through the graph a second time"
 """What torch says of a graph whose saved tensors are freed; it has no type of its own for this error."""
@@ -35,9 +32,9 @@ _FAR = 15.0
 class StepLoss:
     """Collect the losses of the micro-batches of a step, on request. All ranks call ``mean`` at the same steps."""
 
-    def __init__(self, membership: Membership, module: nn.Module) -> None:
+    def __init__(self, membership: Membership, weights: ModelWeights) -> None:
         self._membership = membership
-        self._module = module
+        self._weights = weights
         self._collected: list[Tensor] = []
         self._warned = False
 
@@ -67,39 +64,10 @@ class StepLoss:
         """Raise TrainingDivergedError if neither the loss, a mean over the ranks, nor the weights are finite."""
         if math.isfinite(loss):
             return
-        self.check_weights(step)
+        self._weights.check_finite(step)
         if not self._warned and self._membership.cluster.is_main:
             self._warned = True
             logger.warning("the loss of step %d is %s; the weights are finite, and training continues", step, loss)
-
-    def check_weights(self, step: int) -> None:
-        """Raise TrainingDivergedError if some weights are not finite.
-
-        They are the same on all ranks; or each rank has a piece of them, and this is collective.
-        """
-        names, largest = [], []
-        is_divided = False
-        for name, weight in self._module.named_parameters():
-            if weight.numel() and (weight.is_floating_point() or weight.is_complex()):
-                is_divided = is_divided or is_dtensor(weight)
-                values = local_values(weight.detach())
-                names.append(name)
-                # A piece may be empty, and has no largest value.
-                norm = torch.linalg.vector_norm(values, float("inf")) if values.numel() else values.new_zeros(())
-                largest.append(norm.float())
-        # Stacked on the first weight's device: the CPU waits for the GPU once, not once a weight.
-        together = [norm.to(largest[0].device) for norm in largest]
-        is_broken = ~torch.isfinite(torch.stack(together)) if together else torch.zeros(0, dtype=torch.bool)
-        if is_divided:
-            is_broken = sum_over_ranks(is_broken.int(), self._membership) > 0
-        broken = [name for name, is_so in zip(names, is_broken.tolist(), strict=True) if is_so]
-        if broken:
-            raise TrainingDivergedError(
-                f"at step {step} the model's {shown_names(broken, most=_SHOWN)} "
-                f"{'has' if len(broken) == 1 else 'have'} values that are not finite: no further step can mend that. "
-                "Nothing of it was saved; the existing checkpoints are of earlier steps. Lower the learning rate, set "
-                "clip_norm, or look for NaN in the data"
-            )
 
     def check_same(self, loss: Tensor) -> None:
         """Raise ValueError if ranks that compute on the same data have different losses; collective."""

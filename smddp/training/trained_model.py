@@ -12,9 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -33,9 +31,8 @@ from smddp.distributed import (
     divide_copy,
     has_shards,
     prepare_weights,
-    tensors_of,
 )
-from smddp.dtensor import local_values, whole_values
+from smddp.dtensor import whole_values
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
@@ -54,14 +51,13 @@ from smddp.training.model_checks import (
     check_sharded_optimizers,
     underlying_module,
 )
+from smddp.training.model_weights import ModelWeights
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
 from smddp.training.precision import Precision, PrecisionName
 from smddp.training.step_loss import ItemWeights, StepLoss, refused_loss
 
 logger = logging.getLogger(__name__)
-
-_COARSE = (torch.float16, torch.bfloat16)
 
 
 class TrainedModel:
@@ -212,12 +208,11 @@ class TrainedModel:
         if check_replicas is not None and isinstance(self._replica, Replica):
             average = None if self._average is None else self._average.module
             self._replica_check = ReplicaCheck(self._replica, self.module, membership, average)
-        self._loss = StepLoss(membership, self.module)
+        self._weights = ModelWeights(self.module, membership)
+        self._loss = StepLoss(membership, self._weights)
         self._has_compared = False  # the first loss, before a checkpoint has what it leads to
         self._items = ItemWeights(membership, self.device, accumulate)
         self._optimized = self.optimizer_step.parameters()
-        self._first_shapes = _shapes(self.module)
-        self._left_with: list[Tensor] | None = None
 
     @property
     def own_state(self) -> dict[str, Stateful]:
@@ -295,7 +290,7 @@ class TrainedModel:
 
     def check_weights(self) -> None:
         """Raise TrainingDivergedError if some weights are not finite."""
-        self._loss.check_weights(self.progress.steps)
+        self._weights.check_finite(self.progress.steps)
 
     def before_save(self) -> None:
         """Prepare a save; collective.
@@ -309,25 +304,12 @@ class TrainedModel:
             self._replica.share_buffers()  # each rank writes a part of the checkpoint
         self._divide()
         self.check_weights()
-        self._tell_of_other_shapes()
-
-    def _tell_of_other_shapes(self) -> None:
-        """Warn once of saved tensors whose shape has changed, such as a memory that grows."""
-        first, now = self._first_shapes, _shapes(self.module) if self._first_shapes else {}
-        other = {name: shape for name, shape in now.items() if first.get(name, shape) != shape}
-        if not other:
-            return
-        self._first_shapes = {}
-        if self._logs:
-            logger.warning(
-                "the model has changed the shape of %s. Checkpoints hold the new shape, and a resume fails if the "
-                "script makes the model with the old one: keep in state= what the model collects",
-                ", ".join(f"{name} from {first[name]} to {shape}" for name, shape in other.items()),
-            )
+        self._weights.warn_of_other_shapes()
 
     def note_weights(self) -> None:
-        """Remember the norms of the current weights, between two steps."""
-        self._left_with = self._norms()
+        """Remember the current weights, between two steps."""
+        self._divide()
+        self._weights.note()
 
     @property
     def has_other_weights(self) -> bool:
@@ -335,21 +317,10 @@ class TrainedModel:
 
         It waits for the GPU.
         """
-        if self._left_with is None:
+        if not self._weights.are_noted:
             return False
-        now = self._norms()
-        return [each.device for each in now] != [each.device for each in self._left_with] or not all(
-            map(torch.equal, now, self._left_with)
-        )
-
-    def _norms(self) -> list[Tensor]:
-        """Return the norm of each weight, or of this rank's piece. An average of the weights has different norms."""
         self._divide()
-        values = [local_values(each.detach()) for each in tensors_of(self.module)[0]]
-        weights = [each for each in values if each.is_floating_point() or each.is_complex()]
-        coarse = [torch.linalg.vector_norm(each, dtype=torch.float32) for each in weights if each.dtype in _COARSE]
-        fine = [each for each in weights if each.dtype not in _COARSE]
-        return [*coarse, *(torch._foreach_norm(fine) if fine else ())]  # noqa: SLF001
+        return self._weights.are_exchanged()
 
     def _divide(self) -> None:
         """Divide what a forward pass without a backward pass has left gathered."""
@@ -370,7 +341,7 @@ class TrainedModel:
             self._optimized = weights
 
     def _after_step(self) -> None:
-        self._left_with = None
+        self._weights.forget()
         if self._replica is not None:
             self._replica.averages = False
             step = self.progress.steps + 1
@@ -382,12 +353,6 @@ class TrainedModel:
             self._divide()
             self._average.update_parameters(self.module)
         self.progress.steps += 1
-
-
-def _shapes(module: nn.Module) -> dict[str, list[int]]:
-    """Return the shape of each saved tensor. Lazy layers have none before their first forward pass."""
-    state = module.state_dict().items()
-    return {name: list(each.shape) for name, each in state if isinstance(each, Tensor) and not is_lazy(each)}
 
 
 @cache

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 from smddp.checkpoint import Checkpointer
-from smddp.checkpoint.run_state import capture_random_state, of_own_device, restore_random_state
 from smddp.checkpoint.save.attempt import Moment
 from smddp.data.order import DataOrder
 from smddp.display_text import shown_path
@@ -35,6 +33,7 @@ from smddp.job import Job
 from smddp.process.preemption import Stopped
 from smddp.training.active_runs import OpenRun, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.training.random_state import random_state_of, share_random_state
 from smddp.training.save_schedule import Pause, SaveSchedule
 from smddp.training.stop_deadline import seconds_to_save
 from smddp.training.training_parts import TrainingParts
@@ -233,7 +232,7 @@ class TrainingRun:
             return
         with self._clock.within("checkpoint"), self._stall():
             self._check()
-            with self._kept_random_state():
+            with self._random_state_to_save():
                 self._open.checkpointer.save_moment(self._moment)
         self._open.saved()
         self._is_cold = False
@@ -261,7 +260,7 @@ class TrainingRun:
         Raise CheckpointError if ``seconds`` pass first.
         """
         assert self._open is not None
-        with self._clock.within("checkpoint"), self._kept_random_state():
+        with self._clock.within("checkpoint"), self._random_state_to_save():
             self._open.checkpointer.make_durable(self._moment, seconds=seconds)
         self._open.saved()
 
@@ -333,25 +332,9 @@ class TrainingRun:
         # The id is the same on all ranks, because any of them may save it.
         self.progress.training_id = self.progress.training_id or Ranks.current().on_main(lambda: uuid.uuid4().hex[:12])
         self._saved_as_finished = self.progress.finished
-        self._share_random_state()
+        share_random_state(self._membership, self.progress)
         run.begin_ledger()
         self._schedule.start(self.progress.steps, saved=run.checkpointer.loaded_step)
-
-    def _share_random_state(self) -> None:
-        """Let ranks that compute on the same data draw the same random numbers, and other ranks other ones; collective.
-
-        A script may have seeded ranks of one share apart. A checkpoint of another layout has one state for each of its
-        shares: share ``n`` takes the ``n``-th, if a rank has loaded it, and is else seeded anew.
-        """
-        ranks, own, before = Ranks.current(), self._membership.data_rank, self.progress.first_ranks
-        is_shared = self._membership.data_parallel is not None
-        self.progress.first_ranks = ranks.gather(lambda: own.first_rank) if is_shared else []
-        if self.progress.first_ranks == before:
-            return
-        states = ranks.gather(lambda: of_own_device(capture_random_state(), self._membership.device.index or 0))
-        owners = sorted(set(before)) or range(len(states))
-        found = own.rank < len(owners) and owners[own.rank] < len(states)
-        restore_random_state(states, rank=owners[own.rank] if found else len(states) + own.rank)
 
     def _check(self) -> None:
         try:
@@ -380,18 +363,11 @@ class TrainingRun:
             metrics={name: float(value) for name, value in self._metrics_now.items()},
         )
 
-    @contextmanager
-    def _kept_random_state(self) -> Iterator[None]:
-        """Restore, while the context lasts, the random state from before an evaluation of this moment, if any."""
+    def _random_state_to_save(self) -> AbstractContextManager[object]:
+        """Return a context in which the random state is that from before an evaluation of this moment, if any."""
         if self._random_state is None or self._random_state[0] != self._boundary:
-            yield
-            return
-        present = capture_random_state()
-        restore_random_state([self._random_state[1]], rank=0)
-        try:
-            yield
-        finally:
-            restore_random_state([present], rank=0)
+            return nullcontext()
+        return random_state_of(self._random_state[1])
 
     @property
     def _metrics_now(self) -> Mapping[str, float]:
@@ -418,18 +394,12 @@ class TrainingRun:
             logger.log(level, message, step)
 
     def _stop(self, run: OpenRun, seconds: float) -> NoReturn:
-        # Order: 1. check that every run may be saved; 2. save every run, all within one deadline, but with at least a
-        # second each; 3. agree with the other ranks in any case, so that a rank whose save failed leaves none waiting;
-        # 4. close all saves of the process; 5. raise.
+        # Order: 1. save every run of the process; 2. agree with the other ranks in any case, so that a rank whose save
+        # failed leaves none waiting; 3. close all saves of the process; 4. raise.
         step, epoch = self._boundary
         failure: Exception | None = None
-        deadline = time.monotonic() + seconds
-        runs = active_runs.saving_runs()  # a stop ends all runs of the process
         try:
-            for each in runs:
-                each.check_unsaved()
-            for each in runs:
-                each.make_durable(max(deadline - time.monotonic(), 1.0))
+            active_runs.make_durable(seconds)
         except Exception as error:  # not swallowed: raised below, once all ranks know of it
             failure = error
         if self._schedule.any_failed(step, failed=failure is not None):
@@ -445,9 +415,7 @@ class TrainingRun:
                 else "nothing was to be saved"
             )
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch + 1, there_is)
-        for ended in active_runs.open_runs():
-            ended.is_open = False
-            ended.was_stopped = True
+        active_runs.close_stopped()
         raise Stopped
 
 

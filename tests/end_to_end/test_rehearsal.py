@@ -286,7 +286,7 @@ def test_an_isolated_job_runs_with_the_python_of_its_environment(
     def install(directory: Path, *_: object, **__: object) -> None:
         make_environment(directory)
 
-    monkeypatch.setattr("estimators.rehearsal.installer.install", install)
+    monkeypatch.setattr("estimators.rehearsal.environments.install", install)
     (tmp_path / "code").mkdir()
     text = (SCRIPTS / "trains.py").read_text()
     prefix = f"import sys\nassert sys.prefix.startswith({str(tmp_path / 'cache')!r}), sys.prefix\n"

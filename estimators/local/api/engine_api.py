@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from estimators.local.api.answer import Answer, document_answer
 from estimators.local.api.logs import EarlierLogs
 from estimators.local.api.offered import require_target
-from estimators.local.api.request import ApiRequest
+from estimators.local.api.protocols import Answer, ApiRequest, document_answer
 from estimators.local.chaos import Chaos, RequestFault, parse
 from estimators.local.engine import ApiError
 from estimators.local.engine.errors import invalid

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from estimators.local.api.answer import Answer, document_answer
-from estimators.local.api.request import ApiRequest
+from estimators.local.api.protocols import Answer, ApiRequest, document_answer
 from estimators.local.engine import ApiError
 from estimators.local.engine.hosted.logs import LOG_GROUPS
 

@@ -22,9 +22,8 @@ os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "1"  # moto reads it when it is importe
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.moto_server.werkzeug_app import MotoRequestHandler as MotoRequestHandler  # for the server
 
-from estimators.local.api.answer import Answer
 from estimators.local.api.offered import S3
-from estimators.local.api.request import ApiRequest
+from estimators.local.api.protocols import Answer, ApiRequest
 from estimators.local.engine import ApiError
 from estimators.service_model import service_model, violations
 

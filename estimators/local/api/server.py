@@ -20,14 +20,13 @@ from urllib.parse import urlsplit
 
 from werkzeug.serving import ThreadedWSGIServer
 
-from estimators.local.api.answer import Answer, refusal
 from estimators.local.api.bounded_server import BoundedHandler, BoundedServer
 from estimators.local.api.engine_api import TrainingJobApi, TrainingJobs
 from estimators.local.api.guard import Guard, RequestBody
 from estimators.local.api.logs import LogFilter, restore_streams
 from estimators.local.api.moto_backend import MotoBackend, MotoRequestHandler, RolesByName, moto_application
 from estimators.local.api.offered import S3
-from estimators.local.api.request import ApiRequest
+from estimators.local.api.protocols import Answer, ApiRequest, refusal
 from estimators.local.api.signature import KeyPair, Request, claimed_service
 from estimators.local.chaos import Chaos
 from estimators.local.chaos.chaos import meet_request_faults

@@ -20,6 +20,7 @@ import secrets
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from smddp.checkpoint.format.manifest import FileDigests
+from smddp.checkpoint.run_state import Stateful, is_in_pieces, saving_ranks_of
 from smddp.checkpoint.save.attempt import WrittenFile
 from smddp.checkpoint.stores.store import StoreError
 from smddp.cluster import Cluster
@@ -246,6 +248,31 @@ class SaveGroup:
             writers=[rank for rank, node in enumerate(nodes) if share == "all" or node == nodes[0]],
             results=ResultExchange(store, rank=ranks.rank, world_size=ranks.world_size, run=run),
         )
+
+    def check_writers(self, state: Mapping[str, Stateful], *, share: str) -> None:
+        """Raise CheckpointError unless each rank that has pieces of the state may write them."""
+        world_size = Ranks.current().world_size  # with share="alone" the group has one rank
+        if len(self.writers) == world_size:
+            return
+        if (name := next((name for name, part in state.items() if is_in_pieces(part)), None)) is not None:
+            raise CheckpointError(
+                f"each rank has pieces of {name!r}, and share={share!r} lets only {len(self.writers)} of "
+                f'{world_size} ranks write: give the job a checkpoint_s3_uri, or share="all" and a location in S3 or '
+                "on a file system that all nodes share"
+            )
+
+
+def check_alike(state: Mapping[str, Stateful], ranks: Ranks, *, save_frozen: bool) -> None:
+    """Raise CheckpointError unless all ranks have the same save_frozen and the same meshes; collective."""
+    meshes = zlib.crc32(repr(saving_ranks_of(state.values())).encode())
+    if ranks.have_equal(save_frozen, meshes):
+        return
+    if not ranks.have_equal(save_frozen):
+        raise CheckpointError("save_frozen is False on some ranks only: give all ranks the same")
+    raise CheckpointError(
+        "the ranks have the pieces of the state on different meshes: make one mesh of all ranks, by "
+        "init_device_mesh, and give fully_shard and parallelize_module slices of it, such as mesh['data']"
+    )
 
 
 def _cluster(ranks: Ranks) -> Cluster | None:

@@ -12,12 +12,11 @@ never the data.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
-from smddp.data.order.data_order import ALGORITHM, Partition, Permutation, Tail
+from smddp.data.order.data_order import ALGORITHM, MicroBatches, Partition, Permutation, Tail
 from smddp.display_text import counted
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,6 @@ _MEANING = {
     "global_batch": " (the batch_size of trainer.loader)",
     "size": " (the number of samples: the data changed)",
 }
-_BLOCK = 1 << 14  # samples of one rank whose order is computed at a time: one block of the permutation
 _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with its first to another batch"}
 
 
@@ -149,12 +147,12 @@ class ElasticSampler:
         """Return the number of this rank's micro-batches left in the epoch."""
         return -((self._consumed - self._end) // self.global_batch) * self.accumulate
 
-    def __iter__(self) -> _MicroBatches:
+    def __iter__(self) -> MicroBatches:
         """Return an iterator over this rank's micro-batches, from the first step not taken to the end of the epoch."""
         share = self.share
         order = Permutation(size=share.size, seed=share.seed, epoch=self._epoch) if self.shuffle else None
         step = -(-self._consumed // self.global_batch)
-        return _MicroBatches(share.partition, rank=share.rank, order=order, step=step, loaded=self._go_to)
+        return MicroBatches(share.partition, rank=share.rank, order=order, step=step, loaded=self._go_to)
 
     def start_epoch(self, epoch: int) -> None:
         """Begin this epoch, or continue it if it is the current one."""
@@ -330,75 +328,3 @@ class EvaluationSampler:
 def _check_rank(rank: int, world_size: int) -> None:
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank} of world_size {world_size}: ranks go from 0 to world_size - 1")
-
-
-class _MicroBatches(Iterator[list[int]]):
-    """Yields a list of indices for each micro-batch of one rank, from a step of the epoch to its end.
-
-    It counts no optimizer steps, and a checkpoint does not keep it: the sampler does both. Its state is the position
-    behind the last micro-batch it returned. torchdata's StatefulDataLoader stores that state with each batch, so it
-    knows the last batch it returned although its workers fetch ahead.
-    """
-
-    def __init__(
-        self,
-        partition: Partition,
-        *,
-        rank: int,
-        order: Permutation | None,
-        step: int,
-        loaded: Callable[[int], None],
-    ) -> None:
-        """Begin at ``step``, from 0; at the epoch's number of steps nothing is left.
-
-        Without an ``order``, each position holds the sample of the same number. `load_state_dict` calls ``loaded`` with
-        the number of whole steps before the new position.
-        """
-        self._partition = partition
-        self._rank = rank
-        self._order = order
-        self._loaded = loaded
-        self._go_to(step, 0)
-
-    def __next__(self) -> list[int]:
-        """Return the next micro-batch."""
-        indices = next(self._left)
-        self._given += 1
-        return indices
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the position: whole steps of the epoch returned so far, and micro-batches of the next step."""
-        step, micro_batch = divmod(self._given, self._partition.accumulate)
-        cut = {"accumulate": self._partition.accumulate, "world_size": self._partition.world_size}
-        return {"step": step, "micro_batch": micro_batch, **cut}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to a position in this epoch; all steps before it count as taken.
-
-        Raise ValueError if the position is inside a step that has another number of ranks or micro-batches here.
-        """
-        here = (self._partition.accumulate, self._partition.world_size)
-        if state["micro_batch"] and (state["accumulate"], state["world_size"]) != here:
-            raise ValueError(
-                f"the loader's state was saved inside an optimizer step of {state['accumulate']} micro-batches on each "
-                f"of {state['world_size']} ranks, this run has {here[0]} on each of {here[1]}: resume with the same "
-                "numbers, or save the state between two steps"
-            )
-        self._go_to(state["step"], state["micro_batch"])
-        self._loaded(state["step"])
-
-    def _go_to(self, step: int, micro_batch: int) -> None:
-        self._given = step * self._partition.accumulate + micro_batch
-        self._left = islice(self._from(step), micro_batch, None)
-
-    def _from(self, step: int) -> Iterator[list[int]]:
-        cut, rank, order = self._partition, self._rank, self._order
-        whole = cut.end // cut.global_batch
-        steps_a_block = max(1, _BLOCK * cut.world_size // cut.global_batch)
-        for block in range(step, whole, steps_a_block):
-            positions = cut.positions(range(block, min(block + steps_a_block, whole)), rank)
-            samples = positions if order is None else order.permute(positions)
-            yield from samples.reshape(-1, positions.shape[-1]).tolist()
-        if cut.short and step <= whole:
-            for positions in cut.short_positions(rank):
-                yield (positions if order is None else order.permute(positions)).tolist()

@@ -12,10 +12,9 @@ from threading import Thread
 
 import pytest
 
-from estimators.local.access import Access
+from estimators.local.access import Access, KeptAccess, port_again
 from estimators.local.api.signature import KeyPair
 from estimators.local.errors import LocalPlatformError
-from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import LOCK
 
 ACCESS = Access(

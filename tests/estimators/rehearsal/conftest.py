@@ -35,5 +35,5 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What installs."""
     if request.param == "pip":
-        monkeypatch.setattr("estimators.rehearsal.installer._uv", lambda: None)
+        monkeypatch.setattr("estimators.rehearsal.environments._uv", lambda: None)
     return str(request.param)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from estimators.errors import EstimatorError
-from estimators.rehearsal import environments, installer
+from estimators.rehearsal import environments
 from estimators.rehearsal.environments import MADE, environment
 from estimators.rehearsal.image_content import ImageContent
 from tests.estimators.rehearsal.conftest import HERE
@@ -34,7 +34,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (directory / "lib" / f"python{HERE}" / "site-packages").mkdir(parents=True)
         made.extend(requirements)
 
-    monkeypatch.setattr(installer, "install", install)
+    monkeypatch.setattr(environments, "install", install)
     return made
 
 
@@ -74,7 +74,7 @@ def test_what_a_killed_making_left_does_not_count(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(installer, "packages_of", interrupted)
+    monkeypatch.setattr(environments, "packages_of", interrupted)
     with pytest.raises(KeyboardInterrupt), environment(content("2.7")):
         pass
     assert [path for path in cache.iterdir() if path.is_dir()] == [place]

@@ -375,7 +375,7 @@ def test_a_rehearsal_trains_the_first_job_here_and_sends_none_to_aws(tmp_path: P
     (tmp_path / "submit.py").write_text(SUBMIT + "estimator.fit()\nprint('is', 'not reached')\n")
     rehearsal = (
         "from pathlib import Path\n"
-        "from estimators.submit_script.run import rehearsed_job\n"
+        "from estimators.submit_script.jobs import rehearsed_job\n"
         "print(rehearsed_job(Path('submit.py'), [], steps=2))\n"
         "import os; from estimators.estimator import NOTHING_SENT; assert NOTHING_SENT in os.environ\n"
     )

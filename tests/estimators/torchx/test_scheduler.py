@@ -16,8 +16,7 @@ from torchx.specs import AppDef, AppState, Role
 from torchx.specs.finder import ComponentValidationException
 
 from estimators.local import LocalSageMaker
-from estimators.local.access import ROLE
-from estimators.local.kept_access import KeptAccess
+from estimators.local.access import ROLE, KeptAccess
 from estimators.torchx.scheduler import Destination
 from tests.fork_python import ForkPython
 

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from smddp.cluster import Cluster
 from smddp.distributed import store as module
-from smddp.distributed.listener import await_listener, is_silent
+from smddp.distributed.meeting import await_listener, is_silent
 from smddp.distributed.store import connect, connect_again, meet
 from smddp.errors import DistributedError
 from smddp.process.heartbeat import Heartbeat

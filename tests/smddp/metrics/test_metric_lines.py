@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import smddp.metrics.metric_lines
-from smddp.metrics.live_line import LiveLine, LiveRun
-from smddp.metrics.metric_lines import StepRate, check_names, metrics_line, report
+from smddp.metrics.metric_lines import LiveLine, LiveRun, StepRate, check_names, metrics_line, report
 
 
 def test_a_line_reads_as_documented() -> None:

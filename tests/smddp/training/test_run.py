@@ -234,7 +234,7 @@ def test_a_rank_that_can_not_tell_how_it_ends_ends_all_the_same(
 ) -> None:
     module, codes = sys.modules["smddp.training.rank_end"], list[int]()
     monkeypatch.setattr(module.os, "_exit", codes.append)
-    monkeypatch.setattr(module.failure_report, "thread_traceback", lambda: 1 / 0)
+    monkeypatch.setattr(module.stack_frames, "thread_traceback", lambda: 1 / 0)
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
     module.end_late(job, job.cluster, None, steps=lambda: 3, verdict=lambda: "")
     module.give_up(job, 0, "Hang (dead process): rank 1 has ended", is_logged=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from estimators.local.engine.experiments.experiments import Experiments
 from estimators.local.engine.experiments.job_component import JobToTrack
+from estimators.local.engine.experiments.operations import Experiments
 
 __all__ = ["Experiments", "JobToTrack"]

@@ -7,8 +7,17 @@ logs. `Tags` answers requests about the tags of any record.
 
 from __future__ import annotations
 
-from estimators.local.engine.records.record import JobRecord, JobRequest_co, Record, RecordKind
-from estimators.local.engine.records.records import JobRecords, Records, Runner, Tags, read_tags
+from estimators.local.engine.records.records import (
+    JobRecord,
+    JobRecords,
+    JobRequest_co,
+    Record,
+    RecordKind,
+    Records,
+    Runner,
+    Tags,
+    read_tags,
+)
 from estimators.local.engine.records.store import (
     NOTHING_KEPT,
     RecordStore,

@@ -15,7 +15,7 @@ from estimators.local import LocalSageMaker
 from estimators.local.api.guard import Guard, RequestBody
 from estimators.local.api.logs import LogFilter
 from estimators.local.api.moto_backend import MotoBackend
-from estimators.local.api.request import ApiRequest
+from estimators.local.api.protocols import ApiRequest
 from estimators.local.api.server import HEAD, Api
 from estimators.local.api.signature import KeyPair, Request
 from estimators.local.chaos import Chaos

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimators.local.engine.transfers.fast_gzip import fast_gzip
+from estimators.local.engine.transfers.artifacts import fast_gzip
 
 RANDOM = random.Random(0)
 SINGLES = b"".join(struct.pack("<f", RANDOM.gauss(0, 0.02)) for _ in range(1 << 16))

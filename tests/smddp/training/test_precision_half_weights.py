@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from smddp import Trainer
 from smddp.job import Job
-from smddp.training.precision_models import HalfWeightsModel
+from smddp.training.precision import HalfWeightsModel
 
 
 class Network(nn.Module):

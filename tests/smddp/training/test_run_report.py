@@ -121,7 +121,7 @@ def test_a_loop_without_a_line_so_far_says_at_which_step_it_is(
     job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("smddp.training.run_view.Heartbeat", partial(Heartbeat, every=0.02))
+    monkeypatch.setattr("smddp.training.run_report.Heartbeat", partial(Heartbeat, every=0.02))
     model = nn.Linear(1, 1)
     trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.01), log_every=2)
     loader = trainer.loader(TensorDataset(torch.ones(8, 1)), batch_size=2)

@@ -69,7 +69,7 @@ def test_what_is_not_possible_is_refused_and_nothing_is_seeded(seed: Any, option
 
 
 def test_deterministic_is_set_and_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="smddp.training.seeding")
+    caplog.set_level("INFO", logger="smddp.training.random_state")
     torch.backends.cudnn.benchmark = True
     seed_everything(1, deterministic=True)
     assert torch.are_deterministic_algorithms_enabled()

@@ -1,15 +1,24 @@
-"""Seed all random number generators of a process: alike on all ranks for the weights, or differently for noise."""
+"""The random numbers of a rank: seeded for the script, and shared by ranks that compute on the same data.
+
+`smddp.checkpoint.run_state` captures and restores the state of all generators.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
+from smddp.checkpoint.run_state import capture_random_state, of_own_device, restore_random_state
+from smddp.distributed import Membership, Ranks
 from smddp.errors import DistributedError
+from smddp.training.active_runs import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -73,3 +82,31 @@ def _be_deterministic() -> None:
         )
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+
+
+def share_random_state(membership: Membership, progress: Progress) -> None:
+    """Let ranks that compute on the same data draw the same random numbers, and other ranks other ones; collective.
+
+    A script may have seeded ranks of one share apart. A checkpoint of another layout has one state for each of its
+    shares: share ``n`` takes the ``n``-th, if a rank has loaded it, and is else seeded anew.
+    """
+    ranks, own, before = Ranks.current(), membership.data_rank, progress.first_ranks
+    is_shared = membership.data_parallel is not None
+    progress.first_ranks = ranks.gather(lambda: own.first_rank) if is_shared else []
+    if progress.first_ranks == before:
+        return
+    states = ranks.gather(lambda: of_own_device(capture_random_state(), membership.device.index or 0))
+    owners = sorted(set(before)) or range(len(states))
+    found = own.rank < len(owners) and owners[own.rank] < len(states)
+    restore_random_state(states, rank=owners[own.rank] if found else len(states) + own.rank)
+
+
+@contextmanager
+def random_state_of(moment: dict[str, Any]) -> Iterator[None]:
+    """Restore a captured random state while the context lasts, then the present one."""
+    present = capture_random_state()
+    restore_random_state([moment], rank=0)
+    try:
+        yield
+    finally:
+        restore_random_state([present], rank=0)
