@@ -242,6 +242,9 @@ def run(
         Path,
         typer.Argument(help="The training script. What follows it is its own: options of `smddp run` come before it."),
     ],
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module's name, as for python -m: mypackage.train.")
+    ] = False,
     nodes: Annotated[
         int | None,
         whole_number(help="Number of machines, simulated here without --node-rank: by default srun's tasks, or one."),
@@ -283,6 +286,7 @@ def run(
         code = run_local(
             script,
             context.args,
+            module=module,
             nodes=nodes,
             processes_per_node=processes_per_node,
             node_rank=node_rank,

@@ -36,6 +36,7 @@ from smddp.process.heartbeat import Heartbeat
 from smddp.process.log_format import start_log
 from smddp.process.rank_start import RankStart, launch_variables, threads_of_rank
 from smddp.process.warm_parent import WarmParent
+from smddp.script_syntax import Modules, find_entry_point
 from smddp.script_syntax.warm_start import start_launcher_parent, start_warm_parent
 from smddp.secret_text import masked
 
@@ -74,10 +75,9 @@ def train(environ: Mapping[str, str]) -> int:
         logger.info("OMP_NUM_THREADS=%s: this machine's cores, shared by %d ranks.", of_job["OMP_NUM_THREADS"], ranks)
     meeting = len(contract.hosts) if command.many else 1  # a script alone begins at once
     is_first = contract.current_host == contract.master_host
-    with RankStart(contract.code_dir / entry_point, nodes=meeting, is_first=is_first) as start:
-        warm = _warm_parent(
-            line, contract.code_dir / entry_point, of_job, directory=contract.code_dir, is_torchrun=ranks > 0
-        )
+    script = find_entry_point(contract.code_dir / entry_point)
+    with RankStart(script.path, nodes=meeting, is_first=is_first) as start:
+        warm = _warm_parent(line, script.modules, of_job, directory=contract.code_dir, is_torchrun=ranks > 0)
         if warm is not None:
             warm.settle()  # seconds, which a stop ends: nothing runs yet
         result = run(
@@ -103,13 +103,13 @@ def train(environ: Mapping[str, str]) -> int:
 
 
 def _warm_parent(
-    line: Sequence[str], script: Path, environ: Mapping[str, str], *, directory: Path, is_torchrun: bool
+    line: Sequence[str], modules: Modules, environ: Mapping[str, str], *, directory: Path, is_torchrun: bool
 ) -> WarmParent | None:
     """Return the parent that forks the command: the one that this program was given, or a new one for torchrun."""
     if line[0] == sys.executable and line[1] != "-m":
-        return start_warm_parent(line, environ, directory=directory, new=False)
+        return start_warm_parent(line, modules, environ, new=False)
     if line[1] == "-m" and line[2].startswith("smddp."):
-        return start_launcher_parent(line, script, environ, directory=directory, new=is_torchrun)
+        return start_launcher_parent(line, modules, environ, directory=directory, new=is_torchrun)
     if (warm := WarmParent.inherited()) is not None:
         warm.close()
     return None

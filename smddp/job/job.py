@@ -117,7 +117,7 @@ class Job:
         script = Path(sys.argv[0])
         on_sagemaker = is_on_sagemaker(environ)
         if not on_sagemaker:
-            base = run_directory(environ.get("SMDDP_RUN_DIR") or Path("runs") / _name(script))
+            base = run_directory(environ.get("SMDDP_RUN_DIR") or Path("runs") / run_name(script))
             level = logging.DEBUG if environ.get("SMDDP_RUN_DIR") else logging.INFO  # else somebody chose it
             logger.log(level, "the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it)", shown_path(base))
         input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
@@ -200,6 +200,13 @@ class Job:
         if self.checkpoint_location == str(self.checkpoint_dir):
             directories.append(self.checkpoint_dir)
         make_directories(directories)
+
+
+def run_name(script: Path) -> str:
+    """Return the name of a script's runs: its own, or of ``jobs/__main__.py``, which runs the package, ``jobs``."""
+    if script.name in ("", "-c", "-m"):
+        return "interactive"
+    return script.absolute().parent.name if script.stem == "__main__" else script.stem
 
 
 def run_directory(path: str | Path) -> Path:
@@ -308,10 +315,6 @@ def _max_steps(environ: Mapping[str, str]) -> int | None:
     if not re.fullmatch(r"[1-9][0-9]{0,11}", text):
         raise JobError(f"{MAX_STEPS_VARIABLE}={text} is no number of steps: expected a whole number from 1 on.")
     return int(text)
-
-
-def _name(script: Path) -> str:
-    return "interactive" if script.name in ("", "-c", "-m") else script.stem
 
 
 def _given(path: Path, environ: Mapping[str, str]) -> Mapping[str, Any]:

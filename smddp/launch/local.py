@@ -22,9 +22,8 @@ from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_
 from smddp.display_text import counted, shown_path
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
-from smddp.job.job import checked_checkpoint_uri, make_directories, run_directory
+from smddp.job.job import checked_checkpoint_uri, make_directories, run_directory, run_name
 from smddp.job.main_arguments import asks_for_help
-from smddp.job.near_names import no_script
 from smddp.launch.ports import check_port, free_port
 from smddp.launch.script_check import check_script
 from smddp.process.children import ChildProcesses, exit_code
@@ -32,6 +31,7 @@ from smddp.process.exit_codes import as_shell
 from smddp.process.leftovers import Leftovers
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart, launch_variables, threads_of_rank
+from smddp.script_syntax import EntryPoint, find_entry_point
 from smddp.script_syntax.warm_start import start_launcher_parent
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ def run_local(
     script: str | Path,
     arguments: Sequence[str] = (),
     *,
+    module: bool = False,
     nodes: int | None = None,
     processes_per_node: int | None = None,
     node_rank: int | None = None,
@@ -58,7 +59,8 @@ def run_local(
     """Run a script on ``nodes`` times ``processes_per_node`` ranks, wait for it, and return the exit code.
 
     SIGTERM, or Ctrl-C once, stops every rank with a checkpoint; if one node fails, the others are ended. ``--help`` and
-    ``-h`` alone run the script once, without ranks. Call it from the main thread.
+    ``-h`` alone run the script once, without ranks. Call it from the main thread. With ``module``, ``script`` is the
+    name of a module, which each rank runs as ``python -m`` does.
 
     Without ``processes_per_node``, a node has a rank for each GPU, or one. Without ``nodes``, each task of srun or
     OpenPAI is a node; outside of them there is one node. Without ``node_rank``, all nodes run here. ``run_dir`` keeps
@@ -70,12 +72,12 @@ def run_local(
     HyperparameterError if the script refuses its arguments, JobError if ``checkpoint_s3_uri`` is not an S3 URI,
     or ``run_dir`` can't be written.
     """
-    script = Path(script)
-    if not script.is_file():
-        raise DistributedError(no_script(script))
-    check_script(script, arguments, os.environ)
+    entry_point = find_entry_point(script, module=module)
+    if entry_point.missing:
+        raise DistributedError(entry_point.missing)
+    check_script(entry_point.modules, arguments, os.environ)
     if asks_for_help(arguments):
-        return _show_help(script, arguments, run_dir)
+        return _show_help(entry_point, arguments, run_dir)
     if processes_per_node is not None and processes_per_node < 1:
         raise DistributedError(f"{processes_per_node} processes per node: give one or more.")
     found = find_nodes(os.environ, count=nodes, rank=node_rank, master_addr=master_addr, master_port=master_port)
@@ -87,7 +89,7 @@ def run_local(
     shares = dict(zip(found.here, host_gpus(len(found.here), gpus, os.environ), strict=True))
     if processes_per_node is None:
         processes_per_node = max(count_visible(gpus, {**os.environ, **shares[found.here[0]]}), 1)
-    environ = _environ(script, run_dir, checkpoint_s3_uri, ranks_here=len(found.here) * processes_per_node)
+    environ = _environ(entry_point, run_dir, checkpoint_s3_uri, ranks_here=len(found.here) * processes_per_node)
     if timeout is not None:
         environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
     of_node = _with_run_variables(environ, shares, found.count, gpus=gpus)
@@ -108,15 +110,16 @@ def run_local(
 
     restore_handlers = forward_signals(stop, agents.pass_on)
     try:
-        with RankStart(script, nodes=found.count, is_first=0 in found.here) as start:
+        with RankStart(entry_point.path, nodes=found.count, is_first=0 in found.here) as start:
             shared = ["--nnodes", str(found.count), "--nproc-per-node", str(processes_per_node)]
             shared += ["--master-addr", found.master_addr, "--master-port", str(found.master_port)]
             shared += [f"--job-id={found.job_id}", "--max-restarts", str(max_restarts)]
             commands = {
-                rank: [*_AGENT, *shared, "--node-rank", str(rank), str(script), *arguments] for rank in found.here
+                rank: [*_AGENT, *shared, "--node-rank", str(rank), *entry_point.words, *arguments]
+                for rank in found.here
             }
-            longest = commands[found.here[-1]]
-            agents.warm = start_launcher_parent(longest, script, _of_all(of_node.values()), directory=Path.cwd())
+            longest, of_all = commands[found.here[-1]], _of_all(of_node.values())
+            agents.warm = start_launcher_parent(longest, entry_point.modules, of_all, directory=Path.cwd())
             agents.await_warm()
             for rank, command in commands.items():
                 agents.start(command, environ=of_node[rank], new_session=True)
@@ -243,27 +246,28 @@ def _of_all(environs: Collection[Mapping[str, str]]) -> dict[str, str]:
     return {name: value for name, value in first.items() if all(each.get(name) == value for each in environs)}
 
 
-def _show_help(script: Path, arguments: Sequence[str], run_dir: str | Path | None) -> int:
+def _show_help(entry_point: EntryPoint, arguments: Sequence[str], run_dir: str | Path | None) -> int:
     """Run the script as one process with a rank's variables, and return its exit code; make no directory."""
-    directory = _run_directory(script, run_dir, os.environ)
+    directory = _run_directory(entry_point, run_dir, os.environ)
     environ = with_run_variables(
         {**os.environ, "SMDDP_RUN_DIR": str(directory)}, directory, hosts=["algo-1"], host="algo-1", gpus=0
     )
-    return as_shell(subprocess.run([sys.executable, str(script), *arguments], env=environ, check=False).returncode)
+    command = [sys.executable, *entry_point.words, *arguments]
+    return as_shell(subprocess.run(command, env=environ, check=False).returncode)
 
 
-def _run_directory(script: Path, run_dir: str | Path | None, environ: Mapping[str, str]) -> Path:
-    return run_directory(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / script.stem)
+def _run_directory(entry_point: EntryPoint, run_dir: str | Path | None, environ: Mapping[str, str]) -> Path:
+    return run_directory(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / run_name(entry_point.path))
 
 
 def _environ(
-    script: Path, run_dir: str | Path | None, checkpoint_s3_uri: str | None, *, ranks_here: int
+    entry_point: EntryPoint, run_dir: str | Path | None, checkpoint_s3_uri: str | None, *, ranks_here: int
 ) -> dict[str, str]:
     environ = dict(os.environ)
     if checkpoint_s3_uri is not None:
         environ[CHECKPOINT_URI_VARIABLE] = checked_checkpoint_uri(checkpoint_s3_uri, "--checkpoint-s3-uri")
     uri = direct_checkpoint_uri(environ)
-    directory = _run_directory(script, run_dir, environ)
+    directory = _run_directory(entry_point, run_dir, environ)
     environ["SMDDP_RUN_DIR"] = str(directory)
     environ |= launch_variables()
     environ.setdefault("PYTHONUNBUFFERED", "1")
@@ -272,7 +276,7 @@ def _environ(
     logger.info(
         "starting %s of %s; the run's directory is %s%s",
         counted(ranks_here, "rank"),
-        script.name,
+        entry_point.name,
         shown_path(directory),
         f", its checkpoints are in {uri}" if uri else "",
     )

@@ -35,13 +35,12 @@ _HELP = frozenset({"-h", "--help"})
 logger = logging.getLogger(__name__)
 
 
-def check_script(script: Path, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+def check_script(modules: Modules, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise an error if every run of the script would refuse its command line or fail.
 
     It is a HyperparameterError for an argument, and a DistributedError for the script itself. ``environ`` has the
     variables of the ranks.
     """
-    modules = Modules(path=script, directories=[script.parent], named={})
     try:
         fault = next(_faults(modules, arguments, environ), None)
     except RecursionError:  # a chain of hundreds of calls or types: the script is left unjudged
@@ -51,11 +50,11 @@ def check_script(script: Path, arguments: Sequence[str], environ: Mapping[str, s
 
 
 def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, str]) -> Iterator[SmddpError]:
-    name = modules.path.name
-    if syntax := modules.script.syntax_fault:
-        line = getattr(syntax, "lineno", None)
-        place = f"{name}, line {line}" if line else name
-        yield DistributedError(f"{place}: {getattr(syntax, 'msg', syntax)}. Python can't compile the script.")
+    for module in modules.started:
+        if syntax := module.syntax_fault:
+            line = getattr(syntax, "lineno", None)
+            place = f"{module.name}, line {line}" if line else module.name
+            yield DistributedError(f"{place}: {getattr(syntax, 'msg', syntax)}. Python can't compile it.")
     nodes = executed(modules)
     yield from _missing_modules(modules, nodes)
     if _HELP.isdisjoint(arguments) and not _changes_arguments(modules):
@@ -63,7 +62,9 @@ def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, st
         parser = OptionParser.of(nodes)
         if parser is not None:
             for refused in parser.faults(arguments):
-                yield HyperparameterError(f"{name}: {refused}. The script has {', '.join(parser.names)}.")
+                yield HyperparameterError(
+                    f"{modules.script.name}: {refused}. The script has {', '.join(parser.names)}."
+                )
         _tell_missing_channels(nodes, environ, by_variables=not (parser and arguments))
 
 
@@ -72,10 +73,10 @@ def _missing_modules(modules: Modules, nodes: Sequence[Executed]) -> Iterator[Di
     if any(map(brings_modules, modules.reached)):
         return
     sure = {id(node) for _, node in nodes}
-    for module, statement, name in outside_imports(modules, [modules.path.parent]):
+    for module, statement, name in outside_imports(modules, modules.directories):
         if id(statement) in sure and not is_installed_here(name):
             yield DistributedError(
-                f"{module.path.name}, line {statement.lineno}, imports {name}, which this Python does not have: "
+                f"{module.name}, line {statement.lineno}, imports {name}, which this Python does not have: "
                 f"pip install {distributions_of(name)[0]}"
             )
 
@@ -98,7 +99,7 @@ def _tell_missing_channels(nodes: Sequence[Executed], environ: Mapping[str, str]
             logger.warning(
                 "%s, line %d, reads the channel %r, and its directory, %s=%s, does not exist. Set %s to the directory "
                 "of the channel's files",
-                module.path.name,
+                module.name,
                 getattr(node, "lineno", 1),
                 read.name,
                 variable,
@@ -122,7 +123,7 @@ def _refused_hyperparameters(
     )
     if (fault := config.fault) is not None:
         kind = HyperparameterError if fault.parameter == "hyperparameters" else DistributedError
-        yield kind(f"{modules.path.name}: {fault.found}. {fault.remedy}")
+        yield kind(f"{modules.script.name}: {fault.found}. {fault.remedy}")
 
 
 def _changes_arguments(modules: Modules) -> bool:

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from smddp.errors import DistributedError
@@ -33,6 +32,7 @@ from smddp.process.program import SIGNAL_SECONDS, forward_signals
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 from smddp.process.terminal_line import make_room_for_other_process
 from smddp.process.warm_parent import WarmParent
+from smddp.script_syntax import find_entry_point
 from smddp.script_syntax.warm_start import start_warm_parent
 
 logger = logging.getLogger(__name__)
@@ -220,8 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM, 0, 0, 0)
     start_log()
     make_room_for_other_process()  # rank 0 may show a live line there
-    is_first_with_file = given.node_rank == 0 and not given.module
-    if is_first_with_file and (line := find_spawn_call(Path(given.script))) is not None:
+    entry_point = find_entry_point(given.script, module=given.module)
+    if given.node_rank == 0 and (line := find_spawn_call(entry_point.path)) is not None:
         logger.warning(
             "%s spawns ranks in line %d, and torchrun's agent starts ranks, too: if the script does so in each of "
             "them, they wait for one another until a timeout. %s",
@@ -239,10 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             job_id=given.job_id,
             max_restarts=given.max_restarts,
         )
-        python = [sys.executable, "-m"] if given.module else [sys.executable]
-        command = [*python, given.script, *given.arguments]
+        command = [sys.executable, *entry_point.words, *given.arguments]
         environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}
-        return launch(node, command, environ, start_warm_parent(command, environ, directory=Path.cwd()))
+        return launch(node, command, environ, start_warm_parent(command, entry_point.modules, environ))
     except DistributedError as error:
         tell_failure(error)
         return 1

@@ -277,8 +277,9 @@ def _variables(process: int, names: Sequence[str]) -> tuple[bytes, ...]:
 
 
 def command_line(process: int) -> str:
-    """Return the first two words of a command line, such as an interpreter and its script."""
-    return _read(process, "cmdline").replace(b"\0", b" ", 1).split(b"\0")[0].decode(errors="replace").strip()
+    """Return the first two words of a command line, such as an interpreter and its script; three of ``python -m``."""
+    words = _read(process, "cmdline").split(b"\0")
+    return b" ".join(words[: 3 if words[1:2] == [b"-m"] else 2]).decode(errors="replace").strip()
 
 
 def _names(process: int) -> set[str]:

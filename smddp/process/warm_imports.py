@@ -214,7 +214,7 @@ def _why_not_forked(files: Collection[str]) -> str:
 
 
 def hidden_by(directory: Path) -> str:
-    """Return which imported module a file in the script's directory would replace; empty if there is none."""
+    """Return which imported module a file in a directory of ``sys.path`` would replace; empty if there is none."""
     with suppress(OSError):  # what can't be listed is imported by its name only
         for name in sorted(os.listdir(directory)):  # noqa: PTH208, a network file system is asked once
             if name.partition(".")[0] in _OF_STARTS:
@@ -230,7 +230,7 @@ def hidden_by(directory: Path) -> str:
             if is_package and here is not None and _are_same(entry, Path(here).parent):
                 continue
             if is_package or entry.suffix in (".py", ".so"):
-                return f"{name} beside the script replaces the module {name.partition('.')[0]}"
+                return f"{entry} replaces the module {name.partition('.')[0]}"
     return ""
 
 

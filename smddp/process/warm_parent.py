@@ -205,7 +205,7 @@ class WarmParent:
     ) -> None:
         """Let it import `modules`, and in a child `extras`, the script's own imports, with these variables.
 
-        The script is in `directory`. `of_ranks` are the variables that each rank has for itself.
+        The programs have `directory` first in ``sys.path``. `of_ranks` are the variables that each rank has for itself.
         """
         self._is_ready = False
         self._send(

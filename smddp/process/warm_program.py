@@ -81,6 +81,12 @@ class _Program:
         """Whether it is a program of smddp's, such as a launcher: it imports little, and starts others."""
         return self.command[1] == "-m" and self.command[2].startswith(f"{_PACKAGE}.")
 
+    @property
+    def imported(self) -> Sequence[str]:
+        """The modules that are to run, and that an import of this process has run already: others may refer to them."""
+        names = (self.command[2], f"{self.command[2]}.__main__") if self.command[1] == "-m" else ()
+        return [name for name in names if name in sys.modules]
+
 
 _imports: WarmImports
 _handlers: dict[int, Any]
@@ -181,6 +187,8 @@ def _serve(connection: socket.socket) -> _Program:
         # Blocked: the handlers of this process would swallow a signal to a new program.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         problem = _imports.why_not_for(program.environ)
+        if program.imported and not program.is_own:
+            problem = f"an import has imported {program.imported[0]}, which the ranks run"
         pid = -1 if problem else _fork_twice()
         if pid == 0:
             connection.close()
@@ -255,6 +263,8 @@ def _become(program: _Program, begun: int | None = None) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if begun is not None:
         os.close(begun)
+    for name in program.imported:
+        del sys.modules[name]  # it would be there twice
     _end(_run(program.command))
 
 
@@ -335,8 +345,6 @@ def _run(command: Sequence[str]) -> int:
     try:
         if is_module:
             sys.argv = ["-m", *command[3:]]
-            for name in (command[2], f"{command[2]}.__main__"):
-                sys.modules.pop(name, None)  # it would be there twice
             runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]  # noqa: SLF001, what ``python -m`` calls
             return 0
         loader = importlib.machinery.SourceFileLoader("__main__", path)

@@ -6,6 +6,8 @@ Nothing of the user's is imported or run. A part that the syntax does not decide
 from smddp.script_syntax.config_values import ConfigValues as ConfigValues
 from smddp.script_syntax.config_values import Fault as Fault
 from smddp.script_syntax.config_values import run_main as run_main
+from smddp.script_syntax.entry_point import EntryPoint as EntryPoint
+from smddp.script_syntax.entry_point import find_entry_point as find_entry_point
 from smddp.script_syntax.executed import Executed as Executed
 from smddp.script_syntax.executed import executed as executed
 from smddp.script_syntax.imports import brings_modules as brings_modules

@@ -27,11 +27,12 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def executed(modules: Modules) -> Sequence[Executed]:
-    """Return the nodes that every run of the script executes, in their order.
+    """Return the nodes that every run of the script executes, in their order; those of its packages are first.
 
     Raise RecursionError if functions call one another, or modules import one another, in a chain of hundreds.
     """
-    return tuple(_Walk(modules).module(modules.script))
+    walk = _Walk(modules)
+    return tuple(each for module in modules.started for each in walk.module(module))
 
 
 def is_main_guard(test: ast.expr) -> bool:

@@ -14,7 +14,7 @@ from smddp.script_syntax.modules import PACKAGE, Modules, PythonModule
 
 _ABSENT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 """Exceptions whose handlers expect that a module is absent."""
-_FINDERS = frozenset({"sys.path", "sys.meta_path", "sys.path_hooks", "sys.modules", "site.addsitedir"})
+_FINDERS = frozenset({"sys.path", "sys.meta_path", "sys.path_hooks", "sys.modules", "site.addsitedir", "__path__"})
 """What decides where Python finds a module."""
 _PIP = re.compile(r"^pip$|\bpip3? install\b")
 """A text that runs pip, as in ``[sys.executable, "-m", "pip", "install", name]``."""

@@ -47,6 +47,12 @@ class PythonModule:
             fault = ValueError(_TOO_DEEP)
         return cls(path=path, text=text, fault=fault)
 
+    @property
+    def name(self) -> str:
+        """The file's name in messages; ``jobs/__init__.py`` if the name alone does not tell which file it is."""
+        tells = self.path.stem not in ("__init__", "__main__")
+        return self.path.name if tells else "/".join(self.path.parts[-2:])
+
     @cached_property
     def syntax_fault(self) -> SyntaxError | ValueError | None:
         """The reason why Python can't compile the file, or None; a file that can't be read has none."""
@@ -126,26 +132,31 @@ class Modules:
     """The directories in which the script finds its own modules."""
     named: Mapping[str, Path]
     """The files and directories that the bundle adds, by the name of the module or package."""
+    packages: Sequence[Path] = ()
+    """The ``__init__.py`` files that Python runs before the script, if it runs the script as a module of packages."""
     _read: dict[Path, PythonModule] = field(default_factory=dict, init=False, repr=False)
 
     def module(self, path: Path) -> PythonModule:
-        """Return a parsed file."""
+        """Return a parsed file; an empty module if it is no Python file."""
         if path not in self._read:
-            self._read[path] = PythonModule.read(path)
+            self._read[path] = PythonModule.read(path) if path.suffix == ".py" else PythonModule(path=path)
         return self._read[path]
 
     @cached_property
     def script(self) -> PythonModule:
         """The entry point; empty if it is no Python file."""
-        if self.path.suffix != ".py":
-            return PythonModule(path=self.path)
         return self.module(self.path)
 
     @cached_property
+    def started(self) -> Sequence[PythonModule]:
+        """What Python runs by itself, in order: the packages of the script, and the script."""
+        return [*map(self.module, self.packages), self.script]
+
+    @cached_property
     def reached(self) -> Sequence[PythonModule]:
-        """The script, and every module of the bundle that it imports, directly or not."""
-        found = {self.script.path: self.script}
-        pending = [self.script]
+        """What Python runs by itself, and every module of the bundle that it imports, directly or not."""
+        found = {module.path: module for module in self.started}
+        pending = list(self.started)
         while pending:
             module = pending.pop(0)
             for other in (each for node in module.import_statements for each in self.imported_by(module, node)):

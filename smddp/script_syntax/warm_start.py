@@ -45,16 +45,14 @@ _OF_RANKS = (
 
 
 def start_warm_parent(
-    command: Sequence[str], environ: Mapping[str, str], *, directory: Path, new: bool = True
+    command: Sequence[str], modules: Modules, environ: Mapping[str, str], *, new: bool = True
 ) -> WarmParent | None:
-    """Return a parent for ranks that run this command with these variables, among others; None without one.
+    """Return a parent for ranks of the script, such as this command with these variables; None without one.
 
-    They run in `directory`. The parent is the one that this program was given, if that fits the script; else, with
-    `new`, one that is started.
+    The parent is the one that this program was given, if that fits the script; else, with `new`, one that is started.
     """
     inherited = WarmParent.inherited()
-    script, root = find_script(command, directory)
-    if script is None or (imports := choose_imports(script, root, environ)) is None:
+    if (imports := choose_imports(modules, environ)) is None:
         if inherited is not None:
             inherited.close()
         return None
@@ -66,29 +64,33 @@ def start_warm_parent(
     parent = inherited or _start(command, environ, said="the ranks start")
     if parent is not None:
         parent.prepare(
-            root, modules=imports.modules, extras=imports.extras, environ=_of_all(environ), of_ranks=_OF_RANKS
+            modules.directories[0],
+            modules=imports.modules,
+            extras=imports.extras,
+            environ=_of_all(environ),
+            of_ranks=_OF_RANKS,
         )
     return parent
 
 
 def start_launcher_parent(
-    command: Sequence[str], script: Path, environ: Mapping[str, str], *, directory: Path, new: bool = True
+    command: Sequence[str], modules: Modules, environ: Mapping[str, str], *, directory: Path, new: bool = True
 ) -> WarmParent | None:
     """Return a parent for launchers of the script's ranks, such as this command with these variables; None without one.
 
     They run in `directory`. The parent is the one that this program was given; else, with `new`, one that is started. A
     launcher that is forked from it has a warm parent for its ranks from the beginning.
     """
-    parent, modules = WarmParent.inherited(), []
+    parent, to_import = WarmParent.inherited(), []
     if parent is not None and command[0] != sys.executable:
         parent.close()
         parent = None
     if parent is None and new:
-        imports = choose_imports(script, script.parent, environ)
+        imports = choose_imports(modules, environ)
         if imports is not None and "torch" not in imports.not_before:
-            parent, modules = _start(command, environ, said="the launcher starts"), [*imports.modules, *OF_LAUNCHER]
+            parent, to_import = _start(command, environ, said="the launcher starts"), [*imports.modules, *OF_LAUNCHER]
     if parent is not None:
-        parent.prepare(directory, modules=modules, extras=[], environ=_of_all(environ), of_ranks=_OF_RANKS)
+        parent.prepare(directory, modules=to_import, extras=[], environ=_of_all(environ), of_ranks=_OF_RANKS)
     return parent
 
 
@@ -120,32 +122,12 @@ class Imports:
     """Modules of `COMMON` that a parent must not have imported before these."""
 
 
-def find_script(command: Sequence[str], directory: Path) -> tuple[Path | None, Path]:
-    """Return the file that a command of Python runs, None if it is not sure, and the directory of its own modules."""
-    if command[1] != "-m":
-        script = directory / command[1]
-        return script, script.parent
-    place = directory.joinpath(*command[2].split("."))
-    packages = [each for each in (place, *place.parents) if each.is_relative_to(directory) and each != directory]
-    begun = [each / "__init__.py" for each in packages]
-    script = place / "__main__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
-    try:  # Python imports the packages before the module: they must do nothing
-        is_sure = script.is_file() and not any(each.is_file() and each.read_bytes().strip() for each in begun)
-    except OSError:  # running the module reports it
-        is_sure = False
-    return (script if is_sure else None), directory
-
-
-def choose_imports(script: Path, root: Path, environ: Mapping[str, str]) -> Imports | None:
-    """Return what a warm parent of the script imports; None if it starts faster, or surely right, without one.
-
-    The script's own modules are in `root`.
-    """
-    if environ.get(VARIABLE) == "0" or sys.platform != "linux" or script.suffix != ".py":
+def choose_imports(modules: Modules, environ: Mapping[str, str]) -> Imports | None:
+    """Return what a warm parent of the script imports; None if it starts faster, or surely right, without one."""
+    if environ.get(VARIABLE) == "0" or sys.platform != "linux" or modules.path.suffix != ".py":
         return None
-    modules = Modules(path=script, directories=[root], named={})
     try:
-        first = list(dict.fromkeys(_imported_first(modules, root)))
+        first = list(dict.fromkeys(_imported_first(modules)))
         texts = [module.text for module in modules.reached]
     except (OSError, RecursionError):  # running the script reports it
         return None
@@ -162,9 +144,9 @@ def choose_imports(script: Path, root: Path, environ: Mapping[str, str]) -> Impo
     return Imports(common, first, frozenset({_OF_OPTIMIZERS} if sets_variables else ()))
 
 
-def _imported_first(modules: Modules, root: Path) -> Iterator[str]:
+def _imported_first(modules: Modules) -> Iterator[str]:
     """Yield the modules from outside that every run imports before anything else happens, and smddp's, in order."""
-    outside = {id(statement) for _, statement, _ in outside_imports(modules, [root])}
+    outside = {id(statement) for _, statement, _ in outside_imports(modules, modules.directories)}
     for _, node in executed(modules):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]

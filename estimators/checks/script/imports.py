@@ -52,7 +52,7 @@ def check(source: SourceCode, nodes: Sequence[Executed], installed: Installed) -
         is_error = installed.is_complete and id(statement) in sure
         yield (error if is_error else warning)(
             "entry_point",
-            f"{name} is imported ({module.path.name}, line {statement.lineno}), and neither in {REQUIREMENTS} nor in "
+            f"{name} is imported ({module.name}, line {statement.lineno}), and neither in {REQUIREMENTS} nor in "
             f"source_dir nor {installed.where}",
             f"Add {distributions_of(name)[0]} to {REQUIREMENTS}"
             f"{' in source_dir' if source.source_dir else ', and give its directory as source_dir'}.",

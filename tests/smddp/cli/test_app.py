@@ -76,6 +76,7 @@ def test_env_shows_where_in_s3_the_checkpoints_go(tmp_path: Path) -> None:
     [
         (["env"], {"RANK": "3", "WORLD_SIZE": "4"}, "LOCAL_RANK"),
         (["run", "no-such-script.py"], {}, "no-such-script.py"),
+        (["run", "-m", "trian"], {}, "There is no module trian. Did you mean train?"),
         (["run", "--processes-per-node", "0", "train.py"], {}, "0 processes per node"),
         (["run", "--run-dir", "train.py", "train.py"], {}, "train.py is a file"),
         (["run", "--nodes", "2", "--node-rank", "5", "train.py"], {}, "--node-rank 5: expected one of 0 to 1"),
@@ -156,6 +157,16 @@ def test_run_passes_the_scripts_arguments_and_exit_code_on(tmp_path: Path) -> No
     (tmp_path / "script.py").write_text("import sys; sys.exit(len(sys.argv))")
     shown = smddp("run", "--run-dir", "here", "script.py", "--epochs", "3", "--flag", cwd=tmp_path)
     assert shown.returncode == 4
+
+
+@pytest.mark.parametrize("option", ["-m", "--module"])
+def test_run_takes_a_module_as_python_does(tmp_path: Path, option: str) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "train.py").write_text("import sys; print(__spec__.name, sys.argv[1:])")
+    shown = smddp("run", option, "--run-dir", "here", "jobs.train", "--lr", "0.1", "--nodes", "2", cwd=tmp_path)
+    assert shown.stdout == "jobs.train ['--lr', '0.1', '--nodes', '2']\n", shown.stderr
+    assert "smddp: --nodes goes to jobs.train: options of smddp run come before the script" in shown.stderr
+    assert "starting 1 rank of jobs.train" in shown.stderr
 
 
 def rank(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -125,6 +125,16 @@ def test_outside_of_sagemaker_a_run_directory_holds_the_same_tree(
     assert Job.detect(environ) == job  # the same command finds its checkpoints again
 
 
+@pytest.mark.parametrize("program", ["jobs/__main__.py", "__main__.py"])
+def test_a_package_that_is_run_gives_the_run_directory_its_name(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    monkeypatch.chdir(tmp_path if "/" in program else tmp_path / "jobs")
+    monkeypatch.setattr("sys.argv", [program])
+    assert Job.detect({"SAGEMAKER_BASE_DIR": "/none"}).name == "jobs"
+
+
 @pytest.mark.parametrize("program", ["", "-c"])
 def test_an_interactive_session_has_a_run_directory_too(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [program])

@@ -129,6 +129,55 @@ def test_what_contradicts_itself_is_refused(options, message):
         run_local(__file__, **options)
 
 
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("jobs.trian", "There is no module jobs.trian. Did you mean jobs.train?"),
+        ("jobs", "jobs is a package without the module __main__, which -m would run: give one of its modules"),
+        ("jobs.broken", "broken.py, line 1: invalid syntax. Python can't compile it."),
+    ],
+)
+def test_a_module_that_can_not_run_is_told_before_anything_starts(module, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    for name, text in {"__init__": "open('imported', 'w')", "train": "", "broken": "x = = 1"}.items():
+        (tmp_path / "jobs" / f"{name}.py").write_text(text)
+    with pytest.raises(DistributedError, match=f"^{re.escape(said)}"):
+        run_local(module, module=True)
+    assert [each.name for each in tmp_path.iterdir()] == ["jobs"]
+
+
+@pytest.mark.usefixtures("fork_python")
+@pytest.mark.parametrize(("module", "directory"), [("jobs", "jobs"), ("jobs.inner.train", "train")])
+def test_each_rank_runs_a_module_as_python_does(start, tmp_path, module, directory):
+    body = "import os, sys\nfrom . import data\n"
+    body += "print(os.environ['RANK'], sys.argv, __name__, __package__, __spec__.name, sys.path[0], data.__name__)\n"
+    body += "print(os.environ['SMDDP_RUN_DIR'])\n"
+    for inner in ("jobs", "jobs/inner"):  # namespace packages
+        (tmp_path / inner).mkdir()
+        for name, text in {"data": "", "train": body, "__main__": body}.items():
+            (tmp_path / inner / f"{name}.py").write_text(text)
+    told, error = run(start, module, "module=True, processes_per_node=2", "--lr=1", "-m").communicate(timeout=60)
+    package, _, name = (module if "." in module else f"{module}.__main__").rpartition(".")
+    argv = [str(tmp_path.joinpath(*package.split("."), f"{name}.py")), "--lr=1", "-m"]
+    seen = f"{argv} __main__ {package} {package}.{name} {tmp_path} {package}.data"
+    assert sorted(told.splitlines()) == sorted([f"0 {seen}", f"1 {seen}", *[str(tmp_path / "runs" / directory)] * 2]), (
+        error
+    )
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_a_module_that_only_its_package_finds_is_left_to_the_ranks(start, tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "__init__.py").write_text("__path__.append('elsewhere')")
+    process = run(start, "jobs.late", "module=True")
+    assert "No module named jobs.late" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "late.py").write_text("print(__name__)")
+    assert run(start, "jobs.late", "module=True").communicate(timeout=60)[0] == "__main__\n"
+
+
 def test_a_script_that_is_not_there_is_named(tmp_path):
     with pytest.raises(DistributedError, match=r"no script .*train\.py"):
         run_local(tmp_path / "train.py")
@@ -159,6 +208,13 @@ def test_the_help_of_a_script_is_shown_once_and_makes_no_directory(start, script
     assert process.communicate(timeout=60)[0] == f"help -1 {tmp_path / 'runs' / 'train' / 'model'}\n"
     assert process.returncode == 3
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("fork_python")
+def test_the_help_of_a_module_is_shown_once(start, script):
+    script("print('help', __spec__.name, rank, sys.argv[1:])")
+    out, error = run(start, "train", "module=True, processes_per_node=2", "--help").communicate(timeout=60)
+    assert out == "help train -1 ['--help']\n", error
 
 
 @pytest.mark.usefixtures("fork_python")

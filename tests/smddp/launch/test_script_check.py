@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from smddp.errors import DistributedError, HyperparameterError, SmddpError
+from smddp.errors import SmddpError
 from smddp.launch.script_check import check_script
+from smddp.script_syntax import find_entry_point
 
 CONFIG = """
 import sys
@@ -41,7 +43,7 @@ def refusal(directory: Path, script: str, arguments: Sequence[str] = (), environ
     path = directory / "train.py"
     path.write_text(script)
     try:
-        check_script(path, arguments, environ or {})
+        check_script(find_entry_point(path).modules, arguments, environ or {})
     except SmddpError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -148,9 +150,35 @@ def test_a_missing_module_is_told_with_its_package_and_a_module_of_the_script_is
 
 
 def test_a_script_that_python_cannot_compile_is_told_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(DistributedError, match=r"train\.py, line 2: invalid syntax"):
-        (tmp_path / "train.py").write_text("x = 1\ny = = 2\n")
-        check_script(tmp_path / "train.py", [], {})
-    with pytest.raises(HyperparameterError):
-        (tmp_path / "train.py").write_text(OPTIONS)
-        check_script(tmp_path / "train.py", ["-x"], {})
+    told = refusal(tmp_path, "x = 1\ny = = 2\n")
+    assert told == "DistributedError: train.py, line 2: invalid syntax. Python can't compile it."
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"__init__.py": "x = (\n"}, "jobs/__init__.py, line 1: '(' was never closed. Python can't compile it."),
+        ({"__init__.py": "\nimport cv2_absent\n"}, "jobs/__init__.py, line 2, imports cv2_absent"),
+        (
+            {"__main__.py": "from . import data\n", "data.py": "import cv2_absent"},
+            "data.py, line 1, imports cv2_absent",
+        ),
+        (
+            {"__main__.py": "from jobs import data\n" + OPTIONS, "data.py": ""},
+            "jobs/__main__.py: unrecognized arguments: --wd",
+        ),
+        (
+            {"__main__.py": OPTIONS.replace("import argparse", "import argparse, torch, jobs.data"), "data.py": ""},
+            "--wd",
+        ),
+    ],
+)
+def test_a_module_is_checked_with_its_packages(
+    tmp_path: Path, files: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    for name, text in {"__init__.py": "", "__main__.py": "", **files}.items():
+        (tmp_path / "jobs" / name).write_text(text)
+    with pytest.raises(SmddpError, match=re.escape(said)):
+        check_script(find_entry_point("jobs", module=True).modules, ["--wd", "3"], {})

@@ -99,14 +99,15 @@ def submit(slurm: SlurmCluster, tmp_path: Path) -> Callable[[Path], Batch]:
 
 
 @pytest.mark.slow
-def test_each_task_of_srun_is_a_node(slurm: SlurmCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["where.py"], ["-m", "where"]])
+def test_each_task_of_srun_is_a_node(slurm: SlurmCluster, tmp_path: Path, words: list[str]) -> None:
     script = tmp_path / "where.py"
     script.write_text(
         "import os, sys\nimport smddp\nc = smddp.Cluster.detect()\n"
         "sys.stdout.write(f'{c.rank} of {c.world_size} on node {c.node_rank} at {c.master_addr}, {c.launcher}\\n')"
     )
     srun = [str(slurm.programs / "srun"), "--nodes=2", "--ntasks-per-node=1"]
-    command = [*srun, sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", str(script)]
+    command = [*srun, sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
     lines = [f"{rank} of 4 on node {rank // 2} at n1, torchrun" for rank in range(4)]
     assert sorted(ended.stdout.splitlines()) == lines, ended.stderr

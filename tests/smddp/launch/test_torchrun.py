@@ -54,6 +54,14 @@ def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
     assert (node.nodes, node.max_restarts) == (1, 0)
 
 
+@pytest.mark.parametrize("option", ["-m", "--module"])
+def test_a_module_reaches_the_ranks_as_python_takes_it(monkeypatch, option):
+    started = []
+    monkeypatch.setattr(torchrun, "launch", lambda _, command, *__: started.append(command[1:]) or 0)
+    assert torchrun.main([option, "--nnodes", "1", "jobs.train", "-m", "--lr", "1"]) == 0
+    assert started == [["-m", "jobs.train", "-m", "--lr", "1"]]
+
+
 def test_a_stop_while_the_other_node_is_awaited_ends_at_once(start, script):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from smddp.process.process_tree import started
-from smddp.script_syntax.warm_start import Imports, choose_imports, find_script
+from smddp.script_syntax import find_entry_point
+from smddp.script_syntax.warm_start import Imports, choose_imports
 
 
 def chosen(directory: Path, text: str, name: str = "train.py", **environ: str) -> Imports | None:
     (directory / name).write_text(text)
-    return choose_imports(directory / name, directory, environ)
+    return choose_imports(find_entry_point(directory / name).modules, environ)
 
 
 def test_a_bundle_that_brings_smddp_changes_nothing(tmp_path: Path) -> None:
@@ -104,25 +106,27 @@ def test_a_script_that_would_not_start_faster_has_no_parent(
 
 
 @pytest.mark.parametrize(
-    ("module", "files", "script"),
+    ("files", "extras"),
     [
-        ("train", {"train.py": ""}, "train.py"),
-        ("jobs.train", {"jobs/train.py": "", "jobs/__init__.py": "\n"}, "jobs/train.py"),
-        ("jobs", {"jobs/__main__.py": "", "jobs/__init__.py": ""}, "jobs/__main__.py"),
-        ("jobs.train", {"jobs/train.py": "", "jobs/__init__.py": "import os"}, None),
-        ("jobs.train", {"jobs/train.py": "", "jobs/__init__.py": "# \xe9\n"}, None),
-        ("jobs.train", {"jobs/other.py": ""}, None),
-        ("torch.utils.collect_env", {}, None),
+        ({"train.py": "import torch\nfrom . import data\nimport yaml\n"}, ["torch", "torchvision", "yaml"]),
+        ({"train.py": "import torch\nimport jobs.data\n"}, ["torch", "torchvision"]),
+        (
+            {"__init__.py": "VERSION = '1'\nfrom jobs.data import SIZE\n", "train.py": "import torch\n"},
+            ["torchvision", "torch"],
+        ),
+        ({"__init__.py": "import numpy\nprint()\nimport yaml\n", "train.py": "import torch\n"}, None),
+        ({"__init__.py": "import torch\nprint()\nimport yaml\n", "train.py": "import numpy\n"}, ["torch"]),
     ],
 )
-def test_a_module_is_a_script_if_nothing_is_imported_before_it(
-    tmp_path: Path, module: str, files: dict[str, str], script: str | None
+def test_a_module_is_a_script_whose_packages_are_imported_first(
+    tmp_path: Path, files: dict[str, str], extras: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="latin-1")
-    found = find_script([sys.executable, "-m", module], tmp_path)
-    assert found == (None if script is None else tmp_path / script, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs").mkdir()
+    for name, text in {"__init__.py": "", "data.py": "import torchvision\nSIZE = 3\n", **files}.items():
+        (tmp_path / "jobs" / name).write_text(text)
+    imports = choose_imports(find_entry_point("jobs.train", module=True).modules, {})
+    assert (None if imports is None else imports.extras) == extras
 
 
 SCRIPT = """
@@ -143,11 +147,13 @@ COMMAND: Sequence[str] = [
 ]
 
 
-def run(directory: Path, script: str, *arguments: str, **environ: str) -> tuple[int, list[str], str]:
+def run(
+    directory: Path, text: str, *arguments: str, script: str = "train.py", **environ: str
+) -> tuple[int, list[str], str]:
     """Return the exit code of `smddp run` with real Pythons, the script's lines in order, and the log."""
-    (directory / "train.py").write_text(script)
+    (directory / "train.py").write_text(text)
     told = subprocess.run(
-        [*COMMAND, *arguments, "train.py"],
+        [*COMMAND, *arguments, script],
         cwd=directory,
         env={**os.environ, **environ},
         capture_output=True,
@@ -168,6 +174,54 @@ def test_a_restart_is_warm_unless_the_parent_is_lost(tmp_path: Path, lost: str, 
         f"rank {rank} attempt {attempt} {is_warm}" for rank in (0, 1) for attempt, is_warm in ((0, True), (1, second))
     ]
     assert ("the ranks start cold: the warm parent has ended" in log) == bool(lost)
+
+
+MODULE = """
+import json, multiprocessing, os, pathlib, pickle, signal, sys, time, torch
+from . import data
+RANK, ATTEMPT = os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")
+class Sample: ...
+def work(sample):
+    print("worker", __name__, type(sample) is Sample, __spec__.name, flush=True)
+if __name__ == "__main__":
+    same = type(pickle.loads(pickle.dumps(Sample()))) is Sample
+    names = sorted(set(globals()) - {"__annotations__"})
+    seen = [sys.argv, sys.orig_argv, __name__, __package__, __file__, repr(__spec__), sys.path, data.NAME, same, names]
+    print(f"rank {RANK} attempt {ATTEMPT}", json.dumps(seen), flush=True)
+    open(f"warm-{RANK}-{ATTEMPT}-{int('smddp.process.warm_program' in sys.modules)}", "w").close()
+    if (RANK, ATTEMPT) == ("1", "0"):
+        while not list(pathlib.Path().glob("warm-0-0-*")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if ATTEMPT == "0":
+        signal.pause()
+    if RANK == "0":
+        child = multiprocessing.get_context("spawn").Process(target=work, args=(Sample(),))
+        child.start()
+        child.join()
+        sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_warm_module_is_a_cold_one_also_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    for name, text in {"__init__": "VERSION = '1'\n", "data": "NAME = __name__\n", "train": MODULE}.items():
+        (tmp_path / "jobs" / f"{name}.py").write_text(text)
+    told = []
+    for warm in ("1", "0"):
+        code, lines, log = run(tmp_path, "", "--max-restarts", "1", "-m", script="jobs.train", SMDDP_WARM=warm)
+        assert code == 0, log
+        assert "cold" not in log
+        ended = {each.name: each.unlink() for each in tmp_path.glob("warm-*")}
+        assert sorted(ended) == [f"warm-{rank}-{attempt}-{warm}" for rank in (0, 1) for attempt in (0, 1)]
+        told.append([re.sub("0x[0-9a-f]+", "ADDRESS", line) for line in lines])
+    assert told[0] == told[1]
+    assert [line.partition(" [")[0] for line in told[0]] == [
+        *(f"rank {rank} attempt {attempt}" for rank in (0, 1) for attempt in (0, 1)),
+        "worker __mp_main__ True jobs.train",
+    ]
 
 
 OF_LAUNCHER = """

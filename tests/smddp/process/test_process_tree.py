@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -37,6 +38,18 @@ def start() -> Iterator[Start]:
 def said(rank: subprocess.Popen[str]) -> str:
     assert rank.stdout is not None
     return rank.stdout.readline().strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [(["-c", "input()"], "-c"), (["-m", "code", "-q"], "-m code")],
+)
+def test_a_process_is_shown_with_its_script_or_module(words: list[str], shown: str) -> None:
+    with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE) as process:
+        while not (found := process_tree.command_line(process.pid)):  # the kernel has not set it yet
+            pass
+        process.kill()
+    assert found == f"{sys.executable} {shown}"
 
 
 def test_each_rank_is_told_of_each_stop_once(start: Start) -> None:

@@ -88,6 +88,7 @@ names = sorted(set(vars(main)) - {"__annotations__"})
 import multiprocessing
 print(json.dumps({
     "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path, "names": names, "spec": repr(__spec__),
+    "package": __package__, "cached": __cached__, "modules": sorted(each for each in sys.modules if "pack" in each),
     "loader": type(__loader__).__name__, "executable": sys.executable, "directory": os.getcwd(),
     "environ": dict(os.environ), "initial": sorted(open("/proc/self/environ").read().strip("\\0").split("\\0")),
     "command": open("/proc/self/cmdline").read().strip("\\0").split("\\0"), "comm": open("/proc/self/comm").read(),
@@ -101,7 +102,7 @@ print(json.dumps({
     "is_parent": b"-c" in open(f"/proc/{os.getppid()}/cmdline", "rb").read(), "group": os.getpgid(0) == os.getpid(),
     "flags": str(sys.flags), "dies": __import__("ctypes").CDLL(None).prctl(2, __import__("ctypes").byref(
         number := __import__("ctypes").c_int()), 0, 0, 0) or number.value,
-}))
+}, sort_keys=True))
 """
 
 
@@ -112,17 +113,41 @@ def test_a_forked_rank_sees_the_world_of_a_started_one(tmp_path: Path, variables
     assert forked == started == {"code": 0, "error": ""}
 
 
-@pytest.mark.parametrize("script", [WORLD, "def f():\n    1 / 0\nf()\n", "import sys; sys.exit(4)"])
-@pytest.mark.parametrize("module", ["train", "package.train", "package", "nowhere"])
+OF_MODULES = {
+    "world": WORLD,
+    "error": "def f():\n    1 / 0\nf()\n",
+    "code": "import sys; sys.exit(4)",
+    "relative import": "from . import beside\nfrom .beside import __name__ as name\nprint(beside.__name__, name)\n",
+    "pickle": "import pickle\nclass A: pass\nprint(pickle.dumps(A()), type(pickle.loads(pickle.dumps(A()))) is A)\n",
+    "spawned": "import multiprocessing\nclass A: pass\ndef f(a):\n    print(__name__, type(a) is A, __spec__.name)\n"
+    "if __name__ == '__main__':\n    child = multiprocessing.get_context('spawn').Process(target=f, args=(A(),))\n"
+    "    child.start()\n    child.join()\n    print(child.exitcode)\n",
+}
+
+
+@pytest.mark.parametrize("script", OF_MODULES.values(), ids=OF_MODULES)
+@pytest.mark.parametrize("module", ["train", "package.train", "package", "regular.inner.train", "nowhere"])
 def test_a_forked_module_does_what_a_started_one_does(tmp_path: Path, script: str, module: str) -> None:
-    (tmp_path / "package").mkdir()
-    for name in ("train.py", "__main__.py"):
-        (tmp_path / "package" / name).write_text(script)
+    for directory in ("package", "regular/inner"):
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / "beside.py").touch()
+        for name in ("train.py", "__main__.py"):
+            (tmp_path / directory / name).write_text(script)
+    (tmp_path / "regular" / "__init__.py").write_text("from .inner import train\n")  # of which Python warns
     forked, started = (way(tmp_path, script, "-m", module, "an argument") for way in (warm, cold))
-    if forked["out"]:
-        told = [json.loads(re.sub(r"0x[0-9a-f]+", "ADDRESS", each.pop("out"))) for each in (forked, started)]
-        assert told[0] == told[1]
+    for each in (forked, started):
+        each.update({name: re.sub(r"0x[0-9a-f]+", "ADDRESS", each[name]) for name in ("out", "error")})
     assert forked == started
+
+
+def test_a_module_that_an_import_has_run_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package that imported it would refer to another module than the one that ``sys.modules`` gets."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "beside.py").write_text("import jobs")
+    (tmp_path / "elsewhere" / "jobs.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    told = drive(tmp_path, "warm", "", "-m", "jobs", modules=["beside"], extras=[])
+    assert told[1:] == [{"problem": "an import has imported jobs, which the ranks run"}]
 
 
 ENDS = {
@@ -365,7 +390,7 @@ def test_a_directory_that_can_not_be_read_is_no_problem(tmp_path: Path) -> None:
 def test_a_module_beside_the_script_that_replaces_an_imported_one_is_not_hidden(tmp_path: Path) -> None:
     (tmp_path / "decimal.py").write_text("NAME = 'own'")
     told = drive(tmp_path, "warm", "import decimal; print(decimal.NAME)", modules=["decimal"], extras=[])
-    assert told == [{"problem": "decimal.py beside the script replaces the module decimal", "note": ""}]
+    assert told == [{"problem": f"{tmp_path}/decimal.py replaces the module decimal", "note": ""}]
 
 
 def test_the_parent_outlives_a_stop_and_ends_with_its_own_parent(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""What Python runs as ``__main__``: a script by its path, or a module by its name, as ``python -m`` does.
+
+A module is found without an import, which would run the code of its packages. Only that code could tell where a package
+that changes ``__path__`` or ``sys.path`` has its modules: such a module is left to the ranks.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from smddp.display_text import shown_names
+from smddp.job.near_names import near_name, no_script
+from smddp.script_syntax.imports import brings_modules
+from smddp.script_syntax.modules import Modules
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryPoint:
+    """A script or a module, and what its syntax says before it runs."""
+
+    words: tuple[str, ...]
+    """The words of Python's command line that name it: ``train.py``, or ``-m`` and ``jobs.train``."""
+    modules: Modules
+    """Its file, and the modules of its own code; ``sys.path`` begins with the first of their directories."""
+    missing: str = ""
+    """The reason why no run would find it; empty if Python finds it, or if only a run can tell."""
+
+    @property
+    def name(self) -> str:
+        """The file's name, or the module's dotted name."""
+        return Path(self.words[-1]).name
+
+    @property
+    def path(self) -> Path:
+        """Its file; one that does not exist if it was not found."""
+        return self.modules.path
+
+
+def find_entry_point(given: str | Path, *, module: bool = False) -> EntryPoint:
+    """Return the script at a path; with `module`, the module of that name, as Python finds it from this directory.
+
+    Examples:
+        >>> find_entry_point("jobs.train", module=True).path
+        PosixPath('/home/me/project/jobs/train.py')
+    """
+    if module:
+        return _find_module(str(given))
+    path = Path(given)
+    missing = "" if path.is_file() else no_script(path)
+    if missing and not Path(f"{given}.py").is_file() and not _find_module(str(given)).missing:
+        missing = f"There is no script {given}. Did you mean -m {given}?"
+    return EntryPoint(
+        words=(str(given),), modules=Modules(path=path, directories=[path.parent], named={}), missing=missing
+    )
+
+
+def _find_module(name: str) -> EntryPoint:
+    directory, parts = Path.cwd(), name.split(".")
+    found = _specs(parts, [str(directory), *sys.path])
+    is_found = len(found) >= len(parts) and not _is_package(found[-1])
+    expected = directory.joinpath(*parts[:-1], f"{parts[-1]}.py")
+    modules = Modules(
+        path=Path(found[-1].origin or name) if is_found else expected,
+        directories=[directory],
+        named={parts[0]: _place(found[0])} if found else {},
+        packages=[Path(each.origin) for each in found if _is_package(each) and each.origin],
+    )
+    is_surely_missing = not is_found and not any(map(brings_modules, modules.reached))
+    return EntryPoint(
+        words=("-m", name),
+        modules=modules,
+        missing=_why_missing(parts, found, directory) if is_surely_missing else "",
+    )
+
+
+def _specs(parts: Sequence[str], places: Sequence[str]) -> list[ModuleSpec]:
+    """Return what Python finds of a dotted name: its packages, and the module; of a package, its ``__main__``.
+
+    Each part is looked up alone, in the directories of the package before it: for a dotted name importlib would import
+    that package.
+    """
+    found: list[ModuleSpec] = []
+    for part in (*parts, "__main__"):
+        finders = [PathFinder] if found else sys.meta_path  # an editable installation may have a finder of its own
+        specs = (finder.find_spec(part, places) for finder in finders if part)
+        if (spec := next(filter(None, specs), None)) is None:
+            break
+        found.append(spec)
+        if not _is_package(spec):
+            break
+        places = list(spec.submodule_search_locations or ())
+    return found
+
+
+def _is_package(spec: ModuleSpec) -> bool:
+    return spec.submodule_search_locations is not None
+
+
+def _place(spec: ModuleSpec) -> Path:
+    """Return the file of a module, or the directory of a package."""
+    return Path(next(iter(spec.submodule_search_locations or ()), spec.origin or ""))
+
+
+def _why_missing(parts: Sequence[str], found: Sequence[ModuleSpec], directory: Path) -> str:
+    name = ".".join(parts)
+    if (directory / name).is_file():
+        return f"{name} is a file, and -m takes the name of a module: leave -m out."
+    if found and not _is_package(found[-1]):
+        return f"There is no module {name}: {'.'.join(parts[: len(found)])} is a module, and no package."
+    places = list(found[-1].submodule_search_locations or ()) if found else [str(directory)]
+    known = sorted(each.name for each in pkgutil.iter_modules(places))
+    if len(found) == len(parts):
+        modules = f": give one of its modules, such as {shown_names(known)}" if known else ""
+        return f"{name} is a package without the module __main__, which -m would run{modules}."
+    absent = parts[len(found)]
+    if near := near_name(absent, known):
+        corrected = [*parts[: len(found)], near, *parts[len(found) + 1 :]]
+        return f"There is no module {name}. Did you mean {'.'.join(corrected)}?"
+    installed = "" if found else ", and it is not installed"
+    return f"There is no module {name}: {absent!r} is not in {shown_names(places)}{installed}."
