@@ -140,7 +140,8 @@ def test_a_script_that_is_not_there_is_named(tmp_path):
         ("trian.py", "There is no script trian.py. Did you mean train.py?"),
         ("train", "There is no script train. Did you mean train.py?"),
         ("evaluate_all.py", "There is no script evaluate_all.py (looked in "),
-        ("src/train.py", "There is no script src/train.py: there is no directory src."),
+        ("src/train.py", "There is no script src/train.py: there is no directory src. Did you mean train.py?"),
+        ("src/evaluation.py", "There is no script src/evaluation.py: there is no directory src."),
         (".", ". is a directory: give the path of the script itself."),
     ],
 )
