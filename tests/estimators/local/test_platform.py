@@ -66,27 +66,48 @@ def test_its_session_for_the_sdk_uses_its_bucket(platform):
     assert platform.session.boto_session is platform.boto_session
 
 
+@pytest.fixture
+def problems(platform, tmp_path):
+    (tmp_path / "train.py").write_text("import smddp\n")
+
+    def plan(**parameters):
+        job = {"instance_type": "ml.m5.large", "instance_count": 2, **parameters}
+        return Estimator(
+            entry_point=tmp_path / "train.py", role=platform.role, sagemaker_session=platform.session, **job
+        ).plan()
+
+    return lambda **parameters: [str(problem) for problem in plan(**parameters).problems]
+
+
+NO_SSH = (
+    "distribution: hosts that are processes of one machine have no ssh of their own, which mpi needs between hosts. "
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("hosts", "distribution", "are_processes", "refused"),
     [(2, "mpi", True, True), (1, "mpi", True, False), (2, None, True, False), (2, "mpi", False, False)],
 )
 def test_mpi_between_hosts_without_ssh_is_refused_before_a_job_is_sent(
-    platform, tmp_path, monkeypatch, hosts, distribution, are_processes, refused
+    platform, problems, monkeypatch, hosts, distribution, are_processes, refused
 ):
     assert platform.boto_session.hosts_are_processes
     monkeypatch.setattr(platform.boto_session, "hosts_are_processes", are_processes)
-    (tmp_path / "train.py").write_text("import smddp\n")
-    plan = Estimator(
-        entry_point=tmp_path / "train.py",
-        role=platform.role,
-        instance_type="ml.m5.large",
-        instance_count=hosts,
-        distribution=distribution,
-        sagemaker_session=platform.session,
-    ).plan()
-    told = [str(problem) for problem in plan.problems if "no ssh of their own" in problem.found]
-    assert len(told) == refused, plan.problems
+    found = problems(instance_count=hosts, distribution=distribution)
+    assert any(problem.startswith(NO_SSH) for problem in found) == refused, found
+
+
+@pytest.mark.slow
+def test_the_remedy_for_hosts_without_ssh_is_one_that_the_sdk_accepts(problems):
+    others = "no distribution (smddp.run joins the hosts, one rank on each)"
+    containers = "or one instance, or containers as hosts: LocalSageMaker(executor=Docker())."
+    assert problems(distribution="mpi") == [f"{NO_SSH}Use {others}, {containers}"]
+    with_torchrun = [f"{NO_SSH}Use distribution='torchrun' or {others}, {containers}"]
+    assert problems(distribution="mpi", instance_type="ml.g5.12xlarge") == with_torchrun
+    assert problems(distribution="mpi", image_uri="mine") == with_torchrun
+    (refused,) = problems(distribution="torchrun")  # for a CPU, and mpi would be refused, too
+    assert f"Use {others} or another instance_type, or give an image_uri" in refused
 
 
 def test_plays_any_region(tmp_path):
