@@ -162,7 +162,7 @@ class LocalSageMaker:
         """
         if self._server is None:
             return
-        keeps = self._storage == "disk" and self._directory is not None
+        keeps = self._kept_in is not None
         try:
             try:
                 running_jobs.end(self._access, grace_seconds=self._grace_seconds if keeps else None)
@@ -203,6 +203,7 @@ class LocalSageMaker:
         if self._boto_session is None:
             self._boto_session = self._access.boto_session()
             self._boto_session.ends_with_block = self._ends_with_block
+            self._boto_session.kept_in = None if self._kept_in is None else str(self._kept_in)
             self._boto_session.hosts_are_processes = isinstance(self._executor, Processes)
             self._boto_session.runs_in_this_python = isinstance(self._executor, Processes) and self._executor.runs_here
         return self._boto_session
@@ -279,6 +280,11 @@ class LocalSageMaker:
         """Return the text of each fault that is set, and how often it has been met."""
         described = ask(self._access, "DescribeChaos", {}, service="SmddpLocal")
         return [(fault["Fault"], fault["Met"]) for fault in described["Faults"]]
+
+    @property
+    def _kept_in(self) -> Path | None:
+        """The directory that keeps objects, records and logs for the next platform there; None if nothing does."""
+        return self._directory if self._storage == "disk" else None
 
     @property
     def _running(self) -> ServerProcess:

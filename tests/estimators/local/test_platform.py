@@ -64,6 +64,7 @@ def test_offers_a_bucket_and_a_role(platform):
 def test_its_session_for_the_sdk_uses_its_bucket(platform):
     assert platform.session.default_bucket() == platform.default_bucket
     assert platform.session.boto_session is platform.boto_session
+    assert platform.boto_session.kept_in is None
 
 
 @pytest.fixture
@@ -310,6 +311,7 @@ def test_a_job_that_runs_when_its_platform_ends_saves_a_checkpoint_first(job_req
     assert f"busy is Stopped; its checkpoints are in {checkpoints['S3Uri']}" in caplog.text
     with LocalSageMaker(tmp_path, storage="disk") as platform:
         await_object(platform, "checkpoints/last", seconds=0)
+        assert platform.boto_session.kept_in == str(tmp_path)
 
 
 @pytest.mark.seaweedfs
