@@ -71,6 +71,11 @@ class EstimatorError(ValueError):
         """Each problem that a plan found; empty for other errors."""
 
 
+def not_sent(reason: object, remedy: str) -> EstimatorError:
+    """Return the error of a job without a problem of its own, which this machine, AWS or S3 kept from being sent."""
+    return EstimatorError(f"The job was not sent: {str(reason).rstrip('.')}. {remedy}")
+
+
 def require_valid(problems: Iterable[Problem], unchecked: Sequence[str] = ()) -> None:
     """Raise EstimatorError, which lists all errors, if a job has any; and what is `unchecked` because of them."""
     errors = tuple(problem for problem in problems if problem.severity == "error")
