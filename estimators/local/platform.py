@@ -21,7 +21,7 @@ from estimators.local.executors.settings import Docker, Processes, Slurm
 from estimators.local.kept_access import KeptAccess, port_again
 from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
-from smddp.process.interrupt import without_traceback
+from smddp.process.interrupt import interruption_told
 from smddp.process.script_multiprocessing import refuse_in_import
 
 if TYPE_CHECKING:
@@ -132,19 +132,20 @@ class LocalSageMaker:
         on_disk = (self._directory or directory) / "storage"
         # If a platform runs there already, the start below fails, and the busy ports deserve no warning.
         known = earlier if not is_locked(on_disk) else None
-        self._server = ServerProcess(
-            ServerSettings(
-                run_directory=str(directory),
-                storage_directory=str(on_disk) if self._storage == "disk" else None,
-                client_directory=str(kept.directory if kept is not None else directory),
-                region=self._region,
-                port=self._port or (port_again(known.endpoint_url) if known is not None else 0),
-                s3_port=port_again(known.s3_endpoint_url) if known is not None else 0,
-                grace_seconds=self._grace_seconds,
-                executor=self._executor,
-                keys=earlier.keys if earlier is not None else KeyPair.random(),
+        with interruption_told(logger, "the local platform was not started, and nothing of it is left"):
+            self._server = ServerProcess(
+                ServerSettings(
+                    run_directory=str(directory),
+                    storage_directory=str(on_disk) if self._storage == "disk" else None,
+                    client_directory=str(kept.directory if kept is not None else directory),
+                    region=self._region,
+                    port=self._port or (port_again(known.endpoint_url) if known is not None else 0),
+                    s3_port=port_again(known.s3_endpoint_url) if known is not None else 0,
+                    grace_seconds=self._grace_seconds,
+                    executor=self._executor,
+                    keys=earlier.keys if earlier is not None else KeyPair.random(),
+                )
             )
-        )
         if kept is not None:
             try:
                 kept.write(self._server.access)
@@ -163,16 +164,12 @@ class LocalSageMaker:
         if self._server is None:
             return
         keeps = self._kept_in is not None
-        try:
+        with interruption_told(logger, "the local platform ended at once, and its jobs saved nothing more"):
             try:
                 running_jobs.end(self._access, grace_seconds=self._grace_seconds if keeps else None)
             finally:
                 self._server.stop()
                 self._server = self._session = self._boto_session = None
-        except KeyboardInterrupt as interrupt:
-            logger.warning("Ctrl-C: the local platform ended at once, and its jobs saved nothing more")
-            without_traceback(interrupt)
-            raise
 
     def __enter__(self) -> LocalSageMaker:
         self._ends_with_block = True
@@ -192,9 +189,10 @@ class LocalSageMaker:
     def session(self) -> Any:
         """A ``Session`` of the installed SageMaker SDK: ``PyTorch(..., sagemaker_session=platform.session)``."""
         if self._session is None:
-            from estimators.sdk.sessions import session
+            with interruption_told(logger, "the session of the SageMaker SDK was not made"):
+                from estimators.sdk.sessions import session  # takes seconds
 
-            self._session = session(self.boto_session, default_bucket=self.default_bucket)
+                self._session = session(self.boto_session, default_bucket=self.default_bucket)
         return self._session
 
     @property

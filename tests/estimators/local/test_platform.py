@@ -365,6 +365,31 @@ def test_each_ctrl_c_in_a_block_is_one_line_and_nothing_is_left(fork_python):
     assert not processes_with(marker)
 
 
+INTERRUPTED_EARLY = """
+import signal, sys
+from estimators.local import LocalSageMaker
+from estimators.local.server_process import ServerProcess
+from estimators.sdk import sessions
+interrupt = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+setattr(*{"start": (ServerProcess, "_tell"), "session": (sessions, "session")}[sys.argv[1]], interrupt)
+with LocalSageMaker() as platform:
+    platform.session
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ("start", "Ctrl-C: the local platform was not started, and nothing of it is left\n"),
+        ("session", "Ctrl-C: the session of the SageMaker SDK was not made\n"),
+    ],
+)
+def test_ctrl_c_before_a_job_is_one_line(fork_python, when, told):
+    command = [sys.executable, "-c", INTERRUPTED_EARLY, when]
+    program = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (program.returncode, program.stderr) == (130, told)
+
+
 def test_a_job_that_is_stopped_while_jobs_are_listed_is_named_once(monkeypatch, caplog):
     def ask(_access, operation, _request):
         if operation == "DescribeTrainingJob":
