@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from estimators.errors import EstimatorError
+from estimators.errors import EstimatorError, not_sent
 
 if TYPE_CHECKING:
     from smddp.storage.s3_errors import Refusal
@@ -131,9 +131,10 @@ def credentials_explained() -> Iterator[None]:
     try:
         yield
     except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, TokenRetrievalError) as fault:
-        raise EstimatorError(
-            f"The job was not sent, AWS can't be asked: {str(fault).rstrip('.')}. Sign in (aws configure, or "
-            "aws sso login), or train on this machine: give the session of LocalSageMaker()."
+        raise not_sent(
+            f"AWS can't be asked: {fault}",
+            "Sign in (aws configure, or aws sso login), or train on this machine: give the session of "
+            "LocalSageMaker().",
         ) from None  # the message has all that the fault says; its frames are those of botocore
 
 

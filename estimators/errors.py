@@ -11,7 +11,7 @@ from smddp.display_text import shown_text
 
 Severity = Literal["error", "warning"]
 _LISTED = 40
-"""`nearest` lists up to this many names in full; of more it shows about `_SAMPLED`, evenly spaced."""
+"""`there_are` names up to this many names in full; of more it shows about `_SAMPLED`, evenly spaced."""
 _SAMPLED = 8
 
 
@@ -48,6 +48,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(map(repr, close))}?"
+    return there_are(names)
+
+
+def there_are(known: Iterable[str]) -> str:
+    """Return ``There are: …`` with all or some of the known names."""
+    names = sorted(known)
     if len(names) > _LISTED:
         return f"There are {len(names)}, such as {', '.join(names[:: len(names) // _SAMPLED])}."
     return f"There are: {', '.join(names)}."
@@ -63,6 +69,11 @@ class EstimatorError(ValueError):
         super().__init__(shown_text(message))
         self.problems = tuple(problems)
         """Each problem that a plan found; empty for other errors."""
+
+
+def not_sent(reason: object, remedy: str) -> EstimatorError:
+    """Return the error of a job without a problem of its own, which this machine, AWS or S3 kept from being sent."""
+    return EstimatorError(f"The job was not sent: {str(reason).rstrip('.')}. {remedy}")
 
 
 def require_valid(problems: Iterable[Problem], unchecked: Sequence[str] = ()) -> None:

@@ -107,15 +107,21 @@ class SageMakerService:
 
     @property
     def _attached(self) -> str:
-        """The arguments with which ``TrainingJob.attach`` finds the job."""
-        return f"{self._name!r}, platform.session" if self._is_on_local_platform else repr(self._name)
+        """The arguments with which ``TrainingJob.attach`` finds the job, as the script of its Estimator has them."""
+        return f"{self._name!r}, sagemaker_session" if self._is_on_local_platform else repr(self._name)
 
     def advice(self, status: str) -> str:  # noqa: ARG002 - as for a local job
         """Return where to find the log of a job that did not complete."""
-        elsewhere = f"or CloudWatch {LOG_GROUP}, {self._name}/algo-…"
-        if self._is_on_local_platform:
-            elsewhere = "until its local platform ends"
-        return f"\nIts log: TrainingJob.attach({self._attached}).logs(), {elsewhere}"
+        if not self._is_on_local_platform:
+            stream = f"CloudWatch {LOG_GROUP}, {self._name}/algo-…"
+            return f"\nIts log: TrainingJob.attach({self._attached}).logs(), or {stream}"
+        until = "until its local platform ends. LocalSageMaker(directory, storage='disk') keeps them"
+        if (kept_in := getattr(self._boto_session, "kept_in", None)) is not None:
+            until = f"on this platform or a later LocalSageMaker({kept_in!r}, storage='disk')"
+        return (
+            f"\nIts log and output, with whole tracebacks: TrainingJob.attach({self._attached}) has .logs() and "
+            f".download(directory), {until}"
+        )
 
 
 class EndedLocalJob:

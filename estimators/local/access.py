@@ -153,6 +153,8 @@ class PlatformSession(boto3.Session):
     """The platform's jobs end with this program; jobs on AWS go on."""
     ends_with_block = False
     """Whether a ``with`` block ends the platform, and logs what happens to its jobs."""
+    kept_in: str | None = None
+    """The directory in which a later platform finds the jobs again; None if they end with this platform."""
     role_prefix = ROLE.removesuffix("SmddpLocal")
     """Prefix of the ARN of a role that is known by name. No role is assumed, so the role need not exist."""
     runs_in_this_python = False

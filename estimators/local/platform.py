@@ -20,7 +20,7 @@ from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.settings import Docker, Processes, Slurm
 from estimators.local.private_directory import is_locked, require_unshared
 from estimators.local.server_process import ServerProcess, ServerSettings
-from smddp.process.interrupt import without_traceback
+from smddp.process.interrupt import interruption_told
 from smddp.process.script_multiprocessing import refuse_in_import
 
 if TYPE_CHECKING:
@@ -131,19 +131,20 @@ class LocalSageMaker:
         on_disk = (self._directory or directory) / "storage"
         # If a platform runs there already, the start below fails, and the busy ports deserve no warning.
         known = earlier if not is_locked(on_disk) else None
-        self._server = ServerProcess(
-            ServerSettings(
-                run_directory=str(directory),
-                storage_directory=str(on_disk) if self._storage == "disk" else None,
-                client_directory=str(kept.directory if kept is not None else directory),
-                region=self._region,
-                port=self._port or (port_again(known.endpoint_url) if known is not None else 0),
-                s3_port=port_again(known.s3_endpoint_url) if known is not None else 0,
-                grace_seconds=self._grace_seconds,
-                executor=self._executor,
-                keys=earlier.keys if earlier is not None else KeyPair.random(),
+        with interruption_told(logger, "the local platform was not started, and nothing of it is left"):
+            self._server = ServerProcess(
+                ServerSettings(
+                    run_directory=str(directory),
+                    storage_directory=str(on_disk) if self._storage == "disk" else None,
+                    client_directory=str(kept.directory if kept is not None else directory),
+                    region=self._region,
+                    port=self._port or (port_again(known.endpoint_url) if known is not None else 0),
+                    s3_port=port_again(known.s3_endpoint_url) if known is not None else 0,
+                    grace_seconds=self._grace_seconds,
+                    executor=self._executor,
+                    keys=earlier.keys if earlier is not None else KeyPair.random(),
+                )
             )
-        )
         if kept is not None:
             try:
                 kept.write(self._server.access)
@@ -161,17 +162,13 @@ class LocalSageMaker:
         """
         if self._server is None:
             return
-        keeps = self._storage == "disk" and self._directory is not None
-        try:
+        keeps = self._kept_in is not None
+        with interruption_told(logger, "the local platform ended at once, and its jobs saved nothing more"):
             try:
                 running_jobs.end(self._access, grace_seconds=self._grace_seconds if keeps else None)
             finally:
                 self._server.stop()
                 self._server = self._session = self._boto_session = None
-        except KeyboardInterrupt as interrupt:
-            logger.warning("Ctrl-C: the local platform ended at once, and its jobs saved nothing more")
-            without_traceback(interrupt)
-            raise
 
     def __enter__(self) -> LocalSageMaker:
         self._ends_with_block = True
@@ -191,9 +188,10 @@ class LocalSageMaker:
     def session(self) -> Any:
         """A ``Session`` of the installed SageMaker SDK: ``PyTorch(..., sagemaker_session=platform.session)``."""
         if self._session is None:
-            from estimators.sdk.sessions import session
+            with interruption_told(logger, "the session of the SageMaker SDK was not made"):
+                from estimators.sdk.sessions import session  # takes seconds
 
-            self._session = session(self.boto_session, default_bucket=self.default_bucket)
+                self._session = session(self.boto_session, default_bucket=self.default_bucket)
         return self._session
 
     @property
@@ -202,6 +200,7 @@ class LocalSageMaker:
         if self._boto_session is None:
             self._boto_session = self._access.boto_session()
             self._boto_session.ends_with_block = self._ends_with_block
+            self._boto_session.kept_in = None if self._kept_in is None else str(self._kept_in)
             self._boto_session.hosts_are_processes = isinstance(self._executor, Processes)
             self._boto_session.runs_in_this_python = isinstance(self._executor, Processes) and self._executor.runs_here
         return self._boto_session
@@ -278,6 +277,11 @@ class LocalSageMaker:
         """Return the text of each fault that is set, and how often it has been met."""
         described = ask(self._access, "DescribeChaos", {}, service="SmddpLocal")
         return [(fault["Fault"], fault["Met"]) for fault in described["Faults"]]
+
+    @property
+    def _kept_in(self) -> Path | None:
+        """The directory that keeps objects, records and logs for the next platform there; None if nothing does."""
+        return self._directory if self._storage == "disk" else None
 
     @property
     def _running(self) -> ServerProcess:

@@ -61,7 +61,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         *_script_problems(script, topology, arguments, call),
         *_model_parallel_problems(job, script, topology, session),
         *_import_problems(job, script, session),
-        *_ssh_problems(topology, session),
+        *_ssh_problems(job, topology, session),
         *global_batch.check(batch, topology),
     ]
     if decided_later is not arguments.get("instance_type") and not DECIDE_IMAGE & _faulty(problems):
@@ -153,17 +153,23 @@ def _model_parallel_problems(
         yield from parameters.check_degrees(arguments, on_each * topology.hosts_with_ranks)
 
 
-def _ssh_problems(topology: Topology, session: Session | None) -> Iterator[Problem]:
+def _ssh_problems(job: CompletedJob, topology: Topology, session: Session | None) -> Iterator[Problem]:
     """Yield the error that hosts which are processes have no ssh, which mpi needs. A container checks its own."""
+    if topology.launcher == "mpirun" and _lack_ssh(topology, session):
+        yield error(
+            "distribution",
+            "hosts that are processes of one machine have no ssh of their own, which mpi needs between hosts",
+            f"Use {' or '.join(_accepted_distributions(job.chosen, have_ssh=False))}, or one instance, or containers "
+            "as hosts: LocalSageMaker(executor=Docker()).",
+        )
+
+
+def _lack_ssh(topology: Topology, session: Session | None) -> bool:
+    """Return whether several hosts of a job are processes of this machine."""
     from estimators.sdk import sessions
 
     several = topology.hosts_with_ranks is not None and topology.hosts_with_ranks > 1
-    if several and topology.launcher == "mpirun" and sessions.hosts_are_processes(session):
-        found = "hosts that are processes of one machine have no ssh of their own, which mpi needs between hosts"
-        remedy = (
-            "Use one instance, containers as hosts, or no distribution: smddp.run joins the hosts, one rank on each."
-        )
-        yield error("distribution", found, remedy)
+    return several and sessions.hosts_are_processes(session)
 
 
 def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Session | None) -> Iterator[Problem]:
@@ -257,7 +263,12 @@ def _problems(
     py_version = arguments.get("py_version")
     if job.refusal and job.chosen and are_types_valid:
         region = sessions.unknown_region(session)
-        yield _refused_region(region, job.refusal) if region else _refused(given, job.chosen, job.refusal)
+        have_ssh = not _lack_ssh(Topology.of(arguments), session)
+        yield (
+            _refused_region(region, job.refusal)
+            if region
+            else _refused(given, job.chosen, job.refusal, have_ssh=have_ssh)
+        )
     if sessions.region(session) is None and not local_mode:
         remedy = (
             "Set AWS_DEFAULT_REGION; or to train on a local platform, give its session: "
@@ -332,8 +343,8 @@ def _refused_region(region: str, refusal: str) -> Problem:
     return error("sagemaker_session", f"the SDK refuses its region: {refusal}", remedy)
 
 
-def _refused(given: Mapping[str, Any], chosen: Framework, refusal: str) -> Problem:
-    """Return the SDK's refusal as a problem, with the versions that it would accept."""
+def _refused(given: Mapping[str, Any], chosen: Framework, refusal: str, *, have_ssh: bool) -> Problem:
+    """Return the SDK's refusal as a problem, with the versions that it would accept; `have_ssh` tells of the hosts."""
     from estimators.sdk import training_images
 
     if "framework_version" in given or "py_version" in given:
@@ -341,16 +352,24 @@ def _refused(given: Mapping[str, Any], chosen: Framework, refusal: str) -> Probl
         if not still_refused:
             remedy = f"Use framework_version={other.version!r}, py_version={other.py_version!r}, or leave both out."
             return error("framework_version", f"the SDK refuses it: {refusal}", remedy)
-    accepted = [
-        f"distribution={name!r}"
-        for name in distribution.GENERAL
-        if not training_images.choose_versions(replace(chosen, distribution=distribution.NAMES[name]))[1]
-    ]
-    if chosen.distribution and not training_images.choose_versions(replace(chosen, distribution=None))[1]:
-        accepted.append("no distribution (smddp.run joins the hosts, one rank on each)")
+    accepted = _accepted_distributions(chosen, have_ssh=have_ssh)
     return error(
         "distribution" if chosen.distribution else "instance_type",
         f"the SDK refuses it: {refusal}",
         f"Use {' or '.join([*accepted, 'another instance_type'])}, or give an image_uri, for which the SDK checks none "
         "of this.",
     )
+
+
+def _accepted_distributions(chosen: Framework | None, *, have_ssh: bool) -> list[str]:
+    """Return the other distributions that the SDK accepts for a job, as text; None stands for a job with an image."""
+    from estimators.sdk import training_images
+
+    def is_accepted(given: Mapping[str, Any] | None) -> bool:
+        return chosen is None or not training_images.choose_versions(replace(chosen, distribution=given))[1]
+
+    names = [name for name in distribution.GENERAL if have_ssh or name != "mpi"]
+    accepted = [f"distribution={name!r}" for name in names if is_accepted(distribution.NAMES[name])]
+    if (chosen is None or chosen.distribution) and is_accepted(None):
+        accepted.append("no distribution (smddp.run joins the hosts, one rank on each)")
+    return accepted

@@ -210,7 +210,7 @@ class RemoteFunction(Generic[P, R]):
                 dataclasses=called.dataclasses,
             )
         except RemoteFunctionError as error:
-            raise EstimatorError(f"{error}. Nothing was sent.") from error
+            raise EstimatorError(f"Nothing was sent: {error}.") from error
         return SentCall.of(reference, self._serializer, document), files
 
     def _place(self, given: Mapping[str, Any]) -> FunctionCode | None:

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from botocore.exceptions import BotoCoreError, ClientError
 
 from estimators import source_code
-from estimators.errors import EstimatorError
+from estimators.errors import not_sent
 from estimators.instances import instance_groups, instance_preferences
 from estimators.request.completed_job import CompletedJob
 from estimators.source_code import SourceCode
@@ -72,7 +72,9 @@ def upload_code(job: CompletedJob, session: Session) -> tuple[str, str] | None:
             logger.warning("%s looks secret, and is not in the bundle", path)
     directory = None if session.settings is None else session.settings.local_download_dir
     if directory is not None and not Path(directory).is_dir():
-        raise EstimatorError(f"The job was not sent: the session's local_download_dir, {directory}, is no directory.")
+        raise not_sent(
+            f"the session's local_download_dir, {directory}, is no directory", "Make it, or give another one."
+        )
     with tempfile.TemporaryFile(dir=directory) as archive:
         digest = source_code.write_archive(contents.files, archive)
         return upload(archive, digest, arguments, session), contents.entry_point
@@ -99,9 +101,9 @@ def upload(archive: BinaryIO, digest: str, arguments: Mapping[str, Any], session
     size = archive.seek(0, os.SEEK_END)
     archive.seek(0)
     if size > LARGEST:
-        raise EstimatorError(
-            f"source_dir, dependencies: the code has {size:,} bytes, packed; S3 takes {LARGEST:,}. Name what the job "
-            "does not need in a .smddpignore, and bring data by a channel."
+        raise not_sent(
+            f"the code has {size:,} bytes, packed; S3 takes {LARGEST:,}",
+            "Name what the job does not need in a .smddpignore, and bring data by a channel.",
         )
     place = code_place(arguments, session)
     encryption = _encryption(arguments, session, urlsplit(place).netloc)
@@ -117,9 +119,8 @@ def upload(archive: BinaryIO, digest: str, arguments: Mapping[str, Any], session
             target.client.put_object(**name, **encryption, Body=archive, ChecksumSHA256=target.checksum)
             logger.info("uploaded the code, %s bytes, to %s", f"{size:,}", uri)
     except ClientError as fault:
-        raise EstimatorError(
-            f"The job was not sent, its code can't be uploaded to {uri}: {fault}. Let your user write there, or give "
-            "another code_location."
+        raise not_sent(
+            f"its code can't be uploaded to {uri}: {fault}", "Let your user write there, or give another code_location."
         ) from fault
     return uri
 

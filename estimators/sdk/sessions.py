@@ -9,7 +9,7 @@ import boto3
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import ClientError
 
-from estimators.errors import EstimatorError
+from estimators.errors import not_sent
 from estimators.sdk.library import (
     Session,
     check_for_studio,
@@ -62,9 +62,8 @@ def role_arn(name: str, session: Session) -> str:
     try:
         arn: str = session.expand_role(name)
     except ClientError as fault:
-        raise EstimatorError(
-            f"role: IAM does not give the ARN of {name!r}: {fault}. The job was not sent. Correct the name, or give "
-            "the ARN."
+        raise not_sent(
+            f"IAM does not give the ARN of the role {name!r}: {fault}", "Correct the name, or give the ARN."
         ) from fault
     return arn
 
@@ -74,9 +73,9 @@ def default_bucket(session: Session) -> str:
     try:
         name: str = session.default_bucket()
     except (ClientError, ValueError) as fault:
-        raise EstimatorError(
-            f"The job was not sent, the session's default bucket can't be used: {fault}. Give output_path and "
-            "code_location in another bucket, or let your user make this one."
+        raise not_sent(
+            f"the session's default bucket can't be used: {fault}",
+            "Give output_path and code_location in another bucket, or let your user make this one.",
         ) from fault
     return name
 
@@ -86,9 +85,8 @@ def upload(session: Session, place: Mapping[str, Any]) -> None:
     try:
         session.upload_data(**place)
     except (ClientError, Boto3Error) as fault:
-        raise EstimatorError(
-            f"The job was not sent, {place['path']} can't be uploaded to s3://{place['bucket']}: {fault}. Let your "
-            "user write there."
+        raise not_sent(
+            f"{place['path']} can't be uploaded to s3://{place['bucket']}: {fault}", "Let your user write there."
         ) from fault
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from estimators.errors import EstimatorError, Problem, error, nearest, warning
+from estimators.errors import EstimatorError, Problem, error, there_are, warning
 from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, needs_package, package_requirements
 from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
 from smddp.display_text import shown_names
+from smddp.job.near_names import near_directory, near_path, near_script
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, spawn_call_in
 from smddp.script_syntax import brings_modules
 
@@ -50,7 +51,10 @@ def check(
     if not source.is_local:
         return
     if source.source_dir is not None and not Path(source.source_dir).is_dir():
-        yield error("source_dir", f"there is no directory {source.source_dir}", "Give an existing one, or s3://….")
+        meant = _did_you_mean(near_directory(Path(source.source_dir)))
+        yield error(
+            "source_dir", f"there is no directory {source.source_dir}", f"{meant}Give an existing one, or s3://…."
+        )
         return
     yield from _check_script(source, py_version, runs_here=runs_here)
     yield from _check_modules_beside(source, runs_here=runs_here)
@@ -64,7 +68,8 @@ def check(
     yield from _check_left_out(source)
     for dependency in source.dependencies:
         if not Path(dependency).exists():
-            yield error("dependencies", f"there is no {dependency}", "Give existing files or directories.")
+            meant = _did_you_mean(near_path(Path(dependency)))
+            yield error("dependencies", f"there is no {dependency}", f"{meant}Give existing files or directories.")
         elif source.name_in_bundle(dependency) == "..":
             found = f"{dependency} has no name to be bundled by"
             yield error("dependencies", found, f"Give {Path(dependency).resolve()}.")
@@ -200,12 +205,10 @@ def _check_script(source: SourceCode, py_version: str | None, *, runs_here: bool
             "Only source_dir is uploaded: give the script's path inside it.",
         )
     elif not script.is_file():
-        there = sorted(path.name for path in script.parent.glob("*.py")) if script.parent.is_dir() else []
-        remedy = nearest(script.name, there) if there else "Give the path of the training script."
         if script.is_dir():
             yield error("entry_point", f"{source.entry_point!r} is a directory", "Give the training script in it.")
         else:
-            yield error("entry_point", f"there is no file {script}", remedy)
+            yield error("entry_point", f"there is no file {script}", _remedy_of_missing_script(source))
     elif fault := source.modules.script.syntax_fault:
         line = getattr(fault, "lineno", None)
         place = f"{script}, line {line}" if line else str(script)
@@ -216,6 +219,19 @@ def _check_script(source: SourceCode, py_version: str | None, *, runs_here: bool
             f"{place}: {getattr(fault, 'msg', fault)}",
             f"{this} can't compile it.",
         )
+
+
+def _remedy_of_missing_script(source: SourceCode) -> str:
+    near = near_script(source.script)
+    there = source.script.parent.glob("*.py") if near is None else [near]
+    names = [str(path.relative_to(source.source_dir) if source.source_dir else path) for path in there]
+    if near is not None:
+        return f"Did you mean {names[0]!r}?"
+    return there_are(names) if names else "Give the path of the training script."
+
+
+def _did_you_mean(near: Path | None) -> str:
+    return "" if near is None else f"Did you mean {str(near)!r}? "
 
 
 def _version(py_version: str) -> tuple[int, int]:

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gc
 import inspect
@@ -34,7 +33,7 @@ from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.estimator import NOTHING_SENT, Estimator
 from estimators.plan import Plan, Prices
 from smddp.job.near_names import no_script
-from smddp.script_syntax import PACKAGE, Modules, executed, imported_by
+from smddp.script_syntax import PACKAGE, Modules, executed, only_trains
 
 _CREATING = "before-call.sagemaker"
 """botocore's event before each call of SageMaker's API."""
@@ -203,14 +202,11 @@ def _by_name(signature: inspect.Signature, estimator: Estimator, *arguments: Any
 
 
 def _only_trains(script: Path) -> bool:
-    """Return whether every run of a script calls ``smddp.run``, and none of its modules imports an Estimator."""
     modules = Modules(path=script, directories=[script.parent], named={})
     try:
-        calls = {module.full_name(node.func) for module, node in executed(modules) if isinstance(node, ast.Call)}
+        return only_trains(modules, executed(modules))
     except RecursionError:  # a chain of hundreds of calls or types: the script is left unjudged
         return False
-    imported = {name for module in modules.reached for node in module.nodes for name in imported_by(node)}
-    return f"{PACKAGE}.run" in calls and not any(name.partition(".")[0] == "estimators" for name in imported)
 
 
 @contextlib.contextmanager

@@ -234,6 +234,10 @@ def env() -> None:
     Console().print(table)
 
 
+_REFUSED_COMMAND_LINE = 2
+"""The exit code of a script whose argparse refuses its command line, and of smddp for a user's mistake."""
+
+
 # Options after the script belong to the script; an unknown option before it is an error.
 @app.command(context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 def run(
@@ -276,12 +280,13 @@ def run(
     start_log()
     make_room_for_other_process()  # rank 0 may show a live line there
     own = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
-    if misplaced := [each for each in context.args if each.partition("=")[0] in own]:
-        typer.echo(
-            f"smddp: {shown_text(' '.join(misplaced))} goes to {shown_text(script.name)}: options of smddp run come "
-            "before the script",
-            err=True,
-        )
+    misplaced = [each for each in context.args if each.partition("=")[0] in own]
+    notice = (
+        f"smddp: {shown_text(' '.join(misplaced))} goes to {shown_text(script.name)}: options of smddp run come before "
+        "the script"
+    )
+    if misplaced:
+        typer.echo(notice, err=True)
     try:
         code = run_local(
             script,
@@ -301,5 +306,7 @@ def run(
         refused = str(error).partition(". ")[0].replace("_", "-")
         if not any(each.partition("=")[0].lstrip("-") in refused for each in misplaced):
             raise
-        code = 2  # the line above is the remedy
+        raise typer.Exit(_REFUSED_COMMAND_LINE) from error  # the line above is the remedy
+    if misplaced and code == _REFUSED_COMMAND_LINE:
+        typer.echo(notice, err=True)  # again, below the ranks' lines
     raise typer.Exit(code)

@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 
+_OF_OTHER_LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables from which scripts join a process group, and which the agent sets anew for each rank."""
+
 _AGENT = (sys.executable, "-m", "smddp.launch.torchrun", "--stop-with-parent")
 
 
@@ -184,6 +187,12 @@ def find_nodes(
         job_id = placed.job_id
     elif count is None and rank is None and (unused := slurm.unused_nodes(environ)) is not None:
         logger.warning("NODES ARE LEFT UNUSED: %s", unused)
+    if placed is None and rank is None and (unread := [name for name in _OF_OTHER_LAUNCHERS if name in environ]):
+        logger.info(
+            "not read, as by torchrun: %s. All ranks run on this machine; for one node of several give --nodes, "
+            "--node-rank, --master-addr and --master-port",
+            ", ".join(unread),
+        )
     count = 1 if count is None else count
     if count < 1:
         raise DistributedError(f"{count} nodes: give one or more.")

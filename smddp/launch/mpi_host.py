@@ -112,8 +112,8 @@ def refuse_loopback(host: str) -> None:
     if address.startswith("127."):
         raise DistributedError(
             f"{host} is {address}: hosts that are processes of one machine have no ssh of their own, which mpi needs "
-            "between hosts. Use one instance, containers as hosts, or no distribution: smddp.run joins the hosts, one "
-            "rank on each."
+            "between hosts. Use distribution='torchrun' or no distribution (smddp.run joins the hosts, one rank on "
+            "each), or one instance, or containers as hosts: LocalSageMaker(executor=Docker())."
         )
 
 

@@ -27,6 +27,7 @@ from smddp.script_syntax import (
     channel_read,
     executed,
     is_installed_here,
+    only_sends,
     outside_imports,
 )
 
@@ -56,8 +57,14 @@ def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, st
             place = f"{module.name}, line {line}" if line else module.name
             yield DistributedError(f"{place}: {getattr(syntax, 'msg', syntax)}. Python can't compile it.")
     nodes = executed(modules)
+    asks_for_help = not _HELP.isdisjoint(arguments)
+    if not asks_for_help and (sends := only_sends(modules, nodes)) is not None:
+        yield DistributedError(
+            f"{modules.script.name}, line {sends}, sends a job, and each rank would send one: run it by python, "
+            "without smddp run."
+        )
     yield from _missing_modules(modules, nodes)
-    if _HELP.isdisjoint(arguments) and not _changes_arguments(modules):
+    if not asks_for_help and not _changes_arguments(modules):
         yield from _refused_hyperparameters(modules, nodes, arguments, environ)
         parser = OptionParser.of(nodes)
         if parser is not None:

@@ -21,10 +21,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
+from smddp.display_text import shown_names
 from smddp.errors import DistributedError
+from smddp.job.failure_report import find_printed
 from smddp.launch.failure_file import host_name, tell_failure
 from smddp.launch.ports import check_port, free_port
-from smddp.process.children import FAILURE_GRACE, ChildProcesses, exit_code
+from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.leftovers import Leftovers
 from smddp.process.log_format import start_log
@@ -124,11 +126,23 @@ def launch(node: Node, command: Sequence[str], environ: Mapping[str, str], warm:
             what = cut_off if node.nodes > 1 else "The ranks can't be run"
             raise DistributedError(f"{what}: {type(ended).__name__}: {ended}") from ended
         logger.error("The ranks can't be restarted: %s.", ended)
-    for exited in ranks.exits:
-        if exited.code != 0:
-            level = logging.DEBUG if exited.code == RESUMABLE else logging.ERROR
-            logger.log(level, "Rank %d %s.", node.rank * node.processes + exited.index, exited)
+    _tell_failed(ranks.exits, first_rank=node.rank * node.processes)
     return exit_code(ranks.exits) if isinstance(ended, BaseException) else ended
+
+
+def _tell_failed(exits: Sequence[ProcessExit], *, first_rank: int) -> None:
+    """Log how the ranks of this node failed: a line for all that ended with one code after one error."""
+    alike: dict[tuple[int, str], list[ProcessExit]] = {}
+    for exited in exits:
+        if exited.code != 0:
+            printed = find_printed(exited.code, exited.tail or "")
+            error = printed.message if printed is not None and not printed.is_last_line else ""
+            alike.setdefault((exited.code, error), []).append(exited)
+    for (code, error), group in alike.items():
+        ranks = sorted(first_rank + exited.index for exited in group)
+        who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {shown_names(ranks)}"
+        same = ", after the same error" if error and len(ranks) > 1 else ""
+        logger.log(logging.DEBUG if code == RESUMABLE else logging.ERROR, "%s %s%s.", who, group[0], same)
 
 
 def _run_agent(

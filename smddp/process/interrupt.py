@@ -5,8 +5,22 @@ The exception stays of Python's own type: only that makes a script end by SIGINT
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
+
+
+@contextmanager
+def interruption_told(logger: logging.Logger, what: str) -> Iterator[None]:
+    """Log what Ctrl-C has ended, in place of a traceback, if it ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        logger.warning("Ctrl-C: %s", what)
+        without_traceback(interrupt)
+        raise
 
 
 def without_traceback(interrupt: BaseException) -> None:

@@ -231,12 +231,11 @@ def _train(
             log = FailureLog(error, job.output_data_dir, membership.cluster.rank)
             report = failure_report.describe(error, membership.cluster, memory)
             lost_contact = is_communication_error(error)
+            is_told = not lost_contact and first_failure.claim_log()
+            if is_told:
+                first_failure.claim_reason()
+                log.tell(report)
             if not lost_contact:
-                if first_failure.claim_log():
-                    first_failure.claim_reason()
-                    log.tell(report)
-                else:
-                    log.mention()
                 report = _with_reason_of_workers(report, job.output_dir, earlier)
                 record_failure(job.output_dir, report)  # at once: the rest may be cut short
                 saves.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
@@ -244,9 +243,12 @@ def _train(
             record_failure(job.output_dir, settled)
             if is_hang(settled):
                 active_runs.end_ledgers("hang")
-            if lost_contact:
-                log.tell(settled) if report in settled else log.mention()
+            if lost_contact and report in settled:
+                is_told = True
+                log.tell(settled)
             first_failure.await_readers()
+            if not is_told:
+                log.mention()  # now, when the rank that failed first has told its error
         first_failure.close()
         end_soon(membership)
         if code != INTERRUPTED:

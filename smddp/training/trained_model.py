@@ -54,6 +54,7 @@ from smddp.training.model_checks import (
 from smddp.training.model_weights import ModelWeights
 from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
+from smddp.training.outside_gradients import OutsideGradients
 from smddp.training.precision import Precision, PrecisionName
 from smddp.training.step_loss import ItemWeights, StepLoss, refused_loss
 
@@ -213,6 +214,7 @@ class TrainedModel:
         self._has_compared = False  # the first loss, before a checkpoint has what it leads to
         self._items = ItemWeights(membership, self.device, accumulate)
         self._optimized = self.optimizer_step.parameters()
+        self._outside_gradients = OutsideGradients(self.optimizer_step, logs=self._logs)
 
     @property
     def own_state(self) -> dict[str, Stateful]:
@@ -247,6 +249,8 @@ class TrainedModel:
         if self.timer is not None:
             self.timer.mark("forward")
         replica, step = self._replica, self.optimizer_step
+        if step.micro_batch == 0:
+            self._outside_gradients.look()
         if replica is not None and not step.accumulates:
             if not replica.averages:
                 raise ValueError(

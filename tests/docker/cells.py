@@ -77,7 +77,8 @@ _WORKS: Mapping[tuple[str, Toolkit], Outcome] = {
 _REFUSED = {
     Cell(distribution="mpi", toolkit="ours", place="processes"): Outcome(
         refused="hosts that are processes of one machine have no ssh of their own, which mpi needs between hosts. Use "
-        "one instance, containers as hosts, or no distribution: smddp.run joins the hosts, one rank on each."
+        "distribution='torchrun' or no distribution (smddp.run joins the hosts, one rank on each), or one instance, or "
+        "containers as hosts: LocalSageMaker(executor=Docker())."
     )
 }
 

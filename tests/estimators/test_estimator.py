@@ -363,7 +363,7 @@ def refused(code: str, message: str, operation: str) -> ClientError:
             None,
             "default_bucket",
             refused("AccessDenied", "no", "CreateBucket"),
-            r"^The job was not sent, the session's default bucket can't be used: .*AccessDenied.*Give output_path",
+            r"^The job was not sent: the session's default bucket can't be used: .*AccessDenied.*Give output_path",
         ),
     ],
     ids=["the job", "the default bucket"],
@@ -391,7 +391,8 @@ def test_a_source_of_a_rule_that_s3_refuses_is_an_error_of_the_estimator(
 ) -> None:
     place = {"path": str(tmp_path), "bucket": "no-such-bucket-anywhere", "key_prefix": "rules"}
     (tmp_path / "rule.py").touch()
-    with pytest.raises(EstimatorError, match=r"can't be uploaded to s3://no-such-bucket-anywhere: .*NoSuchBucket"):
+    said = r"^The job was not sent: .* can't be uploaded to s3://no-such-bucket-anywhere: .*NoSuchBucket"
+    with pytest.raises(EstimatorError, match=said):
         sessions.upload(sagemaker_session, place)
 
 
@@ -451,7 +452,9 @@ def test_missing_credentials_are_said(build: Any, sagemaker_session: Any, monkey
         raise NoCredentialsError
 
     monkeypatch.setattr(sagemaker_session.sagemaker_client, "create_training_job", fail)
-    with pytest.raises(EstimatorError, match=r"Unable to locate credentials\. Sign in .* LocalSageMaker\(\)") as told:
+    with pytest.raises(
+        EstimatorError, match=r"^The job was not sent: .*credentials\. Sign in .* LocalSageMaker\(\)"
+    ) as told:
         build().fit()
     assert told.value.__suppress_context__  # else Python shows botocore's frames first
 

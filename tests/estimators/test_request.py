@@ -315,7 +315,7 @@ def test_a_role_that_iam_does_not_know_is_named_before_the_upload(
 ) -> None:
     before = sagemaker_session.list_s3_files("jobs", "")
     job = Estimator(script, role="Nobody", instance_type="ml.g5.xlarge", sagemaker_session=sagemaker_session)
-    with pytest.raises(EstimatorError, match=r"IAM does not give the ARN of 'Nobody': .*not found.* give the ARN"):
+    with pytest.raises(EstimatorError, match=r"^The job was not sent: IAM .* of the role 'Nobody': .* give the ARN\.$"):
         job.fit(wait=False)
     assert (sagemaker_session.list_s3_files("jobs", ""), requests) == (before, [])
 

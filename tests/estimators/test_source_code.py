@@ -147,6 +147,32 @@ def test_a_missing_script_is_named_with_its_neighbours(code: Path) -> None:
     assert "Did you mean 'train.py'" in problem
 
 
+@pytest.mark.parametrize(
+    ("entry_point", "source_dir", "remedy"),
+    [
+        ("code/train.py", "code", "Did you mean 'train.py'?"),
+        ("train.py", None, "Did you mean 'code/train.py'?"),
+        ("code/trian.py", None, "Did you mean 'code/train.py'?"),
+        ("cod/train.py", None, "Did you mean 'code/train.py'?"),
+        ("code/evaluation.py", None, "There are: code/train.py."),
+        ("evaluation.py", "code", "There are: train.py."),
+        ("other/evaluation.py", None, "Give the path of the training script."),
+    ],
+)
+def test_the_remedy_of_a_missing_script_is_a_value_of_entry_point(
+    code: Path, monkeypatch: pytest.MonkeyPatch, entry_point: str, source_dir: str | None, remedy: str
+) -> None:
+    monkeypatch.chdir(code.parent)
+    (problem,) = problems(local(entry_point, source_dir and Path(source_dir)))
+    assert problem.endswith(f". {remedy}")
+
+
+def test_a_missing_directory_or_dependency_is_told_with_the_nearest(code: Path) -> None:
+    near = code.parent / "coed"
+    assert f"Did you mean {str(code)!r}?" in problems(local("train.py", near))[0]
+    assert f"Did you mean {str(code / 'layers')!r}?" in problems(local("train.py", code, code / "layer"))[0]
+
+
 def test_missing_directories_and_dependencies_are_found(code: Path) -> None:
     assert "no directory" in problems(local("train.py", code / "nowhere"))[0]
     assert "nothing.py" in problems(local("train.py", code, code / "nothing.py"))[0]

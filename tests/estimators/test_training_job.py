@@ -152,8 +152,21 @@ def test_a_failed_job_of_a_local_platform_names_no_log_on_aws(
     with pytest.raises(TrainingJobFailed) as failure:
         TrainingJob(NAME, platform).wait(logs=False)
     told = str(failure.value)
-    assert told.endswith(f"TrainingJob.attach('{NAME}', platform.session).logs(), until its local platform ends")
+    assert f"TrainingJob.attach('{NAME}', sagemaker_session) has .logs() and .download(directory), until its" in told
+    assert told.endswith("LocalSageMaker(directory, storage='disk') keeps them")
     assert "CloudWatch" not in told
+
+
+def test_a_failed_job_of_a_platform_on_disk_names_the_directory(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "ends_with_program", True, raising=False)
+    monkeypatch.setattr(platform, "kept_in", "/kept", raising=False)
+    platform.descriptions = [described("Failed", status="Failed", FailureReason="AlgorithmError: ValueError")]
+    with pytest.raises(
+        TrainingJobFailed, match=r"on this platform or a later LocalSageMaker\('/kept', storage='disk'\)$"
+    ):
+        TrainingJob(NAME, platform).wait(logs=False)
 
 
 def test_what_a_failed_job_has_written_has_no_power_over_the_terminal_of_who_waits(platform: Platform) -> None:
@@ -218,7 +231,7 @@ def test_a_cancelled_wait_tells_how_to_wait_again_on_a_local_platform(
         asyncio.run(interrupted())
     assert f"{NAME} continues until its local platform ends" in caplog.text
     for method in ("stop", "wait"):
-        assert f"TrainingJob.attach('{NAME}', platform.session).{method}()" in caplog.text
+        assert f"TrainingJob.attach('{NAME}', sagemaker_session).{method}()" in caplog.text
 
 
 def test_stop_is_sent_to_a_running_job_only(platform: Platform) -> None:

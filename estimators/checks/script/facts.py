@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from smddp.script_syntax import (
     PythonModule,
     channel_read,
     executed,
+    only_sends,
 )
 
 _TRAINER, _SHARDED = f"{PACKAGE}.Trainer", f"{PACKAGE}.Sharded"
@@ -83,6 +85,7 @@ class ScriptFacts:
         `channels`, `has_gpus` and `shares_checkpoints` tell of the job's data, of its hosts, and whether they save to
         one place. `own_image` means an image of the user's, not of AWS.
         """
+        yield from _check_sends_itself(self.modules, self.nodes)
         yield from _check_hyperparameters(self.config, self.nodes, self.texts, own_image=own_image)
         yield from _check_channels(self.nodes, channels)
         yield from _check_paths(self.modules)
@@ -132,6 +135,19 @@ class ScriptFacts:
 def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
     in_parts = [name.partition(".")[0] for name in texts if "." in name]
     return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, texts))
+
+
+def _check_sends_itself(modules: Modules, nodes: Sequence[Executed]) -> Iterator[Problem]:
+    """Yield the error that the job would run this process's own script, which sends it."""
+    this = getattr(sys.modules["__main__"], "__file__", None)  # None in a notebook
+    if this is None or Path(this).resolve() != modules.path.resolve():
+        return
+    if (line := only_sends(modules, nodes)) is not None:
+        yield error(
+            "entry_point",
+            f"{modules.path}, line {line}, sends this job, and would send it again from within the job, without an end",
+            "Give the training script, in a file of its own.",
+        )
 
 
 def _check_hyperparameters(

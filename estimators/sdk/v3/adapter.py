@@ -55,8 +55,8 @@ def is_pipeline(session: Session | None) -> bool:
     """Return False, or raise EstimatorError for a pipeline's session: in V3 a ModelTrainer makes the steps."""
     if isinstance(session, PipelineSession):
         raise EstimatorError(
-            "sagemaker_session is a PipelineSession, and with the SageMaker Python SDK V3 a step is made of a "
-            "ModelTrainer. Nothing was sent. Give TrainingStep(step_args=estimator.to_sagemaker().train(...))."
+            "Nothing was sent: sagemaker_session is a PipelineSession, and with the SageMaker Python SDK V3 a step is "
+            "made of a ModelTrainer. Give TrainingStep(step_args=estimator.to_sagemaker().train(...))."
         )
     return False
 

@@ -64,6 +64,25 @@ def test_offers_a_bucket_and_a_role(platform):
 def test_its_session_for_the_sdk_uses_its_bucket(platform):
     assert platform.session.default_bucket() == platform.default_bucket
     assert platform.session.boto_session is platform.boto_session
+    assert platform.boto_session.kept_in is None
+
+
+@pytest.fixture
+def problems(platform, tmp_path):
+    (tmp_path / "train.py").write_text("import smddp\n")
+
+    def plan(**parameters):
+        job = {"instance_type": "ml.m5.large", "instance_count": 2, **parameters}
+        return Estimator(
+            entry_point=tmp_path / "train.py", role=platform.role, sagemaker_session=platform.session, **job
+        ).plan()
+
+    return lambda **parameters: [str(problem) for problem in plan(**parameters).problems]
+
+
+NO_SSH = (
+    "distribution: hosts that are processes of one machine have no ssh of their own, which mpi needs between hosts. "
+)
 
 
 @pytest.mark.slow
@@ -72,21 +91,24 @@ def test_its_session_for_the_sdk_uses_its_bucket(platform):
     [(2, "mpi", True, True), (1, "mpi", True, False), (2, None, True, False), (2, "mpi", False, False)],
 )
 def test_mpi_between_hosts_without_ssh_is_refused_before_a_job_is_sent(
-    platform, tmp_path, monkeypatch, hosts, distribution, are_processes, refused
+    platform, problems, monkeypatch, hosts, distribution, are_processes, refused
 ):
     assert platform.boto_session.hosts_are_processes
     monkeypatch.setattr(platform.boto_session, "hosts_are_processes", are_processes)
-    (tmp_path / "train.py").write_text("import smddp\n")
-    plan = Estimator(
-        entry_point=tmp_path / "train.py",
-        role=platform.role,
-        instance_type="ml.m5.large",
-        instance_count=hosts,
-        distribution=distribution,
-        sagemaker_session=platform.session,
-    ).plan()
-    told = [str(problem) for problem in plan.problems if "no ssh of their own" in problem.found]
-    assert len(told) == refused, plan.problems
+    found = problems(instance_count=hosts, distribution=distribution)
+    assert any(problem.startswith(NO_SSH) for problem in found) == refused, found
+
+
+@pytest.mark.slow
+def test_the_remedy_for_hosts_without_ssh_is_one_that_the_sdk_accepts(problems):
+    others = "no distribution (smddp.run joins the hosts, one rank on each)"
+    containers = "or one instance, or containers as hosts: LocalSageMaker(executor=Docker())."
+    assert problems(distribution="mpi") == [f"{NO_SSH}Use {others}, {containers}"]
+    with_torchrun = [f"{NO_SSH}Use distribution='torchrun' or {others}, {containers}"]
+    assert problems(distribution="mpi", instance_type="ml.g5.12xlarge") == with_torchrun
+    assert problems(distribution="mpi", image_uri="mine") == with_torchrun
+    (refused,) = problems(distribution="torchrun")  # for a CPU, and mpi would be refused, too
+    assert f"Use {others} or another instance_type, or give an image_uri" in refused
 
 
 def test_plays_any_region(tmp_path):
@@ -289,6 +311,7 @@ def test_a_job_that_runs_when_its_platform_ends_saves_a_checkpoint_first(job_req
     assert f"busy is Stopped; its checkpoints are in {checkpoints['S3Uri']}" in caplog.text
     with LocalSageMaker(tmp_path, storage="disk") as platform:
         await_object(platform, "checkpoints/last", seconds=0)
+        assert platform.boto_session.kept_in == str(tmp_path)
 
 
 @pytest.mark.seaweedfs
@@ -340,6 +363,31 @@ def test_each_ctrl_c_in_a_block_is_one_line_and_nothing_is_left(fork_python):
     assert first.startswith("the local platform ends, and deaf with it, unfinished. ")
     assert rest == "Ctrl-C: the local platform ended at once, and its jobs saved nothing more\n"
     assert not processes_with(marker)
+
+
+INTERRUPTED_EARLY = """
+import signal, sys
+from estimators.local import LocalSageMaker
+from estimators.local.server_process import ServerProcess
+from estimators.sdk import sessions
+interrupt = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+setattr(*{"start": (ServerProcess, "_tell"), "session": (sessions, "session")}[sys.argv[1]], interrupt)
+with LocalSageMaker() as platform:
+    platform.session
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ("start", "Ctrl-C: the local platform was not started, and nothing of it is left\n"),
+        ("session", "Ctrl-C: the session of the SageMaker SDK was not made\n"),
+    ],
+)
+def test_ctrl_c_before_a_job_is_one_line(fork_python, when, told):
+    command = [sys.executable, "-c", INTERRUPTED_EARLY, when]
+    program = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (program.returncode, program.stderr) == (130, told)
 
 
 def test_a_job_that_is_stopped_while_jobs_are_listed_is_named_once(monkeypatch, caplog):

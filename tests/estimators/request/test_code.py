@@ -119,7 +119,9 @@ def test_s3_vouches_for_what_is_there(found: Any, uploads_it: bool, sagemaker_se
             s3.add_response("head_object", found, {**name, "ChecksumMode": "ENABLED"})
         if uploads_it:
             s3.add_client_error("put_object", "AccessDenied")
-            with pytest.raises(EstimatorError, match=r"its code can't be uploaded to s3://jobs/source/.*AccessDenied"):
+            with pytest.raises(
+                EstimatorError, match=r"^The job was not sent: its code can't be uploaded to s3://jobs/.*AccessDenied"
+            ):
                 request_code.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)
         else:
             uri = request_code.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)
@@ -144,5 +146,7 @@ def test_code_that_s3_does_not_take_is_refused_before_it_is_sent(
     sagemaker_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_code, "LARGEST", 3)
-    with pytest.raises(EstimatorError, match=r"the code has 8 bytes, packed; S3 takes 3. Name what the job does not"):
+    with pytest.raises(
+        EstimatorError, match=r"^The job was not sent: the code has 8 bytes, packed; S3 takes 3\. Name what"
+    ):
         request_code.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)

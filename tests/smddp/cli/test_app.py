@@ -116,6 +116,16 @@ def test_an_option_of_run_after_the_script_that_refuses_it_is_one_line(tmp_path:
     assert (shown.returncode, shown.stderr) == (2, told)
 
 
+def test_an_option_of_run_that_the_script_refuses_as_it_runs_is_told_at_the_end_again(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import argparse\nmake = argparse.ArgumentParser\nmake().parse_args()\n")
+    shown = smddp("run", "train.py", "--processes-per-node", "2", cwd=tmp_path)
+    first, *lines, last = shown.stderr.splitlines()
+    assert shown.returncode == 2
+    assert "train.py: error: unrecognized arguments: --processes-per-node 2" in lines
+    assert first == last
+    assert last == "smddp: --processes-per-node goes to train.py: options of smddp run come before the script"
+
+
 def test_the_help_of_a_script_has_no_log_lines(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\nimport smddp\n\ndef main():\n    argparse.ArgumentParser().parse_args()\n\n"

@@ -139,6 +139,26 @@ def test_no_traceback_that_a_rank_printed_is_in_the_log_again(start, script, tmp
 
 
 @pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ("raise ValueError('the data is broken')", {"Ranks 0, 1, 2 ended with code 1, after the same error."}),
+        ("sys.exit(3)", {"Ranks 0, 1, 2 ended with code 3."}),
+        (
+            "raise ValueError('the data is broken' if rank else 'no data')",
+            {"Rank 0 ended with code 1.", "Ranks 1, 2 ended with code 1, after the same error."},
+        ),
+    ],
+)
+def test_ranks_that_ended_alike_are_told_in_one_line(start, script, ending, told):
+    # The first rank to end would end one that has no handler yet.
+    together = "open(f'ready-{rank}', 'w').close()\n"
+    together += "while not all(os.path.exists(f'ready-{each}') for each in range(3)): pass\n"
+    run = start("-m", "smddp.cli", "run", "--processes-per-node", "3", script(together + ending))
+    _, log = run.communicate(timeout=60)
+    assert set(re.findall(r"ERROR smddp: (Ranks? [\d, ]+ ended .*)", log)) == told, log
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("if rank == 0: raise ValueError('the data is broken')\ntime.sleep(600)", "(rank 0 of 2 on algo-1)"),

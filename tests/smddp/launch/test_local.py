@@ -189,7 +189,8 @@ def test_a_script_that_is_not_there_is_named(tmp_path):
         ("trian.py", "There is no script trian.py. Did you mean train.py?"),
         ("train", "There is no script train. Did you mean train.py?"),
         ("evaluate_all.py", "There is no script evaluate_all.py (looked in "),
-        ("src/train.py", "There is no script src/train.py: there is no directory src."),
+        ("src/train.py", "There is no script src/train.py: there is no directory src. Did you mean train.py?"),
+        ("src/evaluation.py", "There is no script src/evaluation.py: there is no directory src."),
         (".", ". is a directory: give the path of the script itself."),
     ],
 )
@@ -319,9 +320,20 @@ def test_one_node_takes_a_port_no_earlier_than_it_listens_there():
     assert find_nodes({}, count=2).master_port > 0
 
 
-def test_variables_that_no_launcher_of_nodes_has_set_are_not_looked_at():
-    nodes = find_nodes({"WORLD_SIZE": "4", "RANK": "3"}, count=2)
+def test_variables_that_no_launcher_of_nodes_has_set_are_told_and_not_read(caplog):
+    caplog.set_level(logging.INFO)
+    environ = {"WORLD_SIZE": "4", "RANK": "3", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456"}
+    nodes = find_nodes(environ, count=2)
     assert (nodes.rank, [*nodes.here], nodes.master_addr) == (None, [0, 1], "127.0.0.1")
+    assert nodes.master_port != 23456
+    (told,) = caplog.messages
+    assert told.startswith(
+        "not read, as by torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. All ranks run on this"
+    )
+    caplog.clear()
+    find_nodes(environ, count=2, rank=0, master_addr="10.0.0.1", master_port=23456)
+    find_nodes({**TASK, "MASTER_PORT": "23456"})  # read
+    assert caplog.messages == []
 
 
 def test_nodes_that_the_launcher_does_not_have_are_refused():

@@ -276,5 +276,5 @@ def test_a_host_that_has_not_begun_to_listen_gets_no_file_in_the_line_s_place(mo
 
 
 def test_hosts_that_are_this_machine_are_refused(monkeypatch):
-    with pytest.raises(DistributedError, match=r"localhost is 127\.0\.0\.1: .* no distribution: smddp.run joins"):
+    with pytest.raises(DistributedError, match=r"localhost is 127\.0\.0\.1: .* LocalSageMaker\(executor=Docker\(\)\)"):
         connect(["localhost"])

@@ -149,6 +149,15 @@ def test_a_missing_module_is_told_with_its_package_and_a_module_of_the_script_is
     )
 
 
+def test_a_script_that_sends_a_job_is_told_to_be_run_without_ranks(tmp_path: Path) -> None:
+    script = "import argparse\nfrom estimators import Estimator\nEstimator('train.py').fit()\n"
+    assert refusal(tmp_path, script) == (
+        "DistributedError: train.py, line 3, sends a job, and each rank would send one: run it by python, without "
+        "smddp run."
+    )
+    assert refusal(tmp_path, script, ["--help"]) == ""
+
+
 def test_a_script_that_python_cannot_compile_is_told_with_its_line(tmp_path: Path) -> None:
     told = refusal(tmp_path, "x = 1\ny = = 2\n")
     assert told == "DistributedError: train.py, line 2: invalid syntax. Python can't compile it."

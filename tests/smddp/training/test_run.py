@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from smddp import Job
-from smddp.distributed import current_membership, leave
+from smddp.distributed import FirstFailure, current_membership, leave
 from smddp.errors import CheckpointError, JobError
 from smddp.job import failure_report
 from smddp.process.heartbeat import Heartbeat
@@ -109,6 +109,19 @@ def test_a_failure_is_told_in_the_file_and_ends_with_code_1(failure_file: Path) 
 
     assert code_of(main) == 1
     assert failure_file.read_text().startswith("ValueError: label 12 is not in 0..9 (rank 0 of 1 on ")
+
+
+def test_a_rank_that_failed_after_another_says_so_below_the_others_report(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def main(job: Job) -> None:
+        raise ValueError("label 12 is not in 0..9")
+
+    other = logging.getLogger("rank 0")
+    monkeypatch.setattr(FirstFailure, "claim_log", lambda _: False)
+    monkeypatch.setattr(FirstFailure, "await_readers", lambda _: other.critical("failed: ValueError: label 12"))
+    assert code_of(main) == 1
+    assert caplog.messages[-2:] == ["failed: ValueError: label 12", "failed, too: ValueError: label 12 is not in 0..9"]
 
 
 @pytest.mark.parametrize("ending", [None, SystemExit(0), Stopped()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -374,3 +375,13 @@ def test_a_degree_that_from_job_refuses_is_an_error(tmp_path: Path) -> None:
         "asks for tensor_parallel_degree=2, and the script's smddp.Sharded.from_job divides weights alone",
     )
     assert found(tmp_path, script) == found(tmp_path, "import torch.sagemaker\n", degree=2) == []
+
+
+def test_a_submit_script_that_names_itself_as_the_training_script_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "from estimators import Estimator\nEstimator('train.py').fit()\n"
+    assert faults(tmp_path, script, {}) == ""  # the job may send other jobs
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
+    assert "train.py, line 2, sends this job, and would send it again" in faults(tmp_path, script, {})
+    assert faults(tmp_path, script.replace("Estimator(", "if this_is_no_job: Estimator("), {}) == ""
