@@ -24,7 +24,7 @@ from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
 from smddp.job.job import checked_checkpoint_uri, make_directories, run_directory, run_name
 from smddp.job.main_arguments import asks_for_help
-from smddp.launch.ports import check_port, free_port
+from smddp.launch.ports import check_port, hold_port
 from smddp.launch.script_check import check_script
 from smddp.process.children import ChildProcesses, exit_code
 from smddp.process.exit_codes import as_shell
@@ -113,9 +113,10 @@ def run_local(
 
     restore_handlers = forward_signals(stop, agents.pass_on)
     try:
-        with RankStart(entry_point.path, nodes=found.count, is_first=0 in found.here) as start:
+        with RankStart(entry_point.path, nodes=found.count, is_first=0 in found.here) as start, hold_port() as held:
+            port = found.master_port or held.getsockname()[1]
             shared = ["--nnodes", str(found.count), "--nproc-per-node", str(processes_per_node)]
-            shared += ["--master-addr", found.master_addr, "--master-port", str(found.master_port)]
+            shared += ["--master-addr", found.master_addr, "--master-port", str(port)]
             shared += [f"--job-id={found.job_id}", "--max-restarts", str(max_restarts)]
             commands = {
                 rank: [*_AGENT, *shared, "--node-rank", str(rank), *entry_point.words, *arguments]
@@ -147,7 +148,7 @@ class _Nodes:
     master_addr: str
     """The first node's address."""
     master_port: int
-    """A port there; 0 lets the agent of a single node take a free one right before it listens."""
+    """A port there; 0 if all nodes are here, and may use any."""
     job_id: str
     """What the launcher of the nodes calls the job; "" without one."""
 
@@ -207,8 +208,8 @@ def find_nodes(
                 "One node of several needs the first node's address and port, the same on every node: give "
                 "--master-addr and --master-port."
             )
-    port = master_port or (free_port() if count > 1 else 0)
-    return _Nodes(count=count, rank=rank, master_addr=master_addr or "127.0.0.1", master_port=port, job_id=job_id)
+    address, port = master_addr or "127.0.0.1", master_port or 0
+    return _Nodes(count=count, rank=rank, master_addr=address, master_port=port, job_id=job_id)
 
 
 def _placed(environ: Mapping[str, str]) -> Cluster | None:

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import socket
-import threading
-from collections import deque
 
 from smddp.errors import DistributedError
 
-# Guards `_given`, so that calls at once return different ports. Held for 1000 probes at most, and no other lock is
-# taken under it.
-_lock = threading.Lock()
-_given: deque[int] = deque(maxlen=1000)
-"""Ports whose listeners may not listen yet."""
-
 
 def free_port() -> int:
-    """Return a TCP port that is free on every address of this machine, where a store listens.
+    """Return a TCP port that is free on every address of this machine. Listen there at once, or use `hold_port`."""
+    with hold_port() as held:
+        return int(held.getsockname()[1])
 
-    It is free at this moment: call it as late as possible. It is none of the last thousand, if possible.
+
+def hold_port() -> socket.socket:
+    """Return a socket that holds a free TCP port, on every address of this machine, until it is closed.
+
+    It does not listen, and sets SO_REUSEADDR, so a store of another process can listen on the port. Until then, maybe for
+    seconds, Linux gives the port neither to a connection nor to a program that asks for any port.
     """
-    with _lock:
-        for _ in range(1000):
-            with _listener() as probe:
-                port = int(probe.getsockname()[1])
-            if port not in _given:
-                break
-        _given.append(port)
-        return port
-
-
-def _listener() -> socket.socket:
-    """Listen on any port, on all IPv6 and IPv4 addresses that this machine has."""
     try:
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except (OSError, ValueError):  # this machine has no IPv6
-        return socket.create_server(("", 0))
+        return _bind(socket.AF_INET6)
+    except OSError:  # this machine has no IPv6
+        return _bind(socket.AF_INET)
+
+
+def _bind(family: socket.AddressFamily) -> socket.socket:
+    held = socket.socket(family)
+    try:
+        if family is socket.AF_INET6:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # on IPv4's addresses, too
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+    except OSError:
+        held.close()
+        raise
+    return held
 
 
 def check_port(port: int) -> None:

@@ -24,7 +24,7 @@ from estimators.local.executors.executor import ClusterSpec, ExecutorError, Host
 from estimators.local.executors.supervised_process import SupervisedProcess, SupervisedProgram
 from estimators.local.executors.warm_hosts import WarmHosts
 from smddp.cluster.gpus import count_gpus, host_gpus, no_gpus
-from smddp.launch.ports import free_port
+from smddp.launch.ports import hold_port
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +157,6 @@ class ProcessCluster:
             # Never a path of this machine, which may be longer than the 108 bytes of a socket's path.
             **({"TMPDIR": str(_ML_ROOT / _TEMPORARY)} if isolated else {}),
         }
-        self._port_lock = threading.Lock()  # guards `_port` while the hosts start at once; above the lock of free_port
-        self._port: int | None = None
 
     @property
     def addresses(self) -> Mapping[str, str]:
@@ -167,11 +165,8 @@ class ProcessCluster:
 
     @property
     def master_port(self) -> int:
-        """The port for the hosts' rendezvous, chosen when the first host starts: the data may take minutes before."""
-        with self._port_lock:
-            if self._port is None:
-                self._port = free_port()
-            return self._port
+        """The port for the hosts' rendezvous, which is held while the cluster is open."""
+        return int(self._held_port.getsockname()[1])
 
     def known_as(self, host: str) -> str:
         """Return the host's name, or, without namespaces, its address."""
@@ -211,14 +206,16 @@ class ProcessCluster:
     def __enter__(self) -> ProcessCluster:
         self._network = take_network()
         self._addresses = addresses_in(self._network, self._roots)
+        self._held_port = hold_port()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Give the network back. Each host ends by itself, or with this process."""
+        """Give the network and the port back. Each host ends by itself, or with this process."""
         with _lock:
             _networks.discard(self._network)
+        self._held_port.close()
 
 
 def _namespaces_allowed() -> bool:

@@ -1,13 +1,14 @@
-"""A free port is free wherever a store listens, and is given once."""
+"""A free port is free wherever a store listens; a held one is given to nobody, and a store can listen on it."""
 
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
+from contextlib import closing
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from smddp.launch import ports
+from smddp.launch.ports import free_port, hold_port
 
 
 @pytest.mark.parametrize(
@@ -17,31 +18,36 @@ def test_a_free_port_is_free_on_every_address(family: socket.AddressFamily, addr
     if family is socket.AF_INET6 and not socket.has_ipv6:
         pytest.skip("this Python has no IPv6")
     with socket.socket(family) as listener:
-        listener.bind((address, ports.free_port()))
+        listener.bind((address, free_port()))
 
 
-def test_the_probe_listens_where_a_store_does() -> None:
-    """A port that another program has on one address only is not free."""
-    with ExitStack() as opened:
-        probe = opened.enter_context(ports._listener())
-        port = probe.getsockname()[1]
+def test_a_held_port_is_in_use_on_every_address() -> None:
+    with hold_port() as held:
+        port = held.getsockname()[1]
         for address in ("127.0.0.1", "127.0.0.2"):
-            other = opened.enter_context(socket.socket())
-            with pytest.raises(OSError, match="in use"):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
                 other.bind((address, port))
 
 
-def test_ports_of_calls_at_once_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = iter([40001, 40001, 40002])
+@pytest.mark.slow
+def test_neither_a_connection_nor_a_program_that_asks_for_any_port_gets_a_held_one() -> None:
+    with hold_port() as held, socket.create_server(("127.0.0.1", 0), backlog=1000) as server:
+        given = set()
+        for _ in range(20_000):  # of the 28,000 that Linux gives
+            with socket.create_connection(server.getsockname()) as connection, server.accept()[0]:
+                given.add(connection.getsockname()[1])
+            with closing(socket.socket()) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("", 0))
+                given.add(listener.getsockname()[1])
+        assert len(given) > 10_000
+        assert held.getsockname()[1] not in given
 
-    class Probe:
-        def __enter__(self) -> Probe:
-            return self
 
-        def __exit__(self, *_: object) -> None: ...
-
-        def getsockname(self) -> tuple[str, int]:
-            return "", next(numbers)
-
-    monkeypatch.setattr(ports, "_listener", Probe)
-    assert [ports.free_port() for _ in range(2)] == [40001, 40002]
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_listens_on_a_held_port(use_libuv: bool) -> None:
+    with hold_port() as held:
+        port = held.getsockname()[1]
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
+        store.set("key", "value")
+        assert TCPStore("127.0.0.1", port, is_master=False, use_libuv=use_libuv).get("key") == b"value"

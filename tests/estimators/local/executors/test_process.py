@@ -493,21 +493,15 @@ def test_open_clusters_have_networks_of_their_own(tmp_path: Path, monkeypatch: p
             assert again.known_as("algo-1") == last
 
 
-@BOTH_WAYS
-def test_the_port_is_chosen_when_the_first_host_starts(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen: list[int] = []
-
-    def choose() -> int:
-        chosen.append(40000 + len(chosen))
-        return chosen[-1]
-
-    monkeypatch.setattr(process, "free_port", choose)
-    cluster = ProcessExecutor(isolated=False).cluster(ClusterSpec(name="job", image="image", roots={"a": tmp_path}))
-    assert not chosen
-    assert [cluster.master_port for _ in range(2)] == [40000, 40000]
-    assert said(start("sh", "-c", "echo $SMDDP_MASTER_PORT")) == "40001\n"
+def test_an_open_cluster_holds_the_port_of_its_hosts(tmp_path: Path) -> None:
+    spec = ClusterSpec(name="job", image="image", roots={"a": tmp_path})
+    with ProcessExecutor(isolated=False).cluster(spec) as cluster:
+        assert cluster.master_port == cluster.master_port
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", cluster.master_port))
+        port = cluster.master_port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
 
 
 def test_the_users_aws_credentials_never_reach_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
