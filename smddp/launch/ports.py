@@ -16,8 +16,8 @@ def free_port() -> int:
 def hold_port() -> socket.socket:
     """Return a socket that holds a free TCP port, on every address of this machine, until it is closed.
 
-    It does not listen, and sets SO_REUSEADDR, so a store of another process can listen on the port. Until then, maybe for
-    seconds, Linux gives the port neither to a connection nor to a program that asks for any port.
+    It does not listen, and sets SO_REUSEADDR, so a store of another process can listen on the port. Until then Linux
+    gives the port neither to a connection nor to a program that asks for any port.
     """
     try:
         return _bind(socket.AF_INET6)

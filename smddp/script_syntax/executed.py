@@ -6,7 +6,9 @@ left out, so that the rest is sure:
 1. branches: the blocks of ``if``, ``while`` and ``match``, a ``try`` with handlers, the right side of ``and`` and
    ``or``, comprehensions and lambdas;
 2. whatever comes after a branch that may leave the block, by ``return``, ``raise`` or ``sys.exit``;
-3. functions that nothing executed calls by their names, and methods.
+3. whatever comes after a statement, in a called function too, that may end the run with success by ``sys.exit``;
+4. functions that nothing executed calls by their names, methods, and functions with a decorator, which may call them
+   on one rank only.
 """
 
 from __future__ import annotations
@@ -22,6 +24,16 @@ Executed = tuple[PythonModule, ast.AST]
 
 _RUN = f"{PACKAGE}.run"
 _EXITS = frozenset({"exit", "quit", "sys.exit", "os._exit"})
+_CALLS_ALWAYS = frozenset(
+    {
+        f"{PACKAGE}.hydra.main",
+        "hydra.main",
+        "torch.distributed.elastic.multiprocessing.errors.record",
+        "torch.inference_mode",
+        "torch.no_grad",
+    }
+)
+"""Decorators whose function calls the decorated one in each call."""
 _SKIPPED = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -61,6 +73,7 @@ class _Walk:
     def __init__(self, modules: Modules) -> None:
         self._modules = modules
         self._entered: set[int] = set()
+        self._may_have_ended = False
 
     def module(self, module: PythonModule) -> Iterator[Executed]:
         if self._enters(module):
@@ -75,9 +88,8 @@ class _Walk:
         for statement in statements:
             yield module, statement
             yield from self._statement(module, statement)
-            if isinstance(statement, ast.Return | ast.Raise) or (
-                _is_branch(statement) and _may_leave(module, statement)
-            ):
+            self._may_have_ended = self._may_have_ended or _may_end_run(module, statement)
+            if self._may_have_ended or isinstance(statement, ast.Return | ast.Raise) or _may_leave(module, statement):
                 return
 
     def _statement(self, module: PythonModule, statement: ast.stmt) -> Iterator[Executed]:
@@ -132,16 +144,31 @@ class _Walk:
         if not isinstance(called, ast.Name | ast.Attribute):
             return
         found = self._modules.definition(module, called)
-        if found is not None and isinstance(found[1], _Function) and self._enters(found[1]):
+        if found is None or not isinstance(found[1], _Function):
+            return
+        decorators = [each.func if isinstance(each, ast.Call) else each for each in found[1].decorator_list]
+        if all(found[0].full_name(each) in _CALLS_ALWAYS for each in decorators) and self._enters(found[1]):
             yield from self._block(found[0], found[1].body)
 
 
-def _is_branch(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If | ast.Try | ast.While | ast.Match)
+def _may_end_run(module: PythonModule, statement: ast.stmt) -> bool:
+    """Return whether a statement may end the run with success. One that defines functions does not call them."""
+    pending: list[ast.AST] = [statement]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Call) and module.full_name(node.func) in _EXITS:
+            code = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else 0
+            if code in (0, None):
+                return True
+        if not isinstance(node, _Function | ast.Lambda | ast.ClassDef):
+            pending += ast.iter_child_nodes(node)
+    return False
 
 
 def _may_leave(module: PythonModule, statement: ast.stmt) -> bool:
-    """Return whether a branch may end the block that it is in."""
+    """Return whether a statement is a branch that may end the block that it is in."""
+    if not isinstance(statement, ast.If | ast.Try | ast.While | ast.Match):
+        return False
     if isinstance(statement, ast.If) and is_main_guard(statement.test):
         return False
     return any(

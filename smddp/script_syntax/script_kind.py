@@ -12,7 +12,8 @@ from smddp.script_syntax.modules import PACKAGE, Modules, PythonModule
 
 _LAUNCHING = "estimators"
 _ESTIMATOR = f"{_LAUNCHING}.Estimator"
-_TRAINING = ("torch", PACKAGE)
+_SENDING = frozenset({_LAUNCHING, "sagemaker", "boto3", "botocore"})
+_MAY_TRAIN = ("torch", PACKAGE, "importlib", "runpy")
 
 
 def only_trains(modules: Modules, nodes: Sequence[Executed]) -> bool:
@@ -27,14 +28,15 @@ def only_trains(modules: Modules, nodes: Sequence[Executed]) -> bool:
 def only_sends(modules: Modules, nodes: Sequence[Executed]) -> int | None:
     """Return the line in which every run of a script calls ``fit`` of an Estimator, or None.
 
-    None of its modules imports torch or smddp: such a script may train before it sends a job. `nodes` are those that
-    every run executes.
+    Its modules import nothing that may train before the job is sent: only Python's own modules, and packages that send
+    jobs. `nodes` are those that every run executes.
     """
     script = modules.script
-    if any(module.imports(package) for module in modules.reached for package in _TRAINING):
+    if any(module.imports(package) for module in modules.reached for package in _MAY_TRAIN):
         return None
-    if not any(name == _LAUNCHING for _, _, name in outside_imports(modules, modules.directories)):
-        return None  # a package of the user's own has this name
+    outside = {name for _, _, name in outside_imports(modules, modules.directories)}
+    if _LAUNCHING not in outside or not outside <= _SENDING:  # a package of the user's own may have the name
+        return None
     made = _estimators(script)
     for module, node in nodes:
         match node:

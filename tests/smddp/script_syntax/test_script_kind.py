@@ -23,6 +23,18 @@ def main():
 if __name__ == "__main__":
     main()
 """
+RANK_ZERO = "@rank_zero_only\ndef send(): estimator.fit()\nsend()"
+IN_JOB = """
+import os, sys
+
+def train():
+    if "SM_MODEL_DIR" in os.environ:
+        sys.exit(0)
+
+train()
+estimator.fit()
+"""
+EXIT_OF_MAIN = IN_MAIN.replace("    main()\n", "    import sys\n    sys.exit(main())\n")
 
 
 def kind(directory: Path, script: str) -> tuple[int | None, bool]:
@@ -34,7 +46,7 @@ def kind(directory: Path, script: str) -> tuple[int | None, bool]:
     return only_sends(modules, nodes), only_trains(modules, nodes)
 
 
-@pytest.mark.parametrize(("script", "line"), [(SENDING, 3), (IN_MAIN, 9)])
+@pytest.mark.parametrize(("script", "line"), [(SENDING, 3), (IN_MAIN, 9), (EXIT_OF_MAIN, 9)])
 def test_a_script_whose_every_run_calls_fit_only_sends(tmp_path: Path, script: str, line: int) -> None:
     assert kind(tmp_path, script) == (line, False)
 
@@ -51,6 +63,11 @@ def test_a_script_whose_every_run_calls_run_only_trains(tmp_path: Path) -> None:
         pytest.param(TRAINING + SENDING, id="trains, then sends"),
         pytest.param("import torch\n" + SENDING, id="may train by torch"),
         pytest.param("import lib\n" + SENDING, id="may train in a module of its own"),
+        pytest.param("import jax\n" + SENDING, id="may train by another package"),
+        pytest.param("import importlib\n" + SENDING, id="may import what trains"),
+        pytest.param(SENDING.replace("estimator.fit()", RANK_ZERO), id="a decorator calls it on one rank"),
+        pytest.param(SENDING.replace("estimator.fit()", IN_JOB), id="a called function may end the run before"),
+        pytest.param(SENDING.replace("estimator.fit()", "x or os._exit(0)\nestimator.fit()"), id="ends before"),
         pytest.param(SENDING.replace("estimator.fit()", "if x:\n    estimator.fit()"), id="one rank sends"),
         pytest.param(SENDING.replace("estimator.fit()", "estimator.plan()"), id="sends nothing"),
         pytest.param(SENDING.replace("estimator.fit()", "estimator = SVC()\nestimator.fit()"), id="another's fit"),
