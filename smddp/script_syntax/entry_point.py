@@ -1,7 +1,7 @@
 """What Python runs as ``__main__``: a script by its path, or a module by its name, as ``python -m`` does.
 
-A module is found without an import, which would run the code of its packages. Only that code could tell where a package
-that changes ``__path__`` or ``sys.path`` has its modules: such a module is left to the ranks.
+A module is found without an import, which would run the code of its packages. A package may change ``__path__`` or
+``sys.path`` when it is imported: whether its modules exist is then left to the ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from smddp.job.near_names import near_name, no_script
 from smddp.script_syntax.imports import brings_modules
 from smddp.script_syntax.modules import Modules
 
+_IS_SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
+"""Whether PYTHONSAFEPATH, which the ranks inherit, keeps Python from the working directory; since Python 3.11."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntryPoint:
@@ -28,7 +31,7 @@ class EntryPoint:
     modules: Modules
     """Its file, and the modules of its own code; ``sys.path`` begins with the first of their directories."""
     missing: str = ""
-    """The reason why no run would find it; empty if Python finds it, or if only a run can tell."""
+    """The reason why Python can't find it; empty if it can, or if only a run can tell."""
 
     @property
     def name(self) -> str:
@@ -52,8 +55,10 @@ def find_entry_point(given: str | Path, *, module: bool = False) -> EntryPoint:
         return _find_module(str(given))
     path = Path(given)
     missing = "" if path.is_file() else no_script(path)
-    if missing and not Path(f"{given}.py").is_file() and not _find_module(str(given)).missing:
-        missing = f"There is no script {given}. Did you mean -m {given}?"
+    if missing and not Path(f"{given}.py").is_file():
+        meant = _find_module(str(given))
+        if not meant.missing and meant.path.is_relative_to(Path.cwd()):
+            missing = f"There is no script {given}. Did you mean -m {given}?"
     return EntryPoint(
         words=(str(given),), modules=Modules(path=path, directories=[path.parent], named={}), missing=missing
     )
@@ -61,7 +66,8 @@ def find_entry_point(given: str | Path, *, module: bool = False) -> EntryPoint:
 
 def _find_module(name: str) -> EntryPoint:
     directory, parts = Path.cwd(), name.split(".")
-    found = _specs(parts, [str(directory), *sys.path])
+    here = [] if _IS_SAFE_PATH else [str(directory)]
+    found = _specs(parts, [*here, *sys.path]) if _is_name(name) else []
     is_found = len(found) >= len(parts) and not _is_package(found[-1])
     expected = directory.joinpath(*parts[:-1], f"{parts[-1]}.py")
     modules = Modules(
@@ -74,20 +80,26 @@ def _find_module(name: str) -> EntryPoint:
     return EntryPoint(
         words=("-m", name),
         modules=modules,
-        missing=_why_missing(parts, found, directory) if is_surely_missing else "",
+        missing=_why_missing(name, found, directory) if is_surely_missing else "",
     )
+
+
+def _is_name(name: str) -> bool:
+    """Return whether Python would look for a module of this name."""
+    return all(part and "/" not in part for part in name.split("."))
 
 
 def _specs(parts: Sequence[str], places: Sequence[str]) -> list[ModuleSpec]:
     """Return what Python finds of a dotted name: its packages, and the module; of a package, its ``__main__``.
 
-    Each part is looked up alone, in the directories of the package before it: for a dotted name importlib would import
-    that package.
+    Python's own finder looks for each part alone, in the directories of the package before it: by the whole name it
+    would look that package up among the imported modules. Others, such as those of editable installations, know names.
     """
     found: list[ModuleSpec] = []
-    for part in (*parts, "__main__"):
-        finders = [PathFinder] if found else sys.meta_path  # an editable installation may have a finder of its own
-        specs = (finder.find_spec(part, places) for finder in finders if part)
+    names = (*parts, "__main__")
+    for number, part in enumerate(names, 1):
+        name = ".".join(names[:number])
+        specs = (finder.find_spec(part if finder is PathFinder else name, places) for finder in sys.meta_path)
         if (spec := next(filter(None, specs), None)) is None:
             break
         found.append(spec)
@@ -106,17 +118,23 @@ def _place(spec: ModuleSpec) -> Path:
     return Path(next(iter(spec.submodule_search_locations or ()), spec.origin or ""))
 
 
-def _why_missing(parts: Sequence[str], found: Sequence[ModuleSpec], directory: Path) -> str:
-    name = ".".join(parts)
+def _why_missing(name: str, found: Sequence[ModuleSpec], directory: Path) -> str:
+    parts = name.split(".")
     if (directory / name).is_file():
         return f"{name} is a file, and -m takes the name of a module: leave -m out."
+    if not _is_name(name):
+        return f"-m takes the name of a module, such as jobs.train, and {name!r} is none."
     if found and not _is_package(found[-1]):
-        return f"There is no module {name}: {'.'.join(parts[: len(found)])} is a module, and no package."
+        module = ".".join(parts[: len(found)])
+        remedy = f" Did you mean {module}?" if parts[len(found) :] == ["py"] else ""
+        return f"There is no module {name}: {module} is a module, and no package.{remedy}"
     places = list(found[-1].submodule_search_locations or ()) if found else [str(directory)]
     known = sorted(each.name for each in pkgutil.iter_modules(places))
     if len(found) == len(parts):
         modules = f": give one of its modules, such as {shown_names(known)}" if known else ""
         return f"{name} is a package without the module __main__, which -m would run{modules}."
+    if not found and _IS_SAFE_PATH:
+        return f"There is no module {name}: it is not installed, and PYTHONSAFEPATH keeps Python from {directory}."
     absent = parts[len(found)]
     if near := near_name(absent, known):
         corrected = [*parts[: len(found)], near, *parts[len(found) + 1 :]]

@@ -137,6 +137,8 @@ def choose_imports(modules: Modules, environ: Mapping[str, str]) -> Imports | No
         return None
     common = [*_TORCH, *(_OWN if uses_own else ())]
     sets_variables = any(map(_SETS_VARIABLES.search, texts))
+    if sets_variables and "torch" not in packages:  # ``import smddp`` imports no torch, which may read the variable
+        return None
     if any(b"optim" in text for text in texts) and not sets_variables:
         common.append(_OF_OPTIMIZERS)
     if packages[0] not in _USUALLY_FIRST:

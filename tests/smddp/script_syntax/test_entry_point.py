@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.script_syntax import find_entry_point
+from smddp.script_syntax import entry_point, find_entry_point
 
 FILES = {
     "train.py": "",
@@ -25,6 +25,8 @@ FILES = {
     "library/plain/other.py": "",
     "elsewhere/editable/__init__.py": "",
     "elsewhere/editable/train.py": "",
+    "elsewhere/part/__init__.py": "",
+    "elsewhere/part/train.py": "",
 }
 
 
@@ -42,8 +44,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
         @classmethod
         def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-            assert "." not in name, "the whole name would be imported"
-            return PathFinder.find_spec(name, [str(tmp_path / "elsewhere")]) if name == "editable" else None
+            if name == "spread":
+                return ModuleSpec(name, None, is_package=True)  # a namespace: only the finder knows what is in it
+            known = {"editable": "editable", "spread.part": "part"}
+            return PathFinder.find_spec(known[name], [str(tmp_path / "elsewhere")]) if name in known else None
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable])
     return tmp_path
@@ -62,6 +66,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plain.other", "library/plain/other.py", []),
         ("installed.train", "library/installed/train.py", ["library/installed"]),
         ("editable.train", "elsewhere/editable/train.py", ["elsewhere/editable"]),
+        ("spread.part.train", "elsewhere/part/train.py", ["elsewhere/part"]),
     ],
 )
 def test_a_module_is_found_without_an_import(project: Path, module: str, file: str, packages: list[str]) -> None:
@@ -89,8 +94,16 @@ def test_the_modules_of_an_installed_package_are_its_own(project: Path) -> None:
         ("jbos.train", True, "There is no module jbos.train. Did you mean jobs.train?"),
         ("jobs.evaluate", True, "There is no module jobs.evaluate: 'evaluate' is not in {}/jobs."),
         ("absent.train", True, "There is no module absent.train: 'absent' is not in {}, and it is not installed."),
-        (".train", True, "There is no module .train: '' is not in {}, and it is not installed."),
+        (".train", True, "-m takes the name of a module, such as jobs.train, and '.train' is none."),
+        ("jobs.train.", True, "-m takes the name of a module, such as jobs.train, and 'jobs.train.' is none."),
+        ("jobs/train", True, "-m takes the name of a module, such as jobs.train, and 'jobs/train' is none."),
+        ("", True, "-m takes the name of a module, such as jobs.train, and '' is none."),
         ("train.main", True, "There is no module train.main: train is a module, and no package."),
+        (
+            "jobs.train.py",
+            True,
+            "There is no module jobs.train.py: jobs.train is a module, and no package. Did you mean jobs.train?",
+        ),
         ("train.py", True, "train.py is a file, and -m takes the name of a module: leave -m out."),
         ("jobs/train.py", True, "jobs/train.py is a file, and -m takes the name of a module: leave -m out."),
         (
@@ -131,3 +144,17 @@ def test_python_finds_what_is_found_here(project: Path, module: str) -> None:
     (project / "jobs" / "__init__.py").write_text("")
     ended = subprocess.run([sys.executable, "-m", module], cwd=project, capture_output=True, check=False)
     assert (ended.returncode == 0) == (find_entry_point(module, module=True).missing == "")
+
+
+def test_a_script_is_not_taken_for_a_module_of_python(project: Path) -> None:
+    assert find_entry_point("profile").missing == f"There is no script profile (looked in {project})."
+
+
+def test_the_working_directory_is_not_searched_where_python_does_not(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_point, "_IS_SAFE_PATH", True)
+    assert find_entry_point("jobs.train", module=True).missing == (
+        f"There is no module jobs.train: it is not installed, and PYTHONSAFEPATH keeps Python from {project}."
+    )
+    assert find_entry_point("installed.train", module=True).missing == ""
