@@ -72,7 +72,7 @@ class EstimatorError(ValueError):
 
 
 def not_sent(reason: object, remedy: str) -> EstimatorError:
-    """Return the error of a job without a problem of its own, which this machine, AWS or S3 kept from being sent."""
+    """Return the error of a job that passed its checks and could not be sent, with the reason and the remedy."""
     return EstimatorError(f"The job was not sent: {str(reason).rstrip('.')}. {remedy}")
 
 

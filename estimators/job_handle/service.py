@@ -115,7 +115,7 @@ class SageMakerService:
         if not self._is_on_local_platform:
             stream = f"CloudWatch {LOG_GROUP}, {self._name}/algo-…"
             return f"\nIts log: TrainingJob.attach({self._attached}).logs(), or {stream}"
-        until = "until its local platform ends. LocalSageMaker(directory, storage='disk') keeps them"
+        until = "until its local platform ends. To keep them longer, use LocalSageMaker(directory, storage='disk')"
         if (kept_in := getattr(self._boto_session, "kept_in", None)) is not None:
             until = f"on this platform or a later LocalSageMaker({kept_in!r}, storage='disk')"
         return (

@@ -190,8 +190,8 @@ def find_nodes(
         logger.warning("NODES ARE LEFT UNUSED: %s", unused)
     if placed is None and rank is None and (unread := [name for name in _OF_OTHER_LAUNCHERS if name in environ]):
         logger.info(
-            "not read, as by torchrun: %s. All ranks run on this machine; for one node of several give --nodes, "
-            "--node-rank, --master-addr and --master-port",
+            "%s: set, and ignored, as torchrun does. All ranks run on this machine. To run one node of several, give "
+            "--nodes, --node-rank, --master-addr and --master-port",
             ", ".join(unread),
         )
     count = 1 if count is None else count

@@ -60,7 +60,7 @@ def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, st
     asks_for_help = not _HELP.isdisjoint(arguments)
     if not asks_for_help and (sends := only_sends(modules, nodes)) is not None:
         yield DistributedError(
-            f"{modules.script.name}, line {sends}, sends a job, and each rank would send one: run it by python, "
+            f"{modules.script.name}, line {sends}, sends a job, and each rank would send one. Run it by python alone, "
             "without smddp run."
         )
     yield from _missing_modules(modules, nodes)

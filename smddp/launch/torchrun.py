@@ -136,7 +136,7 @@ def _tell_failed(exits: Sequence[ProcessExit], *, first_rank: int) -> None:
     for exited in exits:
         if exited.code != 0:
             printed = find_printed(exited.code, exited.tail or "")
-            error = printed.message if printed is not None and not printed.is_last_line else ""
+            error = f"{printed.message}{printed.context}" if printed is not None and not printed.is_last_line else ""
             alike.setdefault((exited.code, error), []).append(exited)
     for (code, error), group in alike.items():
         ranks = sorted(first_rank + exited.index for exited in group)

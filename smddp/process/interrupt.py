@@ -14,7 +14,7 @@ from types import TracebackType
 
 @contextmanager
 def interruption_told(logger: logging.Logger, what: str) -> Iterator[None]:
-    """Log what Ctrl-C has ended, in place of a traceback, if it ends the block."""
+    """Log one line that says what Ctrl-C has ended, in place of a traceback, if Ctrl-C ends the block."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

@@ -16,17 +16,20 @@ from smddp.training.optimizer_step import OptimizerStep
 
 logger = logging.getLogger(__name__)
 
+_LOOKS_AT_ZEROS = 10
+
 
 class OutsideGradients:
     """Warns once, if ``logs``, of gradients that exist before the first backward pass of a step.
 
-    All weights are looked at before the first step, and one weight, which had a gradient in it, before each later one:
-    the steps must cost nothing.
+    All weights are looked at before the first step. Before each later step only the first weight that had a gradient in
+    it is, so that a step costs one comparison: gradients of other weights alone are not noticed.
     """
 
     def __init__(self, step: OptimizerStep, *, logs: bool) -> None:
         self._step, self._logs = step, logs
         self._watched: Sequence[Tensor] = step.parameters()
+        self._looks_at_zeros = _LOOKS_AT_ZEROS
         step.before_clearing.append(self._choose)
 
     def look(self) -> None:
@@ -42,10 +45,17 @@ class OutsideGradients:
 
     def _tell(self) -> None:
         found = [local_values(weight.grad) for weight in self._watched if weight.grad is not None]
-        self._watched = ()
-        if self._logs and any(bool(gradient.norm()) for gradient in found):
-            logger.warning(
-                "the weights have gradients from outside of trainer.step(), which adds its own to them. They come from "
-                "a backward() of the script, or from the step of another trainer whose loss passes through this model. "
-                "If they are not intended, remove the backward(), or call model.requires_grad_(False) during that step"
-            )
+        if any(bool(gradient.norm()) for gradient in found):
+            self._watched = ()
+            if self._logs:
+                logger.warning(
+                    "the weights have gradients from outside of trainer.step(), which adds its own to them. They come "
+                    "from a backward() of the script, or from the step of another trainer whose loss passes through "
+                    "this model. If they are not intended, remove the backward(), or call model.requires_grad_(False) "
+                    "during that step"
+                )
+            return
+        # Zeros, of an optimizer that sets no gradient to None: each look waits for the GPU.
+        self._looks_at_zeros -= 1
+        if not self._looks_at_zeros:
+            self._watched = ()

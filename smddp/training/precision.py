@@ -1,7 +1,8 @@
-"""Choose the number format that a model computes in, by name: automatic mixed precision, TF32, and Apex's levels.
+"""The number format that a model computes in, chosen by name, and the models that compute in it.
 
-`Precision` decides what a name means on a device, and refuses what the device can't do. The models below it run a
-forward pass in a lower precision: each wraps a model as ``module``, and is called in its place.
+`Precision` decides what a name means on a device: automatic mixed precision, TF32, or a level of Apex's. It refuses
+what the device can't do. The models below it run a forward pass in a lower precision: each wraps a model as ``module``,
+and is called in its place.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def test_a_failed_job_of_a_local_platform_names_no_log_on_aws(
         TrainingJob(NAME, platform).wait(logs=False)
     told = str(failure.value)
     assert f"TrainingJob.attach('{NAME}', sagemaker_session) has .logs() and .download(directory), until its" in told
-    assert told.endswith("LocalSageMaker(directory, storage='disk') keeps them")
+    assert told.endswith("use LocalSageMaker(directory, storage='disk')")
     assert "CloudWatch" not in told
 
 

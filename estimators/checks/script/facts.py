@@ -145,7 +145,7 @@ def _check_sends_itself(modules: Modules, nodes: Sequence[Executed]) -> Iterator
     if (line := only_sends(modules, nodes)) is not None:
         yield error(
             "entry_point",
-            f"{modules.path}, line {line}, sends this job, and would send it again from within the job, without an end",
+            f"{modules.path}, line {line}, sends this job: the job would run the same script and send itself again",
             "Give the training script, in a file of its own.",
         )
 

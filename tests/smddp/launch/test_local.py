@@ -329,7 +329,7 @@ def test_variables_that_no_launcher_of_nodes_has_set_are_told_and_not_read(caplo
     assert nodes.master_port != 23456
     (told,) = caplog.messages
     assert told.startswith(
-        "not read, as by torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. All ranks run on this"
+        "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: set, and ignored, as torchrun does. All ranks run on this"
     )
     caplog.clear()
     find_nodes(environ, count=2, rank=0, master_addr="10.0.0.1", master_port=23456)

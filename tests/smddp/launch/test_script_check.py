@@ -152,8 +152,8 @@ def test_a_missing_module_is_told_with_its_package_and_a_module_of_the_script_is
 def test_a_script_that_sends_a_job_is_told_to_be_run_without_ranks(tmp_path: Path) -> None:
     script = "import argparse\nfrom estimators import Estimator\nEstimator('train.py').fit()\n"
     assert refusal(tmp_path, script) == (
-        "DistributedError: train.py, line 3, sends a job, and each rank would send one: run it by python, without "
-        "smddp run."
+        "DistributedError: train.py, line 3, sends a job, and each rank would send one. Run it by python alone, "
+        "without smddp run."
     )
     assert refusal(tmp_path, script, ["--help"]) == ""
 

@@ -122,7 +122,7 @@ def channels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def outcome(directory: Path, kind: str, warm: str, channels: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Run a script on two ranks; return what it printed, without times and in order, and its tensors' SHA-256."""
+    """Run a script on two ranks; return its lines, sorted and without times, and the SHA-256 of its tensors."""
     script, arguments = KINDS[kind]
     (directory / "conf").mkdir(parents=True)
     (directory / "conf" / "config.yaml").write_text("lr: 0.1\nseed: 7\n")

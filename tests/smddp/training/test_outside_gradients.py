@@ -17,7 +17,7 @@ TOLD = "the weights have gradients from outside of trainer.step()"
 @pytest.fixture
 def trainer(job: Job) -> Trainer:
     model = nn.Linear(4, 1)
-    return Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.01))
 
 
 def loss_of(model: Callable[[Tensor], Tensor]) -> Tensor:
@@ -28,6 +28,18 @@ def test_a_backward_of_the_same_loss_is_told(trainer: Trainer, caplog: pytest.Lo
     for _ in range(3):
         loss = loss_of(trainer.model)
         loss.backward(retain_graph=True)
+        trainer.step(loss)
+    assert sum(TOLD in message for message in caplog.messages) == 1
+
+
+def test_gradients_after_zeros_are_told(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    weights = list(trainer.model.parameters())
+    for step in range(4):
+        loss = loss_of(trainer.model)
+        if step == 1:
+            weights[0].grad = torch.zeros_like(weights[0])
+        if step > 1:
+            loss.backward(retain_graph=True)
         trainer.step(loss)
     assert sum(TOLD in message for message in caplog.messages) == 1
 

@@ -383,5 +383,5 @@ def test_a_submit_script_that_names_itself_as_the_training_script_is_an_error(
     script = "from estimators import Estimator\nEstimator('train.py').fit()\n"
     assert faults(tmp_path, script, {}) == ""  # the job may send other jobs
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "train.py"), raising=False)
-    assert "train.py, line 2, sends this job, and would send it again" in faults(tmp_path, script, {})
+    assert "train.py, line 2, sends this job: the job would run the same script" in faults(tmp_path, script, {})
     assert faults(tmp_path, script.replace("Estimator(", "if this_is_no_job: Estimator("), {}) == ""

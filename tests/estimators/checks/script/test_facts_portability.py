@@ -1,4 +1,4 @@
-"""What works on this machine only is a warning; what a script chooses at its start is none."""
+"""What works on this machine only is a warning, and what the script chooses when it starts is none."""
 
 from __future__ import annotations
 
