@@ -107,6 +107,11 @@ KINDS: dict[str, tuple[str | Path, Sequence[str]]] = {
     "sharded": (ENTRYPOINTS / "language_model.py", [*TEXT, "--sample-bytes", "9"]),
     "images": (ENTRYPOINTS / "image_classification.py", ["--epochs", "1", "--batch-size", "8"]),
 }
+IS_WARM = """
+import sys
+if __name__ == "__main__":
+    print("is warm:", "smddp.process.warm_program" in sys.modules, flush=True)
+"""
 _TIMES = re.compile(r"\b\d\d:\d\d:\d\d\b|\b(\w*seconds?|goodput\w*|train_runtime)\b(=|': )\S*")
 _SAVE = re.compile(r"/[0-9a-f]{12}-\d{4}/")  # the name that each save draws for its directory
 _SEEDED = {"trainer", "hydra"}
@@ -126,7 +131,9 @@ def outcome(directory: Path, kind: str, warm: str, channels: dict[str, str]) -> 
     script, arguments = KINDS[kind]
     (directory / "conf").mkdir(parents=True)
     (directory / "conf" / "config.yaml").write_text("lr: 0.1\nseed: 7\n")
-    (directory / "train.py").write_text(script if isinstance(script, str) else script.read_text())
+    text = script if isinstance(script, str) else script.read_text()
+    begun = max(text.rfind("\nif __name__"), text.rfind("\nmain()"))  # smddp.run ends the process
+    (directory / "train.py").write_text(f"{text[:begun]}{IS_WARM}{text[begun:]}" if begun >= 0 else text + IS_WARM)
     command = [sys.executable, "-m", "smddp.cli", "run", "--processes-per-node", "2", "--run-dir", "run", "train.py"]
     done = subprocess.run(
         [*command, *arguments],
@@ -138,8 +145,10 @@ def outcome(directory: Path, kind: str, warm: str, channels: dict[str, str]) -> 
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    assert "start cold" not in done.stderr
-    printed = [_TIMES.sub("", line) for line in done.stdout.splitlines()]
+    lines = done.stdout.splitlines()
+    told = [line for line in lines if line.startswith("is warm:")]
+    assert told == 2 * [f"is warm: {warm == '1'}"], done.stderr
+    printed = [_TIMES.sub("", line) for line in lines if line not in told]
     printed += [_TIMES.sub("", line) for line in done.stderr.splitlines() if "loss=" in line]
     kept = [each for ending in ("safetensors", "pt") for each in directory.rglob(f"*.{ending}")]
     return sorted(printed), {
