@@ -69,6 +69,7 @@ class TrainingData:
         self._yielded: int | None = None  # batches of this epoch; None if the loop iterates itself
         self._has_stepped = False  # whether the newest batch had an optimizer step
         self._is_settled = True  # whether the position counts the newest batch
+        self._has_ended = False  # whether the epoch's batches have been yielded to their end
         self._warned = False
 
     @property
@@ -140,7 +141,7 @@ class TrainingData:
 
     def start_epoch(self, epoch: int) -> None:
         """Begin the epoch, or continue it if the position is inside it."""
-        self._yielded, self._is_settled = None, True
+        self._yielded, self._is_settled, self._has_ended = None, True, False
         self._loaders.start_epoch(epoch)
 
     def end_epoch(self) -> None:
@@ -217,6 +218,11 @@ class TrainingData:
 
     def _ordered(self, loader: Iterable[Any]) -> Generator[Any, None, None]:
         """Yield the batches of the loader with an order, and keep its position."""
+        if self._has_ended:
+            raise ValueError(
+                "trainer.batches(loader) has yielded this epoch's batches to their end, and only trainer.epochs() and "
+                "trainer.steps_to() begin another epoch: write `for epoch in trainer.epochs(n)` around the batches"
+            )
         self._yielded = 0
         try:
             for batch in self._timed(self.moved(loader)):
@@ -228,6 +234,7 @@ class TrainingData:
                 self._yielded += 1
                 self._is_settled = self._has_stepped = False
                 yield batch
+            self._has_ended = True
         finally:
             if self._has_stepped and self._step.micro_batch == 0:
                 self.settle()  # after a `break`

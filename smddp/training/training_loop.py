@@ -190,13 +190,14 @@ class TrainingLoop:
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader, on the device; call ``step`` for each batch to train on.
 
-        The first training batch calls ``resume`` unless the script has. A loader that ``loader`` did not make causes a
+        One call yields one epoch of the training loader, or what is left of it; ``epochs`` begins the next one. In a
+        loop over ``steps_to``, one call yields epoch after epoch. The first training batch calls ``resume`` unless the script has. A loader that ``loader`` did not make causes a
         warning, because its position is in no checkpoint. If its batches end within an optimizer step, the step is
         taken with those micro-batches. Under ``torch.no_grad``, and from an ``evaluation_loader``, batches are only
         moved.
 
         Raises:
-            ValueError: A DataLoader would give all of the data to every rank.
+            ValueError: A DataLoader would give all of the data to every rank; or the epoch's batches have ended before.
         """
         outlive_stop(loader)
         return self._evaluation_batches(loader) if is_evaluation(loader) else self._training_batches(loader)

@@ -97,6 +97,18 @@ def test_batches_that_another_iteration_overtook_are_refused(job: Job, is_nested
                     parts.step(batch)
 
 
+def test_a_second_pass_over_the_batches_of_an_epoch_is_refused(job: Job) -> None:
+    parts = Parts(job)
+    loader = parts.trainer.loader(points(), batch_size=8)
+    with pytest.raises(ValueError, match=r"write `for epoch in trainer\.epochs\(n\)` around the batches"):
+        for _epoch in range(3):
+            for (batch,) in parts.trainer.batches(loader):
+                parts.step(batch)
+    assert parts.trainer.steps == 5
+    train(parts, loader)
+    assert parts.trainer.steps == 10  # the rest of the first epoch is empty
+
+
 def test_a_loop_of_steps_that_forgets_to_resume_is_refused(job: Job) -> None:
     parts = Parts(job)
     parts.step(torch.ones(2, 1))
