@@ -168,13 +168,13 @@ class TrainingData:
         order = self._loaders.order
         return loader is not self._loaders.loader or order is None or order.steps_per_epoch is None or len(order) > 0
 
-    def ends_in_window(self, loader: Iterable[Any]) -> bool:
-        """Return whether the batches of this loader have ended within an optimizer step.
+    def may_end_in_window(self, loader: Iterable[Any]) -> bool:
+        """Return whether the batches of this loader may have ended within an optimizer step, on any rank.
 
         A loader with an order gives whole steps. Within its loop, another loader's micro-batches belong to its step.
         """
         follows_order = loader is self._loaders.loader and self._loaders.order is not None
-        return not follows_order and self._yielded is None and self._step.micro_batch > 0
+        return not follows_order and self._yielded is None
 
     def loss_weight(self) -> float:
         """Return the factor for the loss of the next micro-batch, by the order of the data.

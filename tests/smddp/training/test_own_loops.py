@@ -443,6 +443,24 @@ def test_micro_batches_that_are_left_over_make_a_step_of_their_mean(job: Job) ->
     assert torch.allclose(parts.model.weight, model.weight)
 
 
+@pytest.mark.parametrize("has_order", [False, True])
+def test_micro_batches_that_a_break_leaves_over_make_a_step_of_their_mean(job: Job, has_order: bool) -> None:
+    parts, by_hand = Parts(job, accumulate=2), Parts(job.part("by_hand"))
+    loader = parts.trainer.loader(points(), batch_size=8) if has_order else [(torch.ones(2, 1) * n,) for n in range(9)]
+    seen = []
+    for _ in parts.trainer.epochs(2):
+        for number, (batch,) in enumerate(parts.trainer.batches(loader), 1):
+            parts.step(batch)
+            seen.append(batch)
+            if number == 3:
+                break
+    assert steps_saved(job) == [2, 4]  # of each epoch's end
+    for epoch in (seen[:3], seen[3:]):
+        by_hand.step(torch.cat(epoch[:2]))
+        by_hand.step(epoch[2])
+    torch.testing.assert_close(parts.model.weight, by_hand.model.weight)
+
+
 # Batches and steps that do not pair up
 
 
