@@ -74,6 +74,7 @@ class Loaders:
 
     def training(self, dataset: AnyDataset, order: OrderOptions, *, options: dict[str, Any]) -> DataLoader[Any]:
         """Return a loader of this rank's share of each global batch. Collective; raises as `make_rank_data`."""
+        check_in_order(options.get("in_order", True))
         data = make_rank_data(dataset, order, self._membership)
         self.order = data.order
         self.loader = loader = DataLoader(
@@ -178,6 +179,15 @@ class StatefulLoader(Protocol):
         """Restore the position. The next iteration starts from it."""
 
 
+def check_in_order(in_order: object) -> None:
+    """Raise ValueError for a training loader whose workers' batches come in any order."""
+    if not in_order:
+        raise ValueError(
+            "in_order=False yields the batches of several workers in any order, and a resume, which continues at one "
+            "position in the order, would lose samples and repeat others: leave in_order out"
+        )
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class DataLoaderOptions:
     """The options of a plain DataLoader."""
@@ -197,6 +207,7 @@ class DataLoaderOptions:
             raise ValueError(
                 f"the DataLoader reads {type(loader.dataset).__name__} in sequence, and keeps no place in it: {_REMEDY}"
             )
+        check_in_order(loader.in_order)
         batch_sampler = loader.batch_sampler
         if type(batch_sampler) is not BatchSampler:
             raise ValueError(f"the DataLoader's batches come from {type(batch_sampler).__name__}: {_REMEDY}")

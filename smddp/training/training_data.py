@@ -26,7 +26,7 @@ from smddp.accelerator import has_streams
 from smddp.checkpoint.run_state import Stateful
 from smddp.data import ElasticSampler, EvaluationSampler
 from smddp.data.build_order import AnyDataset, OrderOptions
-from smddp.data.loaders import DataLoaderOptions, Loaders, StatefulLoader
+from smddp.data.loaders import DataLoaderOptions, Loaders, StatefulLoader, check_in_order
 from smddp.data.order import DataOrder
 from smddp.data.order.data_order import Tail
 from smddp.data.order.host_sharding import OnChange
@@ -102,6 +102,7 @@ class TrainingData:
         """Return the training loader. Arguments and errors are the same as for `Trainer.loader`. Collective."""
         if isinstance(dataset, StatefulLoader) and batch_size is None:
             _check_shares(dataset, self._membership)
+            check_in_order(getattr(dataset, "in_order", True))
             outlive_stop(dataset)  # a resume may start its workers
             self._loader_state = LoaderState(dataset, self._membership.data_rank)
             self._loaders.loader = dataset

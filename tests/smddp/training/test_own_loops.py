@@ -307,6 +307,16 @@ def test_what_a_dataloader_says_itself_is_not_taken_beside_it(job: Job, beside: 
         Parts(job).trainer.loader(DataLoader(points(), batch_size=3, shuffle=True), **beside)
 
 
+@pytest.mark.parametrize("make", [None, DataLoader, StatefulDataLoader])
+def test_batches_in_any_order_are_refused(job: Job, make: Any) -> None:
+    options = {"batch_size": 4, "in_order": False}
+    with pytest.raises(ValueError, match=r"a resume, .* would lose samples and repeat others: leave in_order out"):
+        if make is None:
+            Parts(job).trainer.loader(points(), num_workers=2, **options)
+        else:
+            Parts(job).trainer.loader(make(points(), **options))
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[Tensor]]:
         return iter([(torch.ones(1),)] * 6)
