@@ -78,7 +78,9 @@ class Loaders:
         data = make_rank_data(dataset, order, self._membership)
         self.order = data.order
         self.loader = loader = DataLoader(
-            Seeded(data.fetching, data.seed), batch_sampler=InEpoch(data.order), **self._complete(options)
+            Seeded(data.fetching, data.seed),
+            batch_sampler=InEpoch(data.order, order.accumulate),
+            **self._complete(options),
         )
         return loader
 
@@ -104,19 +106,26 @@ class Loaders:
 
 
 class InEpoch(Sampler[Any]):
-    """An order whose batches carry their epoch, which a worker process cannot know."""
+    """An order whose batches carry their epoch, which a worker process cannot know.
 
-    def __init__(self, order: DataOrder) -> None:
+    An iteration under ``torch.no_grad`` evaluates, and sees the whole epoch: an accuracy of the training data, or
+    BatchNorm's statistics by ``torch.optim.swa_utils.update_bn``. One with gradients trains, and continues.
+    """
+
+    def __init__(self, order: DataOrder, accumulate: int) -> None:
         self.order = order
+        self._accumulate = accumulate
 
     def __len__(self) -> int:
-        """Return the number of batches left in the epoch."""
-        return len(self.order)
+        """Return the number of batches of a whole epoch; raise TypeError if it is not known yet."""
+        steps = self.order.steps_per_epoch
+        return len(self.order) if steps is None else steps * self._accumulate
 
     def __iter__(self) -> Iterator[_Key]:
-        """Yield the batches left in the epoch, each with the epoch's number."""
+        """Yield the batches left in the epoch, or all of them without gradients, each with the epoch's number."""
         epoch = self.order.epoch
-        return ((epoch, samples) for samples in self.order)
+        batches = iter(self.order) if torch.is_grad_enabled() else self.order.whole_epoch()
+        return ((epoch, samples) for samples in batches)
 
 
 class Seeded(Dataset[Any]):

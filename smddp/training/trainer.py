@@ -287,7 +287,9 @@ class Trainer(TrainingLoop):
     ) -> DataLoader[Any]:
         """Return a loader of this rank's share of the training data; its position is part of every checkpoint.
 
-        A worker's random numbers for a sample depend on seed, epoch and sample alone.
+        A worker's random numbers for a sample depend on seed, epoch and sample alone. Its ``len`` is the number of
+        batches of a whole epoch. Under ``torch.no_grad`` an iteration over it yields the whole epoch, too; else it
+        yields the batches that are left of the epoch.
 
         ``dataset`` may be a DataLoader. From a plain one (shuffled, in order, or with a DistributedSampler) the trainer
         takes the dataset and the options, and gives each rank its share; its ``batch_size`` is the size of one

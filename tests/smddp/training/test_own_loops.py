@@ -109,6 +109,27 @@ def test_a_second_pass_over_the_batches_of_an_epoch_is_refused(job: Job) -> None
     assert parts.trainer.steps == 10  # the rest of the first epoch is empty
 
 
+@pytest.mark.parametrize("by_batches", [False, True])
+def test_without_gradients_the_training_loader_yields_its_whole_epoch(job: Job, by_batches: bool) -> None:
+    parts = Parts(job, accumulate=2)
+    loader = parts.trainer.loader(points(), batch_size=8)
+    seen = []
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            seen.append(sum(len(batch) for (batch,) in (parts.trainer.batches(loader) if by_batches else loader)))
+
+    for _ in parts.trainer.epochs(1):
+        for number, (batch,) in enumerate(parts.trainer.batches(loader), 1):
+            assert len(loader) == 10
+            parts.step(batch)
+            if number == 4:
+                evaluate()
+        evaluate()
+    assert seen == [SAMPLES, SAMPLES]
+    assert parts.trainer.steps == 5
+
+
 def test_a_loop_of_steps_that_forgets_to_resume_is_refused(job: Job) -> None:
     parts = Parts(job)
     parts.step(torch.ones(2, 1))
