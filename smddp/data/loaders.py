@@ -1,10 +1,10 @@
 """The DataLoaders of one rank: training data whose position a checkpoint keeps, and evaluation data, each sample once.
 
 The samplers choose the samples of a batch; ``torch.utils.data.DataLoader`` fetches them. Random augmentation does not
-depend on workers: seed, epoch and sample alone decide what is drawn for a sample. The generators of a DataLoader's
-worker start anew with every epoch and every resume, so what they draw depends on the number of workers, the number of
-ranks, and the place where training was interrupted. Here they are seeded for each sample. (Without workers the rank's
-own process fetches the sample, and the checkpoint keeps its generators.)
+depend on workers: seed, epoch and sample alone decide what is drawn for a sample; in an evaluation, seed and sample.
+The generators of a DataLoader's worker start anew with every epoch and every resume, so what they draw depends on the
+number of workers, the number of ranks, and the place where training was interrupted. Here they are seeded for each
+sample. (Without workers the rank's own process fetches the sample, and the checkpoint keeps its generators.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +38,9 @@ from smddp.distributed import Membership
 
 _Key = tuple[int, list[Any]]
 """An epoch, and the samples of a batch as the order names them."""
+
+_EVALUATION = -1
+"""The epoch of an evaluation, in `_Key`."""
 
 _REMEDY = (
     "give trainer.loader() the dataset itself, or a loader that keeps its place: torchdata's StatefulDataLoader, or "
@@ -91,7 +94,7 @@ class Loaders:
         sampler, fetching = make_evaluation(
             dataset, batch_size, self._membership, sharded_by_host=sharded_by_host, even=self._even
         )
-        return DataLoader(fetching, batch_sampler=sampler, **self._complete(options))
+        return DataLoader(SeededEvaluation(fetching, self._seed), batch_sampler=sampler, **self._complete(options))
 
     def start_epoch(self, epoch: int) -> None:
         """Go to the beginning of the epoch, unless the position is already inside it."""
@@ -101,7 +104,7 @@ class Loaders:
 
     def _complete(self, options: dict[str, Any]) -> dict[str, Any]:
         if options.get("num_workers"):
-            options = {**options, "worker_init_fn": OutliveStop(options.get("worker_init_fn"))}
+            options = {**options, "worker_init_fn": OutliveStop(_ShowDataset(options.get("worker_init_fn")))}
         return {**self._defaults, **options}
 
 
@@ -144,6 +147,16 @@ class Seeded(Dataset[Any]):
         """Return the number of samples."""
         return len(self.dataset)  # type: ignore[arg-type]
 
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample, as the dataset itself does."""
+        return self.dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the dataset, such as the ``classes`` that a script reads of ``loader.dataset``."""
+        if name == "dataset" or name.startswith("__"):  # pickle asks for them
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
     def __getitems__(self, key: _Key) -> Any:
         """Fetch the samples of a batch."""
         epoch, samples = key
@@ -168,6 +181,29 @@ class Seeded(Dataset[Any]):
         random.seed(number)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(number % 2**32)
+
+
+class SeededEvaluation(Seeded):
+    """A dataset whose random numbers in a worker depend on the sample alone: the same in each evaluation."""
+
+    def __getitems__(self, samples: Any) -> Any:
+        """Fetch the samples of a batch."""
+        return super().__getitems__((_EVALUATION, samples))
+
+
+class _ShowDataset:
+    """A ``worker_init_fn``: it makes ``get_worker_info().dataset`` the user's dataset, and then calls ``then``."""
+
+    def __init__(self, then: Callable[[int], object] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker_id: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert isinstance(info.dataset, Seeded)
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
+        if self._then is not None:
+            self._then(worker_id)
 
 
 def _fetches_batches(dataset: Dataset[Any]) -> bool:

@@ -333,7 +333,8 @@ class Trainer(TrainingLoop):
     ) -> DataLoader[Any]:
         """Return a loader of this rank's share of the dataset: every sample once over all ranks, in order, no padding.
 
-        For a sharded model all ranks have equally many batches.
+        For a sharded model all ranks have equally many batches. A worker's random numbers for a sample depend on seed
+        and sample alone, and are the same in each evaluation.
 
         Args:
             dataset: All of the data, the same on all ranks: a dataset with a length, or a `ShardedDataset`.
