@@ -382,6 +382,32 @@ def test_a_loader_that_keeps_its_place_goes_on_in_mid_epoch(job: Job, workers: i
     assert again.trainer.steps == 10
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.slow
+def test_epochs_that_a_break_ends_continue_with_the_next_epoch_of_a_loader_with_state(job: Job, workers: int) -> None:
+    def seen(job: Job, epochs: int) -> list[tuple[int, list[float]]]:
+        parts, given = Parts(job), []
+        torch.manual_seed(5)
+        loader: Any = StatefulDataLoader(
+            points(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3), num_workers=workers
+        )
+        parts.trainer.loader(loader)
+        for epoch in parts.trainer.epochs(epochs):
+            for number, (batch,) in enumerate(parts.trainer.batches(loader)):
+                parts.step(batch)
+                given.append((epoch, batch.flatten().tolist()))
+                if number == 2:
+                    break
+        end_workers(loader)
+        del parts
+        gc.collect()
+        return given
+
+    undisturbed = seen(job.part("undisturbed"), 4)
+    assert len({tuple(batch) for _, batch in undisturbed}) == 12
+    assert seen(job, 2) + seen(job, 4) == undisturbed
+
+
 LOADERS: dict[str, Callable[..., StatefulDataLoader[Any]]] = {
     "shuffle": lambda data, _drawn, **options: StatefulDataLoader(data, batch_size=4, shuffle=True, **options),
     "generator": lambda data, drawn, **options: StatefulDataLoader(
