@@ -1,10 +1,10 @@
 """The DataLoaders of one rank: training data whose position a checkpoint keeps, and evaluation data, each sample once.
 
 The samplers choose the samples of a batch; ``torch.utils.data.DataLoader`` fetches them. Random augmentation does not
-depend on workers: seed, epoch and sample alone decide what is drawn for a sample. The generators of a DataLoader's
-worker start anew with every epoch and every resume, so what they draw depends on the number of workers, the number of
-ranks, and the place where training was interrupted. Here they are seeded for each sample. (Without workers the rank's
-own process fetches the sample, and the checkpoint keeps its generators.)
+depend on workers: seed, epoch and sample alone decide what is drawn for a sample; in an evaluation, seed and sample.
+The generators of a DataLoader's worker start anew with every epoch and every resume, so what they draw depends on the
+number of workers, the number of ranks, and the place where training was interrupted. Here they are seeded for each
+sample. (Without workers the rank's own process fetches the sample, and the checkpoint keeps its generators.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,6 +38,9 @@ from smddp.distributed import Membership
 
 _Key = tuple[int, list[Any]]
 """An epoch, and the samples of a batch as the order names them."""
+
+_EVALUATION = -1
+"""The epoch of an evaluation, in `_Key`."""
 
 _REMEDY = (
     "give trainer.loader() the dataset itself, or a loader that keeps its place: torchdata's StatefulDataLoader, or "
@@ -74,10 +77,13 @@ class Loaders:
 
     def training(self, dataset: AnyDataset, order: OrderOptions, *, options: dict[str, Any]) -> DataLoader[Any]:
         """Return a loader of this rank's share of each global batch. Collective; raises as `make_rank_data`."""
+        check_in_order(options.get("in_order", True))
         data = make_rank_data(dataset, order, self._membership)
         self.order = data.order
         self.loader = loader = DataLoader(
-            Seeded(data.fetching, data.seed), batch_sampler=InEpoch(data.order), **self._complete(options)
+            Seeded(data.fetching, data.seed),
+            batch_sampler=InEpoch(data.order, order.accumulate),
+            **self._complete(options),
         )
         return loader
 
@@ -88,7 +94,7 @@ class Loaders:
         sampler, fetching = make_evaluation(
             dataset, batch_size, self._membership, sharded_by_host=sharded_by_host, even=self._even
         )
-        return DataLoader(fetching, batch_sampler=sampler, **self._complete(options))
+        return DataLoader(SeededEvaluation(fetching, self._seed), batch_sampler=sampler, **self._complete(options))
 
     def start_epoch(self, epoch: int) -> None:
         """Go to the beginning of the epoch, unless the position is already inside it."""
@@ -98,24 +104,31 @@ class Loaders:
 
     def _complete(self, options: dict[str, Any]) -> dict[str, Any]:
         if options.get("num_workers"):
-            options = {**options, "worker_init_fn": OutliveStop(options.get("worker_init_fn"))}
+            options = {**options, "worker_init_fn": OutliveStop(_ShowDataset(options.get("worker_init_fn")))}
         return {**self._defaults, **options}
 
 
 class InEpoch(Sampler[Any]):
-    """An order whose batches carry their epoch, which a worker process cannot know."""
+    """An order whose batches carry their epoch, which a worker process cannot know.
 
-    def __init__(self, order: DataOrder) -> None:
+    An iteration under ``torch.no_grad`` evaluates, and sees the whole epoch: an accuracy of the training data, or
+    BatchNorm's statistics by ``torch.optim.swa_utils.update_bn``. One with gradients trains, and continues.
+    """
+
+    def __init__(self, order: DataOrder, accumulate: int) -> None:
         self.order = order
+        self._accumulate = accumulate
 
     def __len__(self) -> int:
-        """Return the number of batches left in the epoch."""
-        return len(self.order)
+        """Return the number of batches of a whole epoch; raise TypeError if it is not known yet."""
+        steps = self.order.steps_per_epoch
+        return len(self.order) if steps is None else steps * self._accumulate
 
     def __iter__(self) -> Iterator[_Key]:
-        """Yield the batches left in the epoch, each with the epoch's number."""
+        """Yield the batches left in the epoch, or all of them without gradients, each with the epoch's number."""
         epoch = self.order.epoch
-        return ((epoch, samples) for samples in self.order)
+        batches = iter(self.order) if torch.is_grad_enabled() else self.order.whole_epoch()
+        return ((epoch, samples) for samples in batches)
 
 
 class Seeded(Dataset[Any]):
@@ -133,6 +146,16 @@ class Seeded(Dataset[Any]):
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample, as the dataset itself does."""
+        return self.dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the dataset, such as the ``classes`` that a script reads of ``loader.dataset``."""
+        if name == "dataset" or name.startswith("__"):  # pickle asks for them
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
 
     def __getitems__(self, key: _Key) -> Any:
         """Fetch the samples of a batch."""
@@ -160,6 +183,29 @@ class Seeded(Dataset[Any]):
             sys.modules["numpy"].random.seed(number % 2**32)
 
 
+class SeededEvaluation(Seeded):
+    """A dataset whose random numbers in a worker depend on the sample alone: the same in each evaluation."""
+
+    def __getitems__(self, samples: Any) -> Any:
+        """Fetch the samples of a batch."""
+        return super().__getitems__((_EVALUATION, samples))
+
+
+class _ShowDataset:
+    """A ``worker_init_fn``: it makes ``get_worker_info().dataset`` the user's dataset, and then calls ``then``."""
+
+    def __init__(self, then: Callable[[int], object] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker_id: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert isinstance(info.dataset, Seeded)
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
+        if self._then is not None:
+            self._then(worker_id)
+
+
 def _fetches_batches(dataset: Dataset[Any]) -> bool:
     """Return whether a dataset has its own `__getitems__`; a `Subset` only forwards to its dataset's."""
     while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
@@ -176,6 +222,15 @@ class StatefulLoader(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Restore the position. The next iteration starts from it."""
+
+
+def check_in_order(in_order: object) -> None:
+    """Raise ValueError for a training loader whose workers' batches come in any order."""
+    if not in_order:
+        raise ValueError(
+            "in_order=False yields the batches of several workers in any order, and a resume, which continues at one "
+            "position in the order, would lose samples and repeat others: leave in_order out"
+        )
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -197,6 +252,7 @@ class DataLoaderOptions:
             raise ValueError(
                 f"the DataLoader reads {type(loader.dataset).__name__} in sequence, and keeps no place in it: {_REMEDY}"
             )
+        check_in_order(loader.in_order)
         batch_sampler = loader.batch_sampler
         if type(batch_sampler) is not BatchSampler:
             raise ValueError(f"the DataLoader's batches come from {type(batch_sampler).__name__}: {_REMEDY}")

@@ -77,7 +77,10 @@ class RunningMean:
         self._own, self._own_count = None, 0.0
 
     def reset(self) -> None:
-        """Forget all values, such as at the start of an epoch."""
+        """Forget all values, such as after the `mean` of an epoch.
+
+        Not at the start of an epoch: a resume in mid-epoch has restored the values of its first batches.
+        """
         self._own, self._own_count = None, 0.0
         self._shared = torch.zeros(2, dtype=torch.float64)
 

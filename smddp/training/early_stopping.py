@@ -14,6 +14,9 @@ Mode = Literal["min", "max"]
 class EarlyStopping:
     """Count evaluations without an improvement; keep the count in checkpoints by ``Trainer(state=...)``.
 
+    Call ``update`` after the epoch's last evaluation, ``trainer.sum`` and ``trainer.gather``. A stop in one of these
+    saves the count, and a resume repeats what follows the epoch's last batch: an earlier ``update`` counts twice.
+
     Args:
         patience: Stop after this many evaluations in a row without an improvement; from 1.
         mode: ``"min"`` if smaller values are better, ``"max"`` if larger ones are.

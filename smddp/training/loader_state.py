@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from smddp.checkpoint.run_state import Stateful
 from smddp.distributed import DataRank
@@ -28,6 +28,7 @@ class LoaderState:
         self.is_over = False
         """Whether the loader has yielded all batches of the epoch under way."""
         self._resumed_over = False
+        self._is_iterated = False  # whether an iteration has begun in this epoch
 
     def begin(self) -> bool:
         """Return whether to iterate over the loader: False once after a resume at an epoch's end.
@@ -36,11 +37,17 @@ class LoaderState:
         """
         is_empty, self._resumed_over = self._resumed_over, False
         self.is_over = is_empty
+        self._is_iterated = True
         return not is_empty
 
     def start_epoch(self) -> None:
-        """Begin another epoch."""
-        self.is_over = self._resumed_over = False
+        """Begin another epoch, in a new iteration, also if a `break` has ended the last one.
+
+        A DataLoader's state would else be that of the iteration left behind, and a resume would continue it.
+        """
+        if self._is_iterated and not self.is_over and isinstance(self._loader, DataLoader):
+            self._loader.load_state_dict({})  # torchdata's StatefulDataLoader drops its iterator
+        self.is_over = self._resumed_over = self._is_iterated = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, the number of ranks, and the generators' states."""

@@ -168,18 +168,18 @@ class OptimizerStep:
         self._step()
         return True
 
-    def finish_window(self) -> None:
-        """Take the step with the micro-batches so far: the gradient is their mean."""
+    def finish_window(self, mean_count: float) -> None:
+        """Take the step with the micro-batches so far; ``mean_count`` is their number, as a mean over the ranks."""
         assert self.micro_batch > 0, "there is no gradient"
-        self._step()
+        self._step(mean_count)
 
-    def _step(self) -> None:
+    def _step(self, mean_count: float | None = None) -> None:
         # Order: 1. correct the gradients to the step's mean, 2. unscale them, 3. let the guard check them, 4. clip,
         # 5. step. So the norm that is checked, clipped and shown is the true gradient's. A schedule advances only if
         # the optimizers did.
         micro_batches, self.micro_batch = self.micro_batch, 0
-        if self.correction is not None or micro_batches < self.accumulate:
-            self._correct_gradients(micro_batches)
+        if self.correction is not None or mean_count is not None:
+            self._correct_gradients(micro_batches, mean_count)
         if self._looks_at_gradients and not self._prepare_gradients():
             self.applied = False
         elif self._scaler is None:
@@ -197,11 +197,11 @@ class OptimizerStep:
         if self._timer is not None:
             self._timer.mark("optimizer")
 
-    def _correct_gradients(self, micro_batches: int) -> None:
-        """Scale the gradients to the mean over the step's items, or over its actual micro-batches."""
+    def _correct_gradients(self, micro_batches: int, mean_count: float | None) -> None:
+        """Scale the gradients to the mean over the step's items, or over its actual micro-batches on all ranks."""
         factor: Tensor | float | None = None if self.correction is None else self.correction(micro_batches)
-        if factor is None and micro_batches < self.accumulate:
-            factor = self.accumulate / micro_batches
+        if factor is None and mean_count is not None:
+            factor = self.accumulate / mean_count
         if factor is not None:
             gradients = [local_values(weight.grad) for weight in self.parameters() if weight.grad is not None]
             torch._foreach_mul_(gradients, factor)

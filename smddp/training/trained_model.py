@@ -32,6 +32,7 @@ from smddp.distributed import (
     has_shards,
     prepare_weights,
 )
+from smddp.distributed.first_failure import SAME_STEPS
 from smddp.dtensor import whole_values
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
@@ -271,12 +272,28 @@ class TrainedModel:
             self._after_step()
         return is_done
 
-    def finish_window(self) -> None:
-        """Take the optimizer step with fewer micro-batches, because the loader has ended."""
+    def finish_window(self) -> bool:
+        """Take the step under way with fewer micro-batches, because the epoch has ended; return whether there is one.
+
+        The gradient is the mean over the micro-batches of all ranks, which may have different numbers of them.
+        Collective. Raise ValueError on every rank if some have none.
+        """
+        step = self.optimizer_step
+        if step.accumulate == 1:
+            return False
+        taken = self.membership.ranks.gather(lambda: step.micro_batch)
+        if not any(taken):
+            return False
+        if not all(taken):
+            raise ValueError(
+                f"unequal steps: the epoch has ended with micro-batches of optimizer step {self.progress.steps + 1} on "
+                f"rank {taken.index(max(taken))}, and with none on rank {taken.index(0)}. {SAME_STEPS}"
+            )
         if self._replica is not None:
             self._replica.average_gradients()
-        self.optimizer_step.finish_window()
+        step.finish_window(sum(taken) / len(taken))
         self._after_step()
+        return True
 
     def end_epoch(self) -> None:
         """Count the epoch, and step the schedules that go by epochs."""

@@ -287,7 +287,9 @@ class Trainer(TrainingLoop):
     ) -> DataLoader[Any]:
         """Return a loader of this rank's share of the training data; its position is part of every checkpoint.
 
-        A worker's random numbers for a sample depend on seed, epoch and sample alone.
+        A worker's random numbers for a sample depend on seed, epoch and sample alone. Its ``len`` is the number of
+        batches of a whole epoch. Under ``torch.no_grad`` an iteration over it yields the whole epoch, too; else it
+        yields the batches that are left of the epoch.
 
         ``dataset`` may be a DataLoader. From a plain one (shuffled, in order, or with a DistributedSampler) the trainer
         takes the dataset and the options, and gives each rank its share; its ``batch_size`` is the size of one
@@ -331,7 +333,8 @@ class Trainer(TrainingLoop):
     ) -> DataLoader[Any]:
         """Return a loader of this rank's share of the dataset: every sample once over all ranks, in order, no padding.
 
-        For a sharded model all ranks have equally many batches.
+        For a sharded model all ranks have equally many batches. A worker's random numbers for a sample depend on seed
+        and sample alone, and are the same in each evaluation.
 
         Args:
             dataset: All of the data, the same on all ranks: a dataset with a length, or a `ShardedDataset`.

@@ -26,7 +26,7 @@ from smddp.accelerator import has_streams
 from smddp.checkpoint.run_state import Stateful
 from smddp.data import ElasticSampler, EvaluationSampler
 from smddp.data.build_order import AnyDataset, OrderOptions
-from smddp.data.loaders import DataLoaderOptions, Loaders, StatefulLoader
+from smddp.data.loaders import DataLoaderOptions, Loaders, StatefulLoader, check_in_order
 from smddp.data.order import DataOrder
 from smddp.data.order.data_order import Tail
 from smddp.data.order.host_sharding import OnChange
@@ -69,6 +69,7 @@ class TrainingData:
         self._yielded: int | None = None  # batches of this epoch; None if the loop iterates itself
         self._has_stepped = False  # whether the newest batch had an optimizer step
         self._is_settled = True  # whether the position counts the newest batch
+        self._has_ended = False  # whether the epoch's batches have been yielded to their end
         self._warned = False
 
     @property
@@ -101,6 +102,7 @@ class TrainingData:
         """Return the training loader. Arguments and errors are the same as for `Trainer.loader`. Collective."""
         if isinstance(dataset, StatefulLoader) and batch_size is None:
             _check_shares(dataset, self._membership)
+            check_in_order(getattr(dataset, "in_order", True))
             outlive_stop(dataset)  # a resume may start its workers
             self._loader_state = LoaderState(dataset, self._membership.data_rank)
             self._loaders.loader = dataset
@@ -140,7 +142,7 @@ class TrainingData:
 
     def start_epoch(self, epoch: int) -> None:
         """Begin the epoch, or continue it if the position is inside it."""
-        self._yielded, self._is_settled = None, True
+        self._yielded, self._is_settled, self._has_ended = None, True, False
         self._loaders.start_epoch(epoch)
 
     def end_epoch(self) -> None:
@@ -167,13 +169,13 @@ class TrainingData:
         order = self._loaders.order
         return loader is not self._loaders.loader or order is None or order.steps_per_epoch is None or len(order) > 0
 
-    def ends_in_window(self, loader: Iterable[Any]) -> bool:
-        """Return whether the batches of this loader have ended within an optimizer step.
+    def may_end_in_window(self, loader: Iterable[Any]) -> bool:
+        """Return whether the batches of this loader may have ended within an optimizer step, on any rank.
 
         A loader with an order gives whole steps. Within its loop, another loader's micro-batches belong to its step.
         """
         follows_order = loader is self._loaders.loader and self._loaders.order is not None
-        return not follows_order and self._yielded is None and self._step.micro_batch > 0
+        return not follows_order and self._yielded is None
 
     def loss_weight(self) -> float:
         """Return the factor for the loss of the next micro-batch, by the order of the data.
@@ -217,6 +219,11 @@ class TrainingData:
 
     def _ordered(self, loader: Iterable[Any]) -> Generator[Any, None, None]:
         """Yield the batches of the loader with an order, and keep its position."""
+        if self._has_ended:
+            raise ValueError(
+                "trainer.batches(loader) has yielded this epoch's batches to their end, and only trainer.epochs() and "
+                "trainer.steps_to() begin another epoch: write `for epoch in trainer.epochs(n)` around the batches"
+            )
         self._yielded = 0
         try:
             for batch in self._timed(self.moved(loader)):
@@ -228,6 +235,7 @@ class TrainingData:
                 self._yielded += 1
                 self._is_settled = self._has_stepped = False
                 yield batch
+            self._has_ended = True
         finally:
             if self._has_stepped and self._step.micro_batch == 0:
                 self.settle()  # after a `break`

@@ -190,13 +190,16 @@ class TrainingLoop:
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader, on the device; call ``step`` for each batch to train on.
 
-        The first training batch calls ``resume`` unless the script has. A loader that ``loader`` did not make causes a
-        warning, because its position is in no checkpoint. If its batches end within an optimizer step, the step is
-        taken with those micro-batches. Under ``torch.no_grad``, and from an ``evaluation_loader``, batches are only
-        moved.
+        One call yields one epoch of the training loader, or what is left of it; ``epochs`` begins the next one. In a
+        loop over ``steps_to``, one call yields epoch after epoch. The first training batch calls ``resume`` unless the
+        script has.
+
+        A loader that ``loader`` did not make causes a warning, because its position is in no checkpoint. If an epoch
+        ends within an optimizer step, by a ``break`` too, the step is taken with those micro-batches. Under
+        ``torch.no_grad``, and from an ``evaluation_loader``, batches are only moved.
 
         Raises:
-            ValueError: A DataLoader would give all of the data to every rank.
+            ValueError: A DataLoader would give all of the data to every rank; or the epoch's batches have ended before.
         """
         outlive_stop(loader)
         return self._evaluation_batches(loader) if is_evaluation(loader) else self._training_batches(loader)
@@ -313,8 +316,7 @@ class TrainingLoop:
             finally:
                 batches.close()
                 self._in_step = False
-            if data.ends_in_window(loader):
-                self._trained.finish_window()
+            if data.may_end_in_window(loader) and self._trained.finish_window():
                 self._after_step()
             if self._is_cut or not self._counts_steps:
                 break
@@ -355,7 +357,10 @@ class TrainingLoop:
         self._data.start_epoch(self._progress.epoch)
 
     def _end_epoch(self) -> None:
-        """Count the epoch, for all models, and begin the next one."""
+        """Take the step that a `break` has left under way, count the epoch for all models, and begin the next one."""
+        if self._trained.finish_window():
+            self._in_step = True  # the save or stop comes at the epoch's end
+            self._after_step()
         for model in self._parts.models.values():
             model.end_epoch()
         self._data.end_epoch()

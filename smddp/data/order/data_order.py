@@ -152,6 +152,10 @@ class DataOrder(Protocol):
         """Yield this rank's micro-batches, from the first step not taken; ``accumulate`` lists in a row are a step."""
         ...
 
+    def whole_epoch(self) -> Iterator[list[Any]]:
+        """Yield all of this rank's micro-batches of the current epoch, wherever the position is."""
+        ...
+
     def start_epoch(self, epoch: int) -> None:
         """Begin this epoch, or continue it if it is the current one; raise ValueError if it is negative."""
         ...

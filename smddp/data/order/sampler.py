@@ -149,9 +149,15 @@ class ElasticSampler:
 
     def __iter__(self) -> MicroBatches:
         """Return an iterator over this rank's micro-batches, from the first step not taken to the end of the epoch."""
+        return self._from(-(-self._consumed // self.global_batch))
+
+    def whole_epoch(self) -> MicroBatches:
+        """Return an iterator over all of this rank's micro-batches of the epoch, such as for an evaluation."""
+        return self._from(0)
+
+    def _from(self, step: int) -> MicroBatches:
         share = self.share
         order = Permutation(size=share.size, seed=share.seed, epoch=self._epoch) if self.shuffle else None
-        step = -(-self._consumed // self.global_batch)
         return MicroBatches(share.partition, rank=share.rank, order=order, step=step, loaded=self._go_to)
 
     def start_epoch(self, epoch: int) -> None:

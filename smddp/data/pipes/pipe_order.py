@@ -134,6 +134,13 @@ class PipeOrder:
         self._given = done = self._consumed // self.global_batch
         return self._count(prefetch(lambda is_abandoned: self._produce(done, is_abandoned), ahead=_AHEAD))
 
+    def whole_epoch(self) -> Iterator[list[RawRecord]]:
+        """Raise ValueError: a pipe can be read once."""
+        raise ValueError(
+            f"the training data come through the pipe of the channel {self.dataset.channel.name!r}, which can be read "
+            "once, and training reads it: evaluate on a channel of files, by trainer.evaluation_loader"
+        )
+
     def start_epoch(self, epoch: int) -> None:
         """Begin this epoch, or continue it if it is the current one.
 

@@ -156,6 +156,17 @@ class ShardOrder:
         Raises:
             DataError: A record cannot be read.
         """
+        return self._from(-(-self.consumed // self.global_batch))
+
+    def whole_epoch(self) -> Iterator[list[RawRecord]]:
+        """Return an iterator over all of this rank's micro-batches of the epoch, such as for an evaluation.
+
+        Raises:
+            DataError: A record cannot be read.
+        """
+        return self._from(0)
+
+    def _from(self, step: int) -> Iterator[list[RawRecord]]:
         cut = self._share.partition
         lanes = Interleave(
             records=cut.size,
@@ -172,7 +183,6 @@ class ShardOrder:
             [shards[number] for number in lanes.shard_order(len(shards))],
             largest_record=self.dataset.largest_record,
         )
-        step = -(-self.consumed // self.global_batch)
         produce = partial(read_micro_batches, sequence, lanes, cut, rank=self._share.rank, step=step)
         return prefetch(lambda is_abandoned: produce(is_abandoned=is_abandoned), ahead=_AHEAD)
 

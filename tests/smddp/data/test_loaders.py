@@ -9,22 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
+from smddp.cluster import Cluster
 from smddp.data import ElasticSampler
-from smddp.data.loaders import InEpoch, Seeded
+from smddp.data.loaders import InEpoch, Loaders, Seeded
 from smddp.data.shards import ShardedDataset, ShardOrder
+from smddp.distributed import join, leave
 from tests.smddp.data.shards.by_hand import MemorySource, fill, numbered
 
 
 class Draws(Dataset[tuple[int, float, float, float]]):
     """Each sample draws from every global generator."""
 
+    name = "draws"
+    offset = 0
+
     def __len__(self) -> int:
         return 24
 
     def __getitem__(self, index: int) -> tuple[int, float, float, float]:
-        return index, torch.rand(()).item(), random.random(), float(np.random.rand())
+        return index + self.offset, torch.rand(()).item(), random.random(), float(np.random.rand())
 
 
 class DrawsByBatch(Dataset[float]):
@@ -47,12 +52,12 @@ def fetch(
             order.advance()
         loader = DataLoader(
             Seeded(dataset, seed),
-            batch_sampler=InEpoch(order),
+            batch_sampler=InEpoch(order, accumulate=1),
             num_workers=workers,
             collate_fn=lambda batch: batch,
             generator=torch.Generator(),
         )
-        assert len(loader) == 4 - skip
+        assert len(loader) == 4  # of the whole epoch, as torch's own
         drawn |= {sample: tuple(values) for batch in loader for sample, *values in batch}
     return drawn
 
@@ -95,7 +100,7 @@ def test_a_subset_of_a_dataset_that_fetches_batches_fetches_batches() -> None:
 def test_shards_draw_the_same_wherever_they_lie(tmp_path: Path, kind: str) -> None:
     def draws(location: Any) -> list[tuple[str, float]]:
         dataset = ShardedDataset(location, decode=lambda fields: (str(fields), torch.rand(()).item()))
-        order = InEpoch(ShardOrder(dataset, global_batch=6))
+        order = InEpoch(ShardOrder(dataset, global_batch=6), accumulate=1)
         loader = DataLoader(Seeded(dataset.decoder, 3), batch_sampler=order, num_workers=1, collate_fn=list)
         return [sample for batch in loader for sample in batch]
 
@@ -103,6 +108,35 @@ def test_shards_draw_the_same_wherever_they_lie(tmp_path: Path, kind: str) -> No
     here = draws(MemorySource(files))
     assert len({drawn for _, drawn in here}) == 24
     assert draws(fill(tmp_path / "a", files)) == draws(fill(tmp_path / "moved" / "b", files)) == here
+
+
+def evaluated(workers: int, **options: Any) -> list[Any]:
+    loaders = Loaders(join(Cluster.detect({})), seed=3, pin_memory=False)
+    made = loaders.evaluation(
+        Draws(), batch_size=5, sharded_by_host=False, options={"num_workers": workers, "collate_fn": list, **options}
+    )
+    leave()
+    assert (made.dataset.name, len(made.dataset), made.dataset[1][0]) == ("draws", 24, 1)  # type: ignore[attr-defined, arg-type]
+    once, again = ([sample for batch in made for sample in batch] for _ in range(2))
+    assert once == again
+    return once
+
+
+def test_an_evaluation_draws_the_same_each_time_with_any_number_of_workers() -> None:
+    alone = evaluated(1)
+    assert len({drawn for _, drawn, *_ in alone}) == 24
+    assert evaluated(2) == alone
+    assert not {drawn[1:] for drawn in alone} & set(fetch(Draws(), workers=1, epoch=0).values())
+
+
+def _rename(_worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.offset = 100  # type: ignore[attr-defined]
+
+
+def test_a_worker_init_fn_sees_the_users_dataset() -> None:
+    assert [index for index, *_ in evaluated(1, worker_init_fn=_rename)] == list(range(100, 124))
 
 
 def test_in_the_ranks_own_process_nothing_is_seeded() -> None:

@@ -269,13 +269,14 @@ def main(job):
         job, model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=4,
         parallel=DDPOptions(find_unused_parameters=True),
     )
+    counts = COUNTS
     for _ in trainer.epochs(1):
-        for x in trainer.batches([batch(rank, 0), batch(rank, 1)]):
+        for x in trainer.batches([batch(rank, step) for step in range(counts[rank])]):
             trainer.step(trainer.model(x, rank == 0).square().mean())
     by_hand = Model()
     for of_rank in range(2):
-        for step in range(2):
-            (by_hand(batch(of_rank, step), of_rank == 0).square().mean() / 4).backward()
+        for step in range(counts[of_rank]):
+            (by_hand(batch(of_rank, step), of_rank == 0).square().mean() / sum(counts)).backward()
     torch.optim.SGD(by_hand.parameters(), lr=0.1).step()
     torch.testing.assert_close(flat(model), flat(by_hand))
     print(trainer.steps, hash(tuple(flat(model).tolist())))
@@ -285,10 +286,25 @@ smddp.run(main)
 )
 
 
+@pytest.mark.parametrize("counts", [[2, 2], [1, 3]])
 @pytest.mark.slow
-def test_a_short_window_averages_what_only_one_rank_has_used(
-    run_ranks: Callable[..., list[Any]], tmp_path: Path
+def test_a_short_window_is_the_mean_over_the_micro_batches_of_all_ranks(
+    run_ranks: Callable[..., list[Any]], tmp_path: Path, counts: list[int]
 ) -> None:
-    ranks = run_ranks(SHORT_WINDOW, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
+    program = SHORT_WINDOW.replace("COUNTS", repr(counts))
+    ranks = run_ranks(program, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
     assert [rank.code for rank in ranks] == [0, 0], ranks
     assert len({rank.printed for rank in ranks}) == 1
+
+
+@pytest.mark.slow
+def test_an_epoch_that_ends_within_a_step_on_some_ranks_only_is_refused(
+    run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    program = SHORT_WINDOW.replace("COUNTS", "[4, 5]")
+    ranks = run_ranks(program, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
+    assert all(rank.code for rank in ranks)
+    told = (
+        "unequal steps: the epoch has ended with micro-batches of optimizer step 2 on rank 1, and with none on rank 0"
+    )
+    assert told in ranks[0].logged

@@ -97,6 +97,39 @@ def test_batches_that_another_iteration_overtook_are_refused(job: Job, is_nested
                     parts.step(batch)
 
 
+def test_a_second_pass_over_the_batches_of_an_epoch_is_refused(job: Job) -> None:
+    parts = Parts(job)
+    loader = parts.trainer.loader(points(), batch_size=8)
+    with pytest.raises(ValueError, match=r"write `for epoch in trainer\.epochs\(n\)` around the batches"):
+        for _epoch in range(3):
+            for (batch,) in parts.trainer.batches(loader):
+                parts.step(batch)
+    assert parts.trainer.steps == 5
+    train(parts, loader)
+    assert parts.trainer.steps == 10  # the rest of the first epoch is empty
+
+
+@pytest.mark.parametrize("by_batches", [False, True])
+def test_without_gradients_the_training_loader_yields_its_whole_epoch(job: Job, by_batches: bool) -> None:
+    parts = Parts(job, accumulate=2)
+    loader = parts.trainer.loader(points(), batch_size=8)
+    seen = []
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            seen.append(sum(len(batch) for (batch,) in (parts.trainer.batches(loader) if by_batches else loader)))
+
+    for _ in parts.trainer.epochs(1):
+        for number, (batch,) in enumerate(parts.trainer.batches(loader), 1):
+            assert len(loader) == 10
+            parts.step(batch)
+            if number == 4:
+                evaluate()
+        evaluate()
+    assert seen == [SAMPLES, SAMPLES]
+    assert parts.trainer.steps == 5
+
+
 def test_a_loop_of_steps_that_forgets_to_resume_is_refused(job: Job) -> None:
     parts = Parts(job)
     parts.step(torch.ones(2, 1))
@@ -295,6 +328,16 @@ def test_what_a_dataloader_says_itself_is_not_taken_beside_it(job: Job, beside: 
         Parts(job).trainer.loader(DataLoader(points(), batch_size=3, shuffle=True), **beside)
 
 
+@pytest.mark.parametrize("make", [None, DataLoader, StatefulDataLoader])
+def test_batches_in_any_order_are_refused(job: Job, make: Any) -> None:
+    options = {"batch_size": 4, "in_order": False}
+    with pytest.raises(ValueError, match=r"a resume, .* would lose samples and repeat others: leave in_order out"):
+        if make is None:
+            Parts(job).trainer.loader(points(), num_workers=2, **options)
+        else:
+            Parts(job).trainer.loader(make(points(), **options))
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[tuple[Tensor]]:
         return iter([(torch.ones(1),)] * 6)
@@ -337,6 +380,32 @@ def test_a_loader_that_keeps_its_place_goes_on_in_mid_epoch(job: Job, workers: i
     second = train(again, loader(again), epochs=1)
     assert first + second == points().tensors[0].flatten().tolist()[::-1]
     assert again.trainer.steps == 10
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.slow
+def test_epochs_that_a_break_ends_continue_with_the_next_epoch_of_a_loader_with_state(job: Job, workers: int) -> None:
+    def seen(job: Job, epochs: int) -> list[tuple[int, list[float]]]:
+        parts, given = Parts(job), []
+        torch.manual_seed(5)
+        loader: Any = StatefulDataLoader(
+            points(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3), num_workers=workers
+        )
+        parts.trainer.loader(loader)
+        for epoch in parts.trainer.epochs(epochs):
+            for number, (batch,) in enumerate(parts.trainer.batches(loader)):
+                parts.step(batch)
+                given.append((epoch, batch.flatten().tolist()))
+                if number == 2:
+                    break
+        end_workers(loader)
+        del parts
+        gc.collect()
+        return given
+
+    undisturbed = seen(job.part("undisturbed"), 4)
+    assert len({tuple(batch) for _, batch in undisturbed}) == 12
+    assert seen(job, 2) + seen(job, 4) == undisturbed
 
 
 LOADERS: dict[str, Callable[..., StatefulDataLoader[Any]]] = {
@@ -429,6 +498,24 @@ def test_micro_batches_that_are_left_over_make_a_step_of_their_mean(job: Job) ->
         torch.stack([(model(batch) - batch).square().mean() for (batch,) in window]).mean().backward()
         optimizer.step()
     assert torch.allclose(parts.model.weight, model.weight)
+
+
+@pytest.mark.parametrize("has_order", [False, True])
+def test_micro_batches_that_a_break_leaves_over_make_a_step_of_their_mean(job: Job, has_order: bool) -> None:
+    parts, by_hand = Parts(job, accumulate=2), Parts(job.part("by_hand"))
+    loader = parts.trainer.loader(points(), batch_size=8) if has_order else [(torch.ones(2, 1) * n,) for n in range(9)]
+    seen = []
+    for _ in parts.trainer.epochs(2):
+        for number, (batch,) in enumerate(parts.trainer.batches(loader), 1):
+            parts.step(batch)
+            seen.append(batch)
+            if number == 3:
+                break
+    assert steps_saved(job) == [2, 4]  # of each epoch's end
+    for epoch in (seen[:3], seen[3:]):
+        by_hand.step(torch.cat(epoch[:2]))
+        by_hand.step(epoch[2])
+    torch.testing.assert_close(parts.model.weight, by_hand.model.weight)
 
 
 # Batches and steps that do not pair up

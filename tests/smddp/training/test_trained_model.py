@@ -81,7 +81,7 @@ def test_a_step_that_was_begun_is_forgotten_and_a_short_one_is_its_own_mean(job:
     ours.step(ours.model(batch + 5).sum(), 1.0, items=None, collect=False)
     ours.restart()
     ours.step(ours.model(batch).sum(), 1.0, items=None, collect=False)
-    ours.finish_window()
+    assert ours.finish_window()
     whole.step(whole.model(batch).sum(), 1.0, items=None, collect=False)
     assert torch.allclose(ours.module.weight, whole.module.weight)  # type: ignore[arg-type]
     assert ours.progress.steps == whole.progress.steps == 1
