@@ -61,6 +61,7 @@ class TrainingLoop:
         self._counts_steps = False  # whether the script loops over steps, not epochs
         self._last_step = math.inf
         self._has_batches = False  # whether the script has trained on what `batches` yields
+        self._was_empty = False  # whether this epoch's batches ended without one
         self._is_told = set[str]()  # the warnings that the script has had
 
     @property
@@ -319,6 +320,7 @@ class TrainingLoop:
             if data.ends_in_window(loader):
                 self._trained.finish_window()
                 self._after_step()
+            self._was_empty = is_empty
             if self._is_cut or not self._counts_steps:
                 break
             self._end_epoch()
@@ -369,12 +371,19 @@ class TrainingLoop:
             logger.warning(message)
 
     def _start_epoch(self) -> None:
-        self._in_step = self._is_cut = False
+        self._in_step = self._is_cut = self._was_empty = False
         self._trained.restart()
         self._data.start_epoch(self._progress.epoch)
 
     def _end_epoch(self) -> None:
         """Count the epoch, for all models, and begin the next one."""
+        models = self._parts.models.values()
+        if not (self._was_empty or any(each.progress.steps or each.optimizer_step.micro_batch for each in models)):
+            self._warn_once(
+                "an epoch has ended, and trainer.step(loss) was never called: the Trainer has counted no step, and its "
+                "checkpoints are those of step 0. Call trainer.step(loss) for each batch, in place of loss.backward() "
+                "and optimizer.step()"
+            )
         for model in self._parts.models.values():
             model.end_epoch()
         self._data.end_epoch()
