@@ -87,6 +87,21 @@ def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("fork_python")
+@pytest.mark.parametrize(
+    ("text", "ranks", "told"),
+    [
+        ("print('trained')", 2, 1),
+        ("print('trained')", 1, 0),
+        ("sys.exit(3)", 2, 0),
+        ("import torch.distributed as dist; dist.init_process_group('gloo'); dist.destroy_process_group()", 2, 0),
+    ],
+)
+def test_ranks_that_never_form_a_group_are_warned_of(start, script, text, ranks, told):
+    log = run(start, script(text), f"processes_per_node={ranks}").communicate(timeout=60)[1]
+    assert log.count("no rank joined the process group of this run") == told, log
+
+
 def test_what_a_rank_leaves_behind_ends_with_the_run_and_is_told(start, script, tmp_path):
     text = "signal.signal(signal.SIGTERM, signal.SIG_IGN if rank else lambda *_: sys.exit(0))\n"
     path = script("if os.fork(): os._exit(0)\nos.setsid()\n" + text + "print(os.getpid(), flush=True); time.sleep(600)")
