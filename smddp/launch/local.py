@@ -32,7 +32,7 @@ from smddp.process.exit_codes import as_shell
 from smddp.process.leftovers import Leftovers
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart, launch_variables, threads_of_rank
-from smddp.script_syntax import EntryPoint, find_entry_point
+from smddp.script_syntax import EntryPoint, find_entry_point, handles_signals
 from smddp.script_syntax.warm_start import start_launcher_parent
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,8 @@ def run_local(
         if signum == signal.SIGINT and signum not in asked:
             # The first Ctrl-C is a stop, which saves work; a second one is passed on as SIGINT.
             asked.add(signum)
-            logger.warning("stopping, with a checkpoint if training has begun; Ctrl-C again ends it")
+            saves = ", with a checkpoint if training has begun" if handles_signals(entry_point.modules) else ""
+            logger.warning("stopping%s; Ctrl-C again ends it", saves)
             agents.forward(signal.SIGTERM)
             return
         logger.info("%s: telling every rank.", signal.Signals(signum).name)

@@ -75,6 +75,19 @@ def test_an_interrupt_before_the_ranks_begin_says_that_nothing_was_saved(start, 
     assert log.count("stopped before the ranks began, exit code 75: this run saved nothing") == 1
 
 
+def test_an_interrupt_of_a_script_without_smddp_promises_no_checkpoint_and_waits_for_no_handler(start, tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    process = start("-m", "smddp.cli", "run", str(path))
+    assert process.stdout.readline() == "up\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    log = process.communicate(timeout=60)[1]
+    assert time.monotonic() - began < 10
+    assert process.returncode == 143, log
+    assert "stopping; Ctrl-C again ends it" in log
+
+
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
     path = script("print('up'); wait(); open(f'stopped-{rank}', 'w').close(); sys.exit(75)")
