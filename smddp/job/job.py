@@ -23,6 +23,7 @@ from smddp.errors import JobError
 from smddp.job.channels import Channels, Inputs, read_inputs
 from smddp.job.hyperparameters import decode_untyped, with_bundled
 from smddp.job.model_parallel import MP_PARAMETERS
+from smddp.job.run_script import MOVED, claim_run_directory
 from smddp.secret_text import masked_repr
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,6 @@ _MP_VARIABLE = f"SM_HP_{MP_PARAMETERS.upper()}"
 
 _stop_question: Callable[[], bool] | None = None
 
-_MOVED = "Outside of SageMaker, --run-dir or SMDDP_RUN_DIR sets it: give a directory that can be written."
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _S3_URI = re.compile(r"s3://[^/\s]+(/\S*)?")
 
@@ -86,6 +86,8 @@ class Job:
     """Whether the platform copies ``checkpoint_dir`` to ``checkpoint_s3_uri``: True for the job's own URI."""
     max_steps: int | None
     """SMDDP_MAX_STEPS: optimizer steps, before and after a resume, after which a Trainer's loops end; None if unset."""
+    default_run_dir: Path | None = None
+    """The run directory if it has its name from the script; None if it was given, and in a SageMaker job."""
 
     def __repr__(self) -> str:
         return masked_repr(self, "hyperparameters")
@@ -115,10 +117,11 @@ class Job:
         environ = without_run_variables(os.environ if environ is None else environ)
         base = platform_directory(environ)
         script = Path(sys.argv[0])
-        on_sagemaker = is_on_sagemaker(environ)
+        on_sagemaker, is_given = is_on_sagemaker(environ), True
         if not on_sagemaker:
-            base = run_directory(environ.get("SMDDP_RUN_DIR") or Path("runs") / run_name(script))
-            level = logging.DEBUG if environ.get("SMDDP_RUN_DIR") else logging.INFO  # else somebody chose it
+            is_given = bool(environ.get("SMDDP_RUN_DIR"))
+            base = run_directory(environ["SMDDP_RUN_DIR"]) if is_given else default_run_directory(script)
+            level = logging.DEBUG if is_given else logging.INFO
             logger.log(level, "the run's directory is %s (--run-dir or SMDDP_RUN_DIR moves it)", shown_path(base))
         input_dir = Path(environ.get("SM_INPUT_DIR") or base / "input")
         output_dir = Path(environ.get("SM_OUTPUT_DIR") or base / "output")
@@ -146,6 +149,7 @@ class Job:
             checkpoint_s3_uri=direct_uri or checkpoints.get("S3Uri"),
             checkpoints_are_copied=direct_uri is None and bool(checkpoints.get("S3Uri")),
             max_steps=_max_steps(environ),
+            default_run_dir=None if is_given else base,
         )
 
     @property
@@ -194,12 +198,22 @@ class Job:
         """Make missing output directories. On SageMaker the platform has made them.
 
         Raises:
-            JobError: A directory can't be made.
+            JobError: A directory can't be made, or the run directory has the work of another script.
         """
         directories = [self.model_dir, self.output_dir, self.output_data_dir]
         if self.checkpoint_location == str(self.checkpoint_dir):
             directories.append(self.checkpoint_dir)
+        self.claim_run_directory()
         make_directories(directories)
+
+    def claim_run_directory(self) -> None:
+        """Record in a default run directory that it belongs to this script.
+
+        Raises:
+            JobError: It has the checkpoints or the model of another script of the same name, or can't be written.
+        """
+        if self.default_run_dir is not None:
+            claim_run_directory(self.default_run_dir, Path(sys.argv[0]))
 
 
 def run_name(script: Path) -> str:
@@ -215,10 +229,15 @@ def run_directory(path: str | Path) -> Path:
     try:
         existing = next(each for each in (directory, *directory.parents) if each.exists())
     except OSError as error:
-        raise JobError(f"The run's directory is {directory}: {error.strerror}. {_MOVED}") from error
+        raise JobError(f"The run's directory is {directory}: {error.strerror}. {MOVED}") from error
     if not existing.is_dir():
-        raise JobError(f"The run's directory is {directory}, and {existing} is a file. {_MOVED}")
+        raise JobError(f"The run's directory is {directory}, and {existing} is a file. {MOVED}")
     return directory
+
+
+def default_run_directory(script: Path) -> Path:
+    """Return a script's run directory if none is given; raise JobError if it can't be a directory."""
+    return run_directory(Path("runs") / run_name(script))
 
 
 def make_directories(directories: Iterable[Path]) -> None:
@@ -228,7 +247,7 @@ def make_directories(directories: Iterable[Path]) -> None:
         for directory in directories:
             directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise JobError(f"The job's directory {directory} can't be made: {error.strerror}. {_MOVED}") from error
+        raise JobError(f"The job's directory {directory} can't be made: {error.strerror}. {MOVED}") from error
 
 
 def answer_stop_question(question: Callable[[], bool] | None) -> None:

@@ -43,6 +43,14 @@ _HINTS = (
         'PyTorch sees no GPU here. Write trainer.device in place of "cuda" and .cuda(); the Trainer moves model and '
         "batches itself. To train on a GPU, see what smddp doctor says of it.",
     ),
+    (
+        re.compile(
+            r"environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set|"
+            r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE)'"
+        ),
+        'No launcher has started this rank. In a job, give the Estimator distribution="torchrun"; elsewhere start the '
+        "script by smddp run or torchrun.",
+    ),
 )
 _DECORATION = re.compile(r"(?:\[rank\d+\]: |\[[a-z_]+\d+\]:|\[\d+,\d+\]<std\w+>:)+")
 _TRACEBACK = re.compile(r"(?P<group>\s+\+ Exception Group )?Traceback \(most recent call last\):")

@@ -77,6 +77,7 @@ class Agent(SimpleElasticAgent):
         self._untold = ""  # the part of the failure's report that is not yet in the log
         self._awaits_cause = False
         self._lost_contact_at: float | None = None
+        self._keys_before: int | None = None
         self.has_succeeded = False
         """Whether all ranks here succeeded, so that the agent waits for the other nodes."""
 
@@ -102,6 +103,7 @@ class Agent(SimpleElasticAgent):
         self._processes.forget()
         self._processes.await_warm()
         self._memory = HostMemory()
+        self._keys_before = self._node_rendezvous.count_keys()
         environ = self._environ | _texts(shared)
         return {
             worker.local_rank: self._processes.start(
@@ -141,6 +143,14 @@ class Agent(SimpleElasticAgent):
         exits = {worker_group.workers[exited.index].global_rank: exited for exited in self._processes.exits}
         failures = {rank: _failure(exited) for rank, exited in exits.items() if exited.code != 0}
         is_stop = told_to_stop or any(exited.code == RESUMABLE for exited in exits.values())
+        keys = self._keys_before
+        if len(exits) > 1 and not failures and keys is not None and keys == self._node_rendezvous.count_keys():
+            logger.warning(
+                "no rank joined the process group of this run: if the script trains, each of the %d ranks has trained "
+                "a model of its own. smddp.run(main) joins the group, and so does "
+                "torch.distributed.init_process_group()",
+                len(exits),
+            )
         if self._remaining_restarts > 0 and (is_stop or not failures):
             self._remaining_restarts = 0
             self._node_rendezvous.set_closed()

@@ -22,8 +22,9 @@ from smddp.cluster.strict_variables import TIMEOUT_VARIABLE, Environment, check_
 from smddp.display_text import counted, shown_path
 from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
-from smddp.job.job import checked_checkpoint_uri, make_directories, run_directory, run_name
+from smddp.job.job import checked_checkpoint_uri, default_run_directory, make_directories, run_directory
 from smddp.job.main_arguments import asks_for_help
+from smddp.job.run_script import claim_run_directory
 from smddp.launch.ports import check_port, hold_port
 from smddp.launch.script_check import check_script
 from smddp.process.children import ChildProcesses, exit_code
@@ -31,7 +32,7 @@ from smddp.process.exit_codes import as_shell
 from smddp.process.leftovers import Leftovers
 from smddp.process.program import forward_signals
 from smddp.process.rank_start import RankStart, launch_variables, threads_of_rank
-from smddp.script_syntax import EntryPoint, find_entry_point
+from smddp.script_syntax import EntryPoint, find_entry_point, handles_signals
 from smddp.script_syntax.warm_start import start_launcher_parent
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,8 @@ def run_local(
         if signum == signal.SIGINT and signum not in asked:
             # The first Ctrl-C is a stop, which saves work; a second one is passed on as SIGINT.
             asked.add(signum)
-            logger.warning("stopping, with a checkpoint if training has begun; Ctrl-C again ends it")
+            saves = ", with a checkpoint if training has begun" if handles_signals(entry_point.modules) else ""
+            logger.warning("stopping%s; Ctrl-C again ends it", saves)
             agents.forward(signal.SIGTERM)
             return
         logger.info("%s: telling every rank.", signal.Signals(signum).name)
@@ -267,7 +269,8 @@ def _show_help(entry_point: EntryPoint, arguments: Sequence[str], run_dir: str |
 
 
 def _run_directory(entry_point: EntryPoint, run_dir: str | Path | None, environ: Mapping[str, str]) -> Path:
-    return run_directory(run_dir or environ.get("SMDDP_RUN_DIR") or Path("runs") / run_name(entry_point.path))
+    given = run_dir or environ.get("SMDDP_RUN_DIR")
+    return run_directory(given) if given else default_run_directory(entry_point.path)
 
 
 def _environ(
@@ -278,6 +281,8 @@ def _environ(
         environ[CHECKPOINT_URI_VARIABLE] = checked_checkpoint_uri(checkpoint_s3_uri, "--checkpoint-s3-uri")
     uri = direct_checkpoint_uri(environ)
     directory = _run_directory(entry_point, run_dir, environ)
+    if not (run_dir or environ.get("SMDDP_RUN_DIR")):
+        claim_run_directory(directory, entry_point.path)
     environ["SMDDP_RUN_DIR"] = str(directory)
     environ |= launch_variables()
     environ.setdefault("PYTHONUNBUFFERED", "1")

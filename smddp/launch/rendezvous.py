@@ -142,6 +142,10 @@ class NodeRendezvous(RendezvousHandler):
             logger.warning("The ranks can't be told of the failure, the store is gone: %s", error)
             return report
 
+    def count_keys(self) -> int | None:
+        """Return the number of keys in the store in which the ranks meet; None if other nodes add keys to it, too."""
+        return self._served.num_keys() if self._served is not None and self._nodes == 1 and self.number == 0 else None
+
     def set_closed(self) -> None:
         """Announce that this node joins no further round, so that other nodes do not wait."""
         with suppress(RuntimeError):  # the first node is gone, so no node waits

@@ -31,6 +31,8 @@ from smddp.script_syntax import (
     outside_imports,
 )
 
+_OF_SHELLS = frozenset({".sh", ".bash", ".zsh", ".sbatch"})
+
 _HELP = frozenset({"-h", "--help"})
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,11 @@ def check_script(modules: Modules, arguments: Sequence[str], environ: Mapping[st
 
 
 def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, str]) -> Iterator[SmddpError]:
+    if modules.path.suffix in _OF_SHELLS:
+        yield DistributedError(
+            f"{modules.path.name} is a shell script, and smddp run starts Python scripts: give it the Python script, "
+            "or run the shell script by its shell."
+        )
     for module in modules.started:
         if syntax := module.syntax_fault:
             line = getattr(syntax, "lineno", None)

@@ -34,7 +34,7 @@ from smddp.process.program import SIGNAL_SECONDS, forward_signals
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, find_spawn_call
 from smddp.process.terminal_line import make_room_for_other_process
 from smddp.process.warm_parent import WarmParent
-from smddp.script_syntax import find_entry_point
+from smddp.script_syntax import find_entry_point, handles_signals
 from smddp.script_syntax.warm_start import start_warm_parent
 
 logger = logging.getLogger(__name__)
@@ -75,15 +75,24 @@ class Node:
             raise DistributedError("Several nodes need one --master-port that all of them know.")
 
 
-def launch(node: Node, command: Sequence[str], environ: Mapping[str, str], warm: WarmParent | None = None) -> int:
+def launch(
+    node: Node,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    warm: WarmParent | None = None,
+    *,
+    awaits_handlers: bool = True,
+) -> int:
     """Run ``command`` once per rank; return 0, 75 if all failing ranks can resume, or the first failing rank's code.
 
-    ``environ`` has the variables that all ranks share. With ``warm``, the ranks are forked from that process.
+    ``environ`` has the variables that all ranks share. With ``warm``, the ranks are forked from that process. Without
+    ``awaits_handlers``, a stop does not wait until ranks that have just started can handle it.
 
     Raise DistributedError if the nodes do not find each other, or lose the first one.
     """
     ranks = ChildProcesses(Leftovers())
     ranks.warm = warm
+    ranks.awaits_handlers = awaits_handlers
     outcome: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
     leaving = ExitStack()  # closed to inform the other nodes if a stop ends this node while no rank runs
 
@@ -255,7 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         command = [sys.executable, *entry_point.words, *given.arguments]
         environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **os.environ}
-        return launch(node, command, environ, start_warm_parent(command, entry_point.modules, environ))
+        warm = start_warm_parent(command, entry_point.modules, environ)
+        return launch(node, command, environ, warm, awaits_handlers=handles_signals(entry_point.modules))
     except DistributedError as error:
         tell_failure(error)
         return 1

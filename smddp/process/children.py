@@ -69,6 +69,8 @@ class ChildProcesses:
         self._leftovers = leftovers
         self.warm: WarmParent | None = None
         """The process from which the children are forked; None starts each one as a new program."""
+        self.awaits_handlers = True
+        """Whether a stop's signal waits until a process that has just started can have a handler."""
         # Guards all fields below. Reentrant: a signal handler calls `forward` and `pass_on` in the main thread, which
         # may own the lock. `start` creates a process and adds it to `_running` in one step under the lock, so that
         # `Leftovers.reap` never takes a child for an orphan. `poll` and `kill` free the lock while they wait: `poll`
@@ -205,8 +207,11 @@ class ChildProcesses:
             self._started, self._exits, self._deadline = 0, [], None
 
     def _tell(self, process: Process, signum: int) -> None:
-        """Send a signal once the process has a handler, or after `START_SECONDS`: without a handler it would die."""
-        until = self._began[process.pid] + START_SECONDS
+        """Send a signal once the process has a handler, or after `START_SECONDS`: without a handler it would die.
+
+        Without `awaits_handlers`, send it at once.
+        """
+        until = self._began[process.pid] + (START_SECONDS if self.awaits_handlers else 0.0)
         if catches(process.pid, signum) or time.monotonic() >= until:
             process.send_signal(signum)
             return

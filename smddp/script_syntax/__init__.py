@@ -19,5 +19,6 @@ from smddp.script_syntax.modules import PythonModule as PythonModule
 from smddp.script_syntax.modules import imported_by as imported_by
 from smddp.script_syntax.script_inputs import OptionParser as OptionParser
 from smddp.script_syntax.script_inputs import channel_read as channel_read
+from smddp.script_syntax.script_kind import handles_signals as handles_signals
 from smddp.script_syntax.script_kind import only_sends as only_sends
 from smddp.script_syntax.script_kind import only_trains as only_trains

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from smddp.script_syntax.executed import Executed
-from smddp.script_syntax.imports import outside_imports
+from smddp.script_syntax.imports import brings_modules, outside_imports
 from smddp.script_syntax.modules import PACKAGE, Modules, PythonModule
 
 _LAUNCHING = "estimators"
@@ -23,6 +23,13 @@ def only_trains(modules: Modules, nodes: Sequence[Executed]) -> bool:
     """
     calls = {module.full_name(node.func) for module, node in nodes if isinstance(node, ast.Call)}
     return f"{PACKAGE}.run" in calls and not any(module.imports(_LAUNCHING) for module in modules.reached)
+
+
+def handles_signals(modules: Modules) -> bool:
+    """Return whether the script may handle a stop's signal: it uses smddp or ``signal``, or finds modules itself."""
+    unread = not modules.script.text
+    names = (PACKAGE, "signal")
+    return unread or any(any(map(module.imports, names)) or brings_modules(module) for module in modules.reached)
 
 
 def only_sends(modules: Modules, nodes: Sequence[Executed]) -> int | None:

@@ -132,6 +132,7 @@ class OpenRun:
             save_frozen=policy.save_frozen,
             listener=monitor,
         )
+        job.claim_run_directory()  # a script without smddp.run has not done so
         checkpointer.open()
         checkpointer.check_writable()
         return cls(job, checkpointer, progress, clock)

@@ -375,6 +375,7 @@ class Trainer(TrainingLoop):
             ReplicasDifferError: At a comparison, on every rank: the ranks have different weights.
             Stopped, CheckpointError: As in ``epochs``.
         """
+        self._check_source()
         share = self._data.loss_weight()
         for each in self._parts.named_optimizers:
             each.note_added_groups()

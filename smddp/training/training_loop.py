@@ -60,6 +60,9 @@ class TrainingLoop:
         self._is_cut = False  # whether `_is_over` ended an epoch's batches early
         self._counts_steps = False  # whether the script loops over steps, not epochs
         self._last_step = math.inf
+        self._has_batches = False  # whether the script has trained on what `batches` yields
+        self._was_empty = False  # whether this epoch's batches ended without one
+        self._is_told = set[str]()  # the warnings that the script has had
 
     @property
     def steps(self) -> int:
@@ -282,6 +285,7 @@ class TrainingLoop:
     def _training_batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of one epoch, or without end if the script loops over steps."""
         data, clock = self._data, self._clock
+        self._has_batches = self._has_batches or torch.is_grad_enabled()
         if not torch.is_grad_enabled():  # known only once the script iterates
             with clock.within("evaluation"):
                 yield from data.moved(loader)
@@ -318,6 +322,7 @@ class TrainingLoop:
                 self._in_step = False
             if data.may_end_in_window(loader) and self._trained.finish_window():
                 self._after_step()
+            self._was_empty = is_empty
             if self._is_cut or not self._counts_steps:
                 break
             self._end_epoch()
@@ -351,8 +356,24 @@ class TrainingLoop:
         """Return the optimizer steps taken, and the micro-batches of the next one."""
         return self._progress.steps, self._trained.optimizer_step.micro_batch
 
+    def _check_source(self) -> None:
+        """Warn once if ranks that share data step on batches from elsewhere: a plain DataLoader gives each rank all."""
+        ranks = self._membership.data_rank.size
+        if ranks > 1 and not (self._has_batches or self._data.has_loader or self._run.is_inner):
+            self._warn_once(
+                f"trainer.step() trains on batches that come from neither trainer.loader() nor trainer.batches(). Each "
+                f"of the {ranks} ranks must read its own share of the data, and a plain DataLoader gives each rank all "
+                "of it: use trainer.batches(trainer.loader(dataset, batch_size=...)). If each rank reads its own "
+                "share, trainer.batches(loader) says so"
+            )
+
+    def _warn_once(self, message: str) -> None:
+        if self.is_main and message not in self._is_told:
+            self._is_told.add(message)
+            logger.warning(message)
+
     def _start_epoch(self) -> None:
-        self._in_step = self._is_cut = False
+        self._in_step = self._is_cut = self._was_empty = False
         self._trained.restart()
         self._data.start_epoch(self._progress.epoch)
 
@@ -361,6 +382,13 @@ class TrainingLoop:
         if self._trained.finish_window():
             self._in_step = True  # the save or stop comes at the epoch's end
             self._after_step()
+        models = self._parts.models.values()
+        if not (self._was_empty or any(each.progress.steps or each.optimizer_step.micro_batch for each in models)):
+            self._warn_once(
+                "an epoch has ended, and trainer.step(loss) was never called: the Trainer has counted no step, and its "
+                "checkpoints are those of step 0. Call trainer.step(loss) for each batch, in place of loss.backward() "
+                "and optimizer.step()"
+            )
         for model in self._parts.models.values():
             model.end_epoch()
         self._data.end_epoch()

@@ -118,6 +118,11 @@ def _paths(cls: type, prefix: str, around: tuple[type, ...]) -> Iterator[tuple[s
 
 def unknown(cls: type, key: str) -> str:
     """Return the error for a key that names no field, with the nearest name."""
+    if key.replace("-", "_") == "local_rank":
+        return (
+            f"unknown hyperparameter {key!r}, which torch.distributed.launch adds: start the script by torchrun or "
+            "smddp run"
+        )
     near = near_name(key.replace("-", "_"), paths(cls))
     return f"unknown hyperparameter {key!r}" + (f" (did you mean {near!r}?)" if near else "")
 

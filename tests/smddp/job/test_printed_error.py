@@ -175,3 +175,15 @@ def test_pythons_own_words_on_a_crash_are_told_with_the_frames_innermost_last() 
     error = found(printed_by(code, "-X", "faulthandler"), crashed=True)
     assert error.message == "Fatal Python error: Segmentation fault"
     assert error.context == '  File "<string>", line 3 in <module>\n  File "<string>", line 2 in f'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, "
+        "but not set",
+        "KeyError: 'LOCAL_RANK'",
+    ],
+)
+def test_a_script_that_no_launcher_has_started_is_told_to_use_one(said: str) -> None:
+    assert 'distribution="torchrun"' in str(hint(said))

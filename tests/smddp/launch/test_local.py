@@ -75,6 +75,19 @@ def test_an_interrupt_before_the_ranks_begin_says_that_nothing_was_saved(start, 
     assert log.count("stopped before the ranks began, exit code 75: this run saved nothing") == 1
 
 
+def test_an_interrupt_of_a_script_without_smddp_promises_no_checkpoint_and_waits_for_no_handler(start, tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    process = start("-m", "smddp.cli", "run", str(path))
+    assert process.stdout.readline() == "up\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    log = process.communicate(timeout=60)[1]
+    assert time.monotonic() - began < 10
+    assert process.returncode == 143, log
+    assert "stopping; Ctrl-C again ends it" in log
+
+
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
     path = script("print('up'); wait(); open(f'stopped-{rank}', 'w').close(); sys.exit(75)")
@@ -85,6 +98,21 @@ def test_a_launcher_that_is_killed_stops_its_ranks_too(start, script, tmp_path):
     while len(list(tmp_path.glob("stopped-*"))) < 2:
         assert time.monotonic() < deadline, "the ranks go on without their launcher"
         time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("fork_python")
+@pytest.mark.parametrize(
+    ("text", "ranks", "told"),
+    [
+        ("print('trained')", 2, 1),
+        ("print('trained')", 1, 0),
+        ("sys.exit(3)", 2, 0),
+        ("import torch.distributed as dist; dist.init_process_group('gloo'); dist.destroy_process_group()", 2, 0),
+    ],
+)
+def test_ranks_that_never_form_a_group_are_warned_of(start, script, text, ranks, told):
+    log = run(start, script(text), f"processes_per_node={ranks}").communicate(timeout=60)[1]
+    assert log.count("no rank joined the process group of this run") == told, log
 
 
 def test_what_a_rank_leaves_behind_ends_with_the_run_and_is_told(start, script, tmp_path):

@@ -39,6 +39,13 @@ arguments = parser.parse_args()
 """
 
 
+def test_a_shell_script_is_refused_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/bash\npython train.py\n")
+    with pytest.raises(SmddpError, match=r"job.sh is a shell script, and smddp run starts Python scripts"):
+        check_script(find_entry_point(path).modules, [], {})
+
+
 def refusal(directory: Path, script: str, arguments: Sequence[str] = (), environ: dict[str, str] | None = None) -> str:
     path = directory / "train.py"
     path.write_text(script)
@@ -55,6 +62,7 @@ def refusal(directory: Path, script: str, arguments: Sequence[str] = (), environ
         (CONFIG, ["--epochs=2", "--learning_rate", "3"], "unknown hyperparameter 'learning_rate' (did you mean 'lr'?)"),
         (CONFIG, ["--epochs=2", "--bs", "3"], "unknown hyperparameter 'bs' (did you mean 'batch_size'?)"),
         (CONFIG, ["--epochs", "two"], "epochs: expected int, found 'two'"),
+        (CONFIG, ["--epochs=2", "--local-rank=0"], "torch.distributed.launch adds: start the script by torchrun or"),
         (CONFIG, [], "missing epochs"),
         (OPTIONS, ["--wd", "3"], "unrecognized arguments: --wd 3 (did you mean '--weight-decay'?)"),
         (OPTIONS, ["--weight-decay", "small"], "invalid float value: 'small'"),

@@ -46,7 +46,7 @@ def test_two_nodes_share_one_world_and_arguments_arrive_as_they_are(start, scrip
 
 def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
     started = []
-    monkeypatch.setattr(torchrun, "launch", lambda node, command, *_: started.append((node, command[1:])) or 0)
+    monkeypatch.setattr(torchrun, "launch", lambda node, command, *_, **__: started.append((node, command[1:])) or 0)
     options = ["--n", "1", "--node", "2", "--max-restarts", "3", "--", "--help"]
     assert torchrun.main(["--nnodes", "1", "train.py", *options]) == 0
     ((node, command),) = started
@@ -57,7 +57,7 @@ def test_no_option_of_a_script_is_taken_for_an_abbreviation(monkeypatch):
 @pytest.mark.parametrize("option", ["-m", "--module"])
 def test_a_module_reaches_the_ranks_as_python_takes_it(monkeypatch, option):
     started = []
-    monkeypatch.setattr(torchrun, "launch", lambda _, command, *__: started.append(command[1:]) or 0)
+    monkeypatch.setattr(torchrun, "launch", lambda _, command, *__, **___: started.append(command[1:]) or 0)
     assert torchrun.main([option, "--nnodes", "1", "jobs.train", "-m", "--lr", "1"]) == 0
     assert started == [["-m", "jobs.train", "-m", "--lr", "1"]]
 
