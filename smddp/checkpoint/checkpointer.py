@@ -21,7 +21,7 @@ from smddp.checkpoint.parts.modules import ModulePart
 from smddp.checkpoint.restore.restoring import restore_newest
 from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import Stateful, check_parts
-from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers, as_whole_number
+from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers
 from smddp.checkpoint.save.background_saves import BackgroundSaves
 from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
 from smddp.checkpoint.save.observer import SaveObserver, Unobserved
@@ -32,6 +32,7 @@ from smddp.checkpoint.stores.store import CommitListener, Store
 from smddp.display_text import describe
 from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
+from smddp.whole_numbers import as_whole_number
 
 logger = logging.getLogger(__name__)
 

@@ -28,10 +28,12 @@ def sum_over_ranks(value: Tensor, membership: Membership) -> Tensor:
 def sum_results(value: Tensor | float | list[float], membership: Membership) -> Tensor:
     """Return the sum of every rank's results; all ranks call it, with tensors of one shape or equally many numbers.
 
-    The sum of a tensor is on its device. That of numbers is on the CPU: int64 if all ranks pass whole numbers, else
-    float64.
+    The sum of a tensor is on its device; bools and integers of any size are summed in int64, as by torch's sum(). That
+    of numbers is on the CPU: int64 if all ranks pass whole numbers, else float64.
     """
     if isinstance(value, Tensor):
+        value = value.resolve_conj().resolve_neg()
+        value = value if value.is_floating_point() or value.is_complex() else value.long()
         return sum_over_ranks(torch.zeros_like(value) if membership.repeats else value, membership)
     numbers = value if isinstance(value, list) else [value]
     total = _sum_numbers([0 for _ in numbers] if membership.repeats else numbers, membership)
@@ -69,7 +71,12 @@ def gather_results(value: Tensor, membership: Membership) -> Tensor:
             f"the ranks' tensors can't be put together ({found}): only their lengths along the first dimension may "
             "differ; pad, convert or move them"
         )
-    own = value.detach().reshape(value.shape or (1,))[: kinds[membership.cluster.rank].length]
+    own = (
+        value.detach()
+        .resolve_conj()
+        .resolve_neg()
+        .reshape(value.shape or (1,))[: kinds[membership.cluster.rank].length]
+    )
     if membership.store is None:
         return own.clone()
     # As bytes, which every backend can carry for any type, padded to the same length on all ranks.

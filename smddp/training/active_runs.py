@@ -54,6 +54,10 @@ class Progress:
     first_ranks: list[int] = field(default_factory=list)
     """For each rank the first one that computes on the same data; empty if each rank computes on data of its own."""
 
+    item_unit: float = 0.0
+    """The unit of the number of items in losses with a ``weight``; 0.0 until one comes. A loss scale that an earlier
+    attempt has found holds only with the same unit."""
+
     earlier_seconds: float = 0.0
     """Seconds of the earlier attempts, each up to its last checkpoint."""
 
@@ -74,6 +78,7 @@ class Progress:
             "run": self.training_id,  # the key is older than the name
             "seconds": round(self.seconds, 3),
             **({"first_ranks": self.first_ranks} if self.first_ranks else {}),
+            **({"item_unit": self.item_unit} if self.item_unit else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -81,6 +86,7 @@ class Progress:
         self.earlier_seconds = float(state.get("seconds", 0.0))  # absent in older checkpoints
         self.steps, self.epoch = state["steps"], state["epoch"]
         self.finished = bool(state.get("finished", False))  # absent in older checkpoints
+        self.item_unit = float(state.get("item_unit", 0.0))
         self.training_id = state.get("run", "")  # absent in older checkpoints
         self.first_ranks = list(state.get("first_ranks", []))
 

@@ -6,8 +6,9 @@ Whether model, optimizers and schedules fit each other is checked in `smddp.trai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,6 +18,7 @@ from smddp.distributed import DDPOptions, Membership, Sharded
 from smddp.job import Job
 from smddp.metrics import Profile
 from smddp.training.checkpoint_policy import CheckpointPolicy
+from smddp.whole_numbers import as_whole_number
 
 _SWITCH = (bool, "True or False")
 _KINDS: dict[str, tuple[Any, str]] = {
@@ -43,16 +45,17 @@ def check_kinds(**arguments: object) -> None:
             raise TypeError(f"{name} is {describe(value)}: give {wanted}")
 
 
-def check_counts(**counts: object) -> None:
-    """Raise ValueError unless each argument is a whole number of 1 or more."""
-    for name, count in counts.items():
-        check_count(f"{name}={count!r}", count)
+def as_counts(**counts: SupportsIndex) -> list[int]:
+    """Return each argument as an int, in their order; raise ValueError unless it is a whole number of 1 or more."""
+    return [as_count(f"{name}={count!r}", count) for name, count in counts.items()]
 
 
-def check_count(what: str, count: object, *, least: int = 1) -> None:
-    """Raise ValueError, which begins with ``what``, unless the count is a whole number of ``least`` or more."""
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
-        raise ValueError(f"{what}: give a whole number of {least} or more")
+def as_count(what: str, count: SupportsIndex, *, least: int = 1) -> int:
+    """Return a count as an int; raise ValueError, which begins with ``what``, unless it is one from ``least``."""
+    with suppress(ValueError):
+        if (number := as_whole_number(what, count)) >= least:
+            return number
+    raise ValueError(f"{what}: give a whole number of {least} or more")
 
 
 def check_bounds(**bounds: object) -> None:

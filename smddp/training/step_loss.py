@@ -13,6 +13,7 @@ from torch import Tensor
 
 from smddp.display_text import describe
 from smddp.distributed import Membership, sum_over_ranks
+from smddp.training.active_runs import Progress
 from smddp.training.model_weights import ModelWeights
 
 logger = logging.getLogger(__name__)
@@ -128,11 +129,11 @@ class LossSpikes:
 class ItemWeights:
     """The item weights of successive optimizer steps; all ranks call its methods at the same points."""
 
-    def __init__(self, membership: Membership, device: torch.device, accumulate: int) -> None:
+    def __init__(self, membership: Membership, device: torch.device, accumulate: int, progress: Progress) -> None:
         self._membership = membership
+        self._progress = progress  # with the unit, which a resume keeps
         self._device = device
         self._accumulate = accumulate
-        self._unit = 0.0
         self._total: Tensor | None = None
         self._weighed = 0
         self.loss_factor: Tensor | None = None
@@ -153,10 +154,10 @@ class ItemWeights:
         elif not 0 <= items < math.inf:
             raise ValueError(f"weight={items}: give how many items the loss is the mean of, 0 or more")
         count = torch.as_tensor(items, dtype=torch.float64, device=self._device).detach().reshape(())
-        if not self._unit:
+        if not self._progress.item_unit:
             largest = sum_over_ranks(count, self._membership).item()
-            self._unit = 2.0 ** math.ceil(math.log2(max(largest, 1.0)))
-        weight = count / self._unit
+            self._progress.item_unit = 2.0 ** math.ceil(math.log2(max(largest, 1.0)))
+        weight = count / self._progress.item_unit
         self._total = weight if self._total is None else self._total + weight
         self._weighed += 1
         return weight.float()
@@ -178,7 +179,7 @@ class ItemWeights:
             )
         ranks = self._membership.cluster.world_size
         # The minimum avoids a division by zero: without items on any rank, all gradients are zero anyway.
-        everywhere = sum_over_ranks(total, self._membership).clamp(min=0.5 / self._unit)
+        everywhere = sum_over_ranks(total, self._membership).clamp(min=0.5 / self._progress.item_unit)
         self.loss_factor = ranks / everywhere
         return (self._accumulate * self.loss_factor).float()
 

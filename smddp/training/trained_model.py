@@ -213,7 +213,7 @@ class TrainedModel:
         self._weights = ModelWeights(self.module, membership)
         self._loss = StepLoss(membership, self._weights)
         self._has_compared = False  # the first loss, before a checkpoint has what it leads to
-        self._items = ItemWeights(membership, self.device, accumulate)
+        self._items = ItemWeights(membership, self.device, accumulate, self.progress)
         self._optimized = self.optimizer_step.parameters()
         self._outside_gradients = OutsideGradients(self.optimizer_step, logs=self._logs)
 

@@ -40,7 +40,7 @@ from smddp.metrics import Profile
 from smddp.metrics.metric_lines import check_names
 from smddp.metrics.running_mean import Reduce, check_reduce, over_ranks
 from smddp.metrics.tracking import Tracker
-from smddp.training.argument_checks import check_bounds, check_counts, check_kinds, check_options_agree
+from smddp.training.argument_checks import as_counts, check_bounds, check_kinds, check_options_agree
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.model_checks import check_clipping, check_model_parallel, why_not_inner
 from smddp.training.nonfinite import OnNonfinite
@@ -186,8 +186,10 @@ class Trainer(TrainingLoop):
             timing=timing,
             profile=profile,
         )
-        check_counts(accumulate=accumulate, rewinds=rewinds, log_every=1 if log_every is None else log_every)
-        check_counts(check_replicas=1 if check_replicas is None else check_replicas)
+        seed = int(seed)
+        accumulate, rewinds = as_counts(accumulate=accumulate, rewinds=rewinds)
+        (log_every,) = (None,) if log_every is None else as_counts(log_every=log_every)
+        (check_replicas,) = (None,) if check_replicas is None else as_counts(check_replicas=check_replicas)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
         check_model_parallel(job, model, parallel)

@@ -36,6 +36,7 @@ from smddp.distributed import Membership, move
 from smddp.metrics import StepTimer
 from smddp.training.loader_state import LoaderState
 from smddp.training.optimizer_step import OptimizerStep
+from smddp.whole_numbers import as_whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ class TrainingData:
         if batch_size is None:
             raise ValueError("give batch_size: samples an optimizer step, over all ranks and micro-batches")
         order = OrderOptions(
-            global_batch=batch_size,
+            global_batch=as_whole_number("batch_size", batch_size),
             accumulate=accumulate,
             seed=self._seed,
             shuffle=shuffle,

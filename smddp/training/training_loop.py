@@ -17,7 +17,7 @@ from smddp.distributed import Membership, sum_over_ranks
 from smddp.goodput import PartClock
 from smddp.job import MAX_STEPS_VARIABLE, Job
 from smddp.process.log_format import log_or_print
-from smddp.training.argument_checks import check_count, check_counts
+from smddp.training.argument_checks import as_count, as_counts
 from smddp.training.run_report import RunReport
 from smddp.training.save_schedule import Pause
 from smddp.training.trained_model import TrainedModel
@@ -119,9 +119,9 @@ class TrainingLoop:
             CheckpointError: More saves in a row failed than the policy tolerates, or the one before a stop failed.
         """
         progress = self._progress
-        check_count(f"trainer.epochs({count!r})", count, least=0)
+        count = as_count(f"trainer.epochs({count!r})", count, least=0)
         if max_steps is not None:
-            check_counts(max_steps=max_steps)
+            (max_steps,) = as_counts(max_steps=max_steps)
         self._begin()
         self._counts_steps = False
         self._start_epoch()
@@ -169,7 +169,7 @@ class TrainingLoop:
             Stopped, CheckpointError: As in ``epochs``.
         """
         progress = self._progress
-        check_count(f"trainer.steps_to({count!r})", count)
+        count = as_count(f"trainer.steps_to({count!r})", count)
         most = int(self._at_most(count))
         self._begin()
         self._counts_steps = True

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -161,6 +162,7 @@ class NamedOptimizer:
         ordered = self._in_own_order(state)
         self._give(ordered)
         self._keep_dtypes(ordered)
+        keep_strides(self._states)
         for group, has_names in zip(optimizer.param_groups, have_names, strict=True):
             group.pop(DTYPES, None)
             if not has_names:
@@ -199,11 +201,8 @@ class NamedOptimizer:
                     continue
                 own = self._states.get(weight, {})
                 for name, value in state["state"].get(number, {}).items():
-                    present = own.get(name)
-                    if not isinstance(value, torch.Tensor) or not isinstance(present, torch.Tensor):
-                        continue
-                    if present.dtype != value.dtype:
-                        own[name] = value.to(present.device, copy=True)
+                    if name in own:
+                        own[name] = _with_tensors(own[name], value, _in_saved_dtype)
 
     @property
     def _kind(self) -> str:
@@ -276,7 +275,10 @@ class NamedOptimizer:
         number_of = dict(zip(names_of_all, numbers, strict=True))
         dtypes = [dtype for group in state["param_groups"] for dtype in group.get(DTYPES, ())]
         dtype_of = dict(zip(names_of_all, dtypes, strict=False))
-        moments, groups, number = {}, [], 0
+        known = set(numbers)
+        # An optimizer may have a state beside those of its parameters, such as a counter of all steps.
+        moments = {key: value for key, value in state["state"].items() if key not in known}
+        groups, number = [], 0
         for sources, names in zip(self._sources(state), self._group_names(), strict=True):
             own_numbers = []
             for name in names:
@@ -332,10 +334,44 @@ def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copied(value) for name, value in group.items() if name not in ("params", NAMES, DTYPES)}
 
 
+def keep_strides(states: Mapping[Any, Any]) -> None:
+    """Give each loaded tensor of an optimizer's state the strides of its parameter, in which the optimizer made it.
+
+    A checkpoint's tensors are contiguous, and fused optimizers walk through the memory of parameter and state alike.
+    """
+    for weight, own in states.items():
+        if type(weight) in (torch.Tensor, nn.Parameter):  # the pieces of a DTensor are contiguous
+            change = partial(_in_strides_of, weight)
+            for name, value in own.items():
+                own[name] = _with_tensors(value, value, change)
+
+
 def weights_in_order(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[int, torch.Tensor]:
     """Return the parameter of each number in a saved state whose parameters are in the optimizer's order."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     return dict(zip(_numbers(state), weights, strict=False))
+
+
+def _with_tensors(present: Any, saved: Any, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+    """Return a value of a state with all tensors in it changed, as far as it has those of its saved value."""
+    if isinstance(present, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return change(present, saved)
+    if isinstance(present, dict) and isinstance(saved, dict):
+        return {key: _with_tensors(each, saved.get(key), change) for key, each in present.items()}
+    if type(present) in (list, tuple) and isinstance(saved, list | tuple) and len(present) == len(saved):
+        return type(present)(_with_tensors(*pair, change) for pair in zip(present, saved, strict=True))
+    return present
+
+
+def _in_saved_dtype(present: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+    return present if present.dtype == saved.dtype else saved.to(present.device, copy=True)
+
+
+def _in_strides_of(weight: torch.Tensor, value: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    is_alike = type(value) is torch.Tensor and value.layout is weight.layout and value.shape == weight.shape
+    if not is_alike or value.stride() == torch.empty_like(weight, device="meta").stride():
+        return value
+    return torch.empty_like(weight, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _numbers(state: Mapping[str, Any]) -> list[int]:

@@ -25,7 +25,7 @@ from smddp.checkpoint.format.plain_names import plain_state
 from smddp.checkpoint.format.state_tree import has_left_out
 from smddp.checkpoint.format.tensors import empty_tensor
 from smddp.checkpoint.parts.modules import ModulePart
-from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, weights_in_order
+from smddp.checkpoint.parts.optimizers import NamedOptimizer, check_optimizer, keep_strides, weights_in_order
 from smddp.checkpoint.restore.reader import Loaded, Unread, load_parts, read_newest
 from smddp.checkpoint.run_state import RANKS, RNG, Checking, Stateful, is_in_pieces, restore_random_state
 from smddp.checkpoint.stores.filesystem import MISSING
@@ -300,6 +300,8 @@ class Restoration:
     def _give(self, name: str, part: Stateful, state: Any) -> None:
         with self._loading(name):
             part.load_state_dict(state)
+            if isinstance(part, torch.optim.Optimizer):
+                keep_strides(part.state)
 
     @contextmanager
     def _loading(self, name: str) -> Iterator[None]:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import index
-from typing import SupportsFloat, SupportsIndex
+from typing import SupportsFloat
 
-import torch
 import xxhash
-from torch import Tensor
 
 from smddp.checkpoint.format.manifest import LARGEST_STEP, FileDigests
 from smddp.checkpoint.save.snapshot import Snapshot
@@ -124,18 +120,6 @@ def _hash(file: StagedFile) -> FileDigests:
             for entry in file.layout.entries
         },
     )
-
-
-def as_whole_number(name: str, value: SupportsIndex) -> int:
-    """Return an integer of any type, such as numpy's or a tensor of one; raise ValueError for anything else.
-
-    Refuse a bool, which Python and PyTorch count as 0 or 1.
-    """
-    is_bool = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
-    with suppress(TypeError):
-        if not is_bool:
-            return index(value)
-    raise ValueError(f"{name} is {value!r:.80}: give a whole number")
 
 
 def as_numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:

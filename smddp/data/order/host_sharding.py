@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from smddp.data.order.data_order import Partition, Tail
 from smddp.data.order.sampler import ElasticSampler, Share
 from smddp.display_text import counted
+from smddp.whole_numbers import as_whole_number, as_whole_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,10 @@ class HostShardedSampler(ElasticSampler):
         Raises:
             ValueError: The numbers do not fit each other.
         """
+        sizes = [as_whole_number("size", size) for size in sizes]
+        global_batch, host, local_rank, local_world_size = as_whole_numbers(
+            global_batch=global_batch, host=host, local_rank=local_rank, local_world_size=local_world_size
+        )
         hosts = len(sizes)
         if on_change not in get_args(OnChange):
             raise ValueError(f"on_change is {on_change!r}: it is one of {', '.join(map(repr, get_args(OnChange)))}")
@@ -74,12 +79,12 @@ class HostShardedSampler(ElasticSampler):
         smallest = min(sizes)
         if smallest < 1:
             raise ValueError(
-                f"host {list(sizes).index(smallest)} has {smallest} samples, and so no step could be taken: give every "
+                f"host {sizes.index(smallest)} has {smallest} samples, and so no step could be taken: give every "
                 "host at least one object, with fewer hosts or more objects, or distribute the data FullyReplicated"
             )
         if tail == "drop" and smallest < global_batch // hosts:
             raise ValueError(
-                f"host {list(sizes).index(smallest)} has {smallest} samples, and a step takes global_batch / hosts = "
+                f"host {sizes.index(smallest)} has {smallest} samples, and a step takes global_batch / hosts = "
                 f"{global_batch} / {hosts} of each: choose a global_batch of at most {smallest * hosts}, or add data"
             )
         super().__init__(
@@ -92,7 +97,7 @@ class HostShardedSampler(ElasticSampler):
             shuffle=shuffle,
             tail=tail,
         )
-        self.sizes = list(sizes)
+        self.sizes = sizes
         self.fingerprints = None if fingerprints is None else list(fingerprints)
         self.on_change: OnChange = on_change
         self.host = host

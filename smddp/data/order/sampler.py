@@ -18,6 +18,7 @@ from typing import Any
 
 from smddp.data.order.data_order import ALGORITHM, MicroBatches, Partition, Permutation, Tail
 from smddp.display_text import counted
+from smddp.whole_numbers import as_whole_number, as_whole_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,9 @@ class ElasticSampler:
         Raises:
             ValueError: The numbers do not fit each other.
         """
+        size, global_batch, rank, world_size, accumulate, seed = as_whole_numbers(
+            size=size, global_batch=global_batch, rank=rank, world_size=world_size, accumulate=accumulate, seed=seed
+        )
         _check_rank(rank, world_size)
         self._partition = Partition(
             size=size, global_batch=global_batch, world_size=world_size, accumulate=accumulate, tail=tail
@@ -162,6 +166,7 @@ class ElasticSampler:
 
     def start_epoch(self, epoch: int) -> None:
         """Begin this epoch, or continue it if it is the current one."""
+        epoch = as_whole_number("epoch", epoch)
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}: epochs are counted from 0")
         if epoch != self._epoch:
@@ -299,6 +304,9 @@ class EvaluationSampler:
         Raises:
             ValueError: The numbers do not fit each other, or the samples can't be divided evenly.
         """
+        size, batch_size, rank, world_size = as_whole_numbers(
+            size=size, batch_size=batch_size, rank=rank, world_size=world_size
+        )
         _check_rank(rank, world_size)
         if size < 0:
             raise ValueError(f"size is {size}: a dataset has 0 samples or more")

@@ -18,6 +18,7 @@ from smddp.data.formats.tar import TarReader
 from smddp.data.shards.dataset import Decode, RecordDecoder
 from smddp.errors import DataError
 from smddp.job.channels import Input
+from smddp.whole_numbers import as_whole_number
 
 Format = Literal["jsonl", "tar", "recordio"]
 """The format of the objects: lines of JSON, tar files one after the other, or RecordIO records."""
@@ -81,10 +82,10 @@ class PipeDataset:
             )
         self.channel = channel
         self.decoder = RecordDecoder(decode)
-        self.records = records
+        self.records = None if records is None else as_whole_number("records", records)
         self.wait_seconds = wait_seconds
         self._format = chosen
-        self._largest_record = largest_record
+        self._largest_record = as_whole_number("largest_record", largest_record)
 
     def open(self, epoch: int, *, is_abandoned: Callable[[], bool] = lambda: False) -> RecordReader:
         """Open the pipe of an epoch. Each pipe can be opened once.

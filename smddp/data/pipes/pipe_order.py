@@ -14,6 +14,7 @@ from smddp.data.pipes.dataset import PipeDataset
 from smddp.data.shards.prefetch import prefetch
 from smddp.display_text import counted
 from smddp.errors import DataError
+from smddp.whole_numbers import as_whole_number, as_whole_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,9 @@ class PipeOrder:
         Raises:
             ValueError: The numbers do not fit each other, or several ranks would read one pipe.
         """
+        global_batch, rank, world_size, accumulate = as_whole_numbers(
+            global_batch=global_batch, rank=rank, world_size=world_size, accumulate=accumulate
+        )
         if local_world_size != 1:
             raise ValueError(
                 f"{local_world_size} ranks of this host would read the pipes of the channel {dataset.channel.name!r}, "
@@ -147,6 +151,7 @@ class PipeOrder:
         Raises:
             ValueError: The epoch is negative.
         """
+        epoch = as_whole_number("epoch", epoch)
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}: epochs are counted from 0")
         if epoch != self._epoch:

@@ -13,6 +13,7 @@ from smddp.data.shards.index import ShardIndex
 from smddp.data.shards.shard import ShardSequence
 from smddp.data.source import Source, open_source
 from smddp.errors import DataError
+from smddp.whole_numbers import as_whole_number, as_whole_numbers
 
 WINDOW = 2048
 """The default shuffle window, in records over all ranks; the window is kept in memory."""
@@ -63,6 +64,8 @@ class ShardedDataset(IterableDataset[Any]):
             DataError: The location is neither a directory nor an S3 prefix.
             ValueError: A number is out of its range.
         """
+        window, largest_record = as_whole_numbers(window=window, largest_record=largest_record)
+        lanes = None if lanes is None else as_whole_number("lanes", lanes)
         if window < 1:
             raise ValueError(f"window is {window}: a record is shuffled among 1 or more")
         if lanes is not None and lanes < 1:

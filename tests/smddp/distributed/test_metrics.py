@@ -42,6 +42,10 @@ def main(job):
     assert trainer.gather(torch.zeros(0, 2)).shape == (0, 2)
     for dtype in (torch.bfloat16, torch.complex64, torch.uint8):
         assert torch.equal(trainer.gather(torch.tensor([rank], dtype=dtype)), torch.tensor([0, 1], dtype=dtype))
+    assert trainer.gather(torch.tensor([1j * (rank + 1)]).conj()).tolist() == [-1j, -2j]
+    assert trainer.sum(torch.tensor([True, rank == 0])).tolist() == [2, 1]  # as torch's own sum()
+    assert trainer.sum(torch.tensor(100, dtype=torch.int8)).item() == 200
+    assert trainer.sum(torch.tensor([1.0 + rank + 1j]).conj().imag).tolist() == [-2.0]
     transposed = torch.arange(6.0).reshape(2, 3).t() + rank
     assert torch.equal(trainer.gather(transposed)[3:], torch.arange(6.0).reshape(2, 3).t() + 1)
 

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import SequentialLR, StepLR
 
 import smddp
+from smddp.checkpoint import Manifest
 from smddp.metrics import CsvFile
 
 
@@ -45,6 +47,27 @@ def make(job: smddp.Job, **options: Any) -> smddp.Trainer:
 def test_a_number_of_another_kind_is_refused(job: smddp.Job, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         make(job, **options)
+
+
+def test_numbers_of_numpy_train_and_save_in_mid_epoch(job: smddp.Job) -> None:
+    options = {"accumulate": np.int64(2), "log_every": np.int64(1), "seed": np.int64(1), "rewinds": np.int64(1)}
+    trainer = make(job, **options)
+    loader = trainer.loader(torch.randn(64, 4), batch_size=np.array([8, 16]).min())
+    for _epoch in trainer.epochs(np.int64(1), max_steps=np.int64(3)):
+        for batch in trainer.batches(loader):
+            trainer.step(trainer.model(batch).square().mean())
+            if trainer.steps == 2:
+                trainer.save(wait=True)
+    manifests = sorted(job.checkpoint_dir.glob("step-*/manifest.json"))
+    assert [Manifest.from_json(path.read_bytes()).position for path in manifests] == [16, 24]
+
+
+@pytest.mark.parametrize("size", [8.0, "8", True])
+def test_a_batch_size_that_is_not_whole_is_refused(job: smddp.Job, size: Any) -> None:
+    trainer = make(job)
+    for make_loader in (trainer.loader, trainer.evaluation_loader):
+        with pytest.raises(ValueError, match=rf"^batch_size is {size!r}: give a whole number$"):
+            make_loader(torch.randn(64, 4), batch_size=size)
 
 
 def test_a_loss_that_is_a_number_is_refused(job: smddp.Job) -> None:

@@ -121,3 +121,23 @@ def test_a_step_without_an_item_changes_nothing(trainer):
     for _ in range(2):
         trainer.step(loss_of(trainer), weight=0)
     assert all(torch.equal(*pair) for pair in zip(before, trainer.module.parameters(), strict=True))
+
+
+def test_a_resume_keeps_the_unit_that_the_loss_scale_was_found_with(tmp_path):
+    def train(run: str, steps: int) -> tuple[float, list[float]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / run)})
+        trainer = smddp.Trainer(job, model, optimizer, precision="fp16")
+        for step in trainer.steps_to(steps):
+            items = 400 if step else 2
+            inputs = torch.randn(items, 4, generator=torch.Generator().manual_seed(step))
+            trainer.step((trainer.model(inputs)[:, 0] - inputs.sum(1)).square().mean(), weight=items)
+        trainer.save_model()
+        smddp.leave()
+        return trainer._trained.scaler.get_scale(), model[0].weight.flatten().tolist()
+
+    whole = train("whole", 12)
+    train("cut", 6)
+    assert train("cut", 12) == whole

@@ -369,6 +369,83 @@ def test_the_state_of_an_optimizer_keeps_its_dtypes(job: Job) -> None:
     assert "param_dtypes" not in other.param_groups[0]
 
 
+def weights_after(optimizer: torch.optim.Optimizer, weight: nn.Parameter, steps: int) -> torch.Tensor:
+    for step in range(steps):
+        weight.grad = torch.empty_like(weight).copy_((torch.arange(24.0) * (step - 3)).view(weight.shape))
+        optimizer.step()
+    return weight.detach().clone()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last), torch.ones(4, 6).t(), torch.ones(2, 3, 4)],
+    ids=["channels_last", "transposed", "row-major"],
+)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_fused_moments_resume_in_the_strides_of_their_weight(
+    tmp_path: Path, values: torch.Tensor, by_hand: bool
+) -> None:
+    def parts() -> tuple[nn.Parameter, torch.optim.Optimizer, Checkpointer]:
+        module = nn.Module()
+        module.weight = nn.Parameter(values.clone())
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.01, fused=True)
+        part = optimizer if by_hand else NamedOptimizer(optimizer, module, on_change="keep", logs=False)
+        return module.weight, optimizer, Checkpointer(tmp_path, state={"model": module, "optimizer": part})
+
+    weight, optimizer, checkpointer = parts()
+    weights_after(optimizer, weight, 3)
+    checkpointer.save(3)
+    checkpointer.wait()
+    checkpointer.close()
+    expected = weights_after(optimizer, weight, 3)
+    again, resumed_optimizer, checkpointer = parts()
+    checkpointer.load()
+    checkpointer.close()
+    for moment in ("exp_avg", "exp_avg_sq"):
+        assert resumed_optimizer.state[again][moment].stride() == again.stride() == weight.stride()
+    assert torch.equal(weights_after(resumed_optimizer, again, 3), expected)
+
+
+class CountingOptimizer(torch.optim.Optimizer):
+    """It has a state beside those of its parameters, and tensors within lists and dicts in theirs."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                own, everywhere = self.state[weight], self.state["all"]
+                everywhere["steps"] = everywhere.get("steps", 0) + 1
+                own.setdefault("sums", [torch.zeros_like(weight, dtype=torch.float64)])[0] += weight.grad.double() / 3
+                own["more"] = {"count": torch.tensor(2**40 + 1), "pair": (torch.tensor([True]), own["sums"][0] / 3)}
+                own["bits"] = torch.tensor([2**31 - 1])
+
+
+@pytest.mark.parametrize("order", [["first", "second"], ["second", "first"]])
+def test_all_of_an_optimizers_state_resumes_bit_by_bit(job: Job, order: list[str]) -> None:
+    module = model()
+    optimizer = CountingOptimizer(module.parameters())
+    trained(job, optimizer, module)
+    leave()
+    again = model()
+    other = CountingOptimizer([again[name].weight for name in order])
+    resumed(job, other, again)
+    assert other.state["all"] == {"steps": 4}
+    for name in order:
+        saved, taken = optimizer.state[module[name].weight], other.state[again[name].weight]
+        pairs = [
+            (saved["sums"][0], taken["sums"][0]),
+            (saved["more"]["count"], taken["more"]["count"]),
+            *zip(saved["more"]["pair"], taken["more"]["pair"], strict=True),
+            (saved["bits"], taken["bits"]),
+        ]
+        for one, two in pairs:
+            assert one.dtype == two.dtype
+            assert torch.equal(one, two)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.RAdam, torch.optim.Adamax])
 def test_another_kind_of_optimizer_whose_options_are_all_there_is_refused(
     job: Job, kind: type[torch.optim.Optimizer]

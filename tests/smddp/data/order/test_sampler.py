@@ -325,3 +325,21 @@ def test_evaluation_sees_every_sample_once(size: int, batch_size: int, world_siz
 def test_evaluation_refuses_numbers_that_do_not_fit(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvaluationSampler(**arguments)
+
+
+def test_numbers_of_numpy_give_a_position_in_plain_ints() -> None:
+    options = {"global_batch": np.int64(10), "rank": np.int32(0), "world_size": np.uint8(1), "seed": np.int64(3)}
+    sampler = ElasticSampler(np.int64(100), accumulate=np.int64(2), **options)
+    sampler.start_epoch(np.int64(1))
+    sampler.advance()
+    plain = ElasticSampler(100, global_batch=10, accumulate=2, seed=3)
+    plain.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert (type(sampler.consumed), type(sampler.epoch)) == (int, int)
+    assert list(plain) == list(sampler)
+    assert list(EvaluationSampler(np.int64(5), batch_size=np.int64(2))) == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("name", ["global_batch", "rank", "world_size", "accumulate", "seed"])
+def test_a_number_that_is_not_whole_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is 1.0: give a whole number$"):
+        ElasticSampler(100, **{"global_batch": 10, name: 1.0})
