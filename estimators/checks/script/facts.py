@@ -164,11 +164,20 @@ def _check_hyperparameters(
     if parser is None:
         return
     given = {name: json.loads(text) for name, text in texts.items() if _is_users(name)}
-    for refused in parser.faults(user_arguments(given)):
-        remedy = (
-            f"The script has {', '.join(parser.names)}; each hyperparameter reaches it as such an option with a value."
+    arguments, severe = user_arguments(given), warning if own_image else error
+    has = f"The script has {', '.join(parser.names)}"
+    for refused in parser.faults(arguments):
+        remedy = f"{has}; each hyperparameter reaches it as such an option with a value."
+        yield severe("hyperparameters", f"argparse refuses them: {refused}", remedy)
+    if ignored := parser.ignored(arguments):
+        yield warning("hyperparameters", f"the script's parse_known_args ignores {ignored}", f"{has}.")
+    for misread in parser.read_as_true(arguments):
+        yield severe(
+            "hyperparameters",
+            f"argparse reads {misread} as True: the option's type=bool is False for an empty text alone",
+            "Give the option choices=['True', 'False'] in place of type=bool and compare the text, or read the "
+            "hyperparameters with smddp.run(main), which takes booleans.",
         )
-        yield (warning if own_image else error)("hyperparameters", f"argparse refuses them: {refused}", remedy)
 
 
 def _is_users(name: str) -> bool:

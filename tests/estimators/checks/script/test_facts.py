@@ -211,13 +211,32 @@ def test_argparse_refuses_what_it_would_refuse_in_the_job(tmp_path: Path, given:
     [
         ("parse_args()", {"epochs": 1, "lr": 2, "scale": "7", "sizes": 3}),
         ("parse_args(sys.argv[1:])", {"epoch": 1}),
-        ("parse_known_args()[0]", {"epochs": 1, "anything": 2}),
+        ("parse_known_args()[0]", {"epochs": 1}),
+        ("parse_known_args()", {"epochs": 1, "anything": 2}),
         ("parse_args(['--epochs', '1'])", {"anything": 2}),
         ("add_subparsers()", {"anything": 2}),
     ],
 )
 def test_options_that_argparse_takes_or_may_take_pass(tmp_path: Path, parse: str, given: dict[str, Any]) -> None:
     assert faults(tmp_path, PARSER.replace("PARSE", parse), given) == ""
+
+
+def test_what_parse_known_args_takes_and_the_script_drops_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+    for script in (
+        PARSER.replace("PARSE", "parse_known_args()[0]"),
+        PARSER.replace("return parser.PARSE", "args, _ = parser.parse_known_args()\n    return args"),
+    ):
+        told = faults(tmp_path, script, {"epochs": 1, "lrr": 3})
+        assert "the script's parse_known_args ignores --lrr 3 (did you mean '--lr'?)" in told
+    script = PARSER.replace("return parser.PARSE", "args, rest = parser.parse_known_args()\n    return args, rest")
+    assert faults(tmp_path, script, {"epochs": 1, "lrr": 3}) == ""
+
+
+@pytest.mark.parametrize(("value", "said"), [(False, "--fast False"), (0, "--fast 0"), (True, ""), ("", "")])
+def test_a_false_value_that_type_bool_reads_as_true_is_told(tmp_path: Path, value: Any, said: str) -> None:
+    script = PARSER.replace("PARSE", "parse_args()").replace('"--lr", type=float', '"--fast", type=bool')
+    told = faults(tmp_path, script, {"epochs": 1, "fast": value})
+    assert told.startswith(f"hyperparameters: argparse reads {said} as True: ") if said else told == ""
 
 
 @pytest.mark.parametrize(
