@@ -378,6 +378,14 @@ def test_what_smddpignore_names_stays_here(code: Path, caplog: pytest.LogCapture
     assert f"{code}/data/huge.bin" in caplog.text
 
 
+def test_a_notebook_is_refused_with_the_command_that_makes_a_script_of_it(code: Path) -> None:
+    (code / "train.ipynb").write_text("{}")
+    (problem,) = problems(local("train.ipynb", code))
+    script = code / "train.ipynb"
+    remedy = f"Make a script of it first: jupyter nbconvert --to script {script}."
+    assert problem == f"error: entry_point: {script} is a notebook. {remedy}"
+
+
 def test_code_of_others_is_copied_only_if_something_stays_here(code: Path) -> None:
     (code / "train.py").write_text("print('never heard of smddp')\n")
     assert source_code.stage(local("train.py", code)).directory is None
