@@ -35,6 +35,8 @@ from smddp.script_syntax import (
     only_sends,
 )
 
+_NO_STR = frozenset({"null", "true", "false"})
+"""Texts of None, True and False in a request; of a str they would have quotes."""
 _TRAINER, _SHARDED = f"{PACKAGE}.Trainer", f"{PACKAGE}.Sharded"
 _FULLY_SHARD = "fully_shard"
 _PARALLEL = frozenset({"parallel", "ddp", None})
@@ -134,7 +136,9 @@ class ScriptFacts:
 
 def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
     in_parts = [name.partition(".")[0] for name in texts if "." in name]
-    return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, texts))
+    # The job can't tell the text of None from the str "null", which other submitters send bare, and gives it to a str.
+    values = {name: json.loads(text) if text in _NO_STR else text for name, text in texts.items()}
+    return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, values))
 
 
 def _check_sends_itself(modules: Modules, nodes: Sequence[Executed]) -> Iterator[Problem]:

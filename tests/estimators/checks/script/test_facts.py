@@ -61,6 +61,7 @@ class Config(Base):
     dtype: torch.dtype = torch.float32
     clip: Optional[float] = None
     amp: bool = True
+    note: str = ""
     every: "int | Literal['auto']" = 2**3
 """
 READS = "import os, smddp\ndef main(job):\n    {}\nif __name__ == '__main__':\n    smddp.run(main)\n"
@@ -92,6 +93,8 @@ def faults(tmp_path: Path, script: str, given: dict[str, Any], **modules: str) -
         ({"epochs": 1, "sizes": [1, "x"]}, "sizes[1]: expected int, found 'x'"),
         ({"epochs": 1, "model.depht": 3}, "unknown hyperparameter 'model.depht' (did you mean 'model.depth'?)"),
         ({"epochs": 1, "model": {"width": 3}}, "missing model.depth"),
+        ({"epochs": 1, "note": None}, "note: expected str, found None"),
+        ({"epochs": 1, "note": True}, "note: expected str, found True"),
         ({"epochs": 1, "amp": "maybe"}, "amp: expected bool, found 'maybe'"),
         ({"epochs": 1, "names": 4}, "unknown hyperparameter 'names'"),
         ({"epochs": 1, "every": "often"}, "every: expected int | Literal['auto'], found 'often'"),
@@ -109,6 +112,7 @@ def test_the_dataclass_refuses_what_the_job_would_refuse(tmp_path: Path, given: 
         {"epochs": 1, "model.width": 2, "path": "data", "sizes": [], "pair": [1], "dtype": "bfloat16"},
         {"epochs": 1, "other.depth": 3, "other.anything": 4},
         {"epochs": 1, "sagemaker_region": "us-east-1"},
+        {"epochs": 1, "note": "null"},
     ],
 )
 def test_what_the_job_would_take_or_the_syntax_leaves_open_passes(tmp_path: Path, given: dict[str, Any]) -> None:
