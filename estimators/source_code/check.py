@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from estimators.errors import EstimatorError, Problem, error, there_are, warning
+from estimators.source_code.requirements import check_requirements
 from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, needs_package, package_requirements
 from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
@@ -66,6 +67,8 @@ def check(
             SPAWN_REMEDY,
         )
     yield from _check_left_out(source)
+    with suppress(EstimatorError):  # `_check_left_out` reports it
+        yield from check_requirements(source)
     for dependency in source.dependencies:
         if not Path(dependency).exists():
             meant = _did_you_mean(near_path(Path(dependency)))
