@@ -104,6 +104,12 @@ def uses_data_parallel_library(distribution: Mapping[str, Any] | None) -> bool:
     return _is_on(given.get("pytorchddp")) or _is_on(_mapping(given.get("smdistributed")).get("dataparallel"))
 
 
+def modules(distribution: Mapping[str, Any] | None) -> frozenset[str]:
+    """Return the modules that the images for this distribution have, and others may lack."""
+    uses_library = uses_data_parallel_library(distribution) or _model_parallel(distribution)
+    return frozenset({"smdistributed"} if uses_library else ())
+
+
 def model_parallel_parameters(distribution: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the valid parameters of SMP v2 (``smdistributed.modelparallel`` under torchrun), or None."""
     parameters = _parameters(_model_parallel(distribution))

@@ -16,6 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 MASK = "••••••"
+UNBUNDLED_MARK = ".smddp-unbundled"
+"""A file that keeps its directory out of every bundle. The local platform makes it where it keeps keys and objects."""
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET = frozenset(

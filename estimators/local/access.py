@@ -32,7 +32,7 @@ from botocore.httpsession import URLLib3Session
 from estimators.local.api.signature import KeyPair
 from estimators.local.chaos.chaos import PLATFORM_AGENT
 from estimators.local.errors import LocalPlatformError
-from estimators.local.private_directory import is_locked, require_private
+from estimators.local.private_directory import is_locked, keep_out_of_bundles, require_private
 
 logger = logging.getLogger(__name__)
 
@@ -316,6 +316,7 @@ class KeptAccess:
         """Make the directory; raise LocalPlatformError if an existing one is not this user's alone."""
         self.directory.mkdir(mode=0o700, exist_ok=True)
         require_private(self.directory)
+        keep_out_of_bundles(self.directory)
 
 
 def port_again(endpoint_url: str) -> int:

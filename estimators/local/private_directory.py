@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from estimators.local.errors import LocalPlatformError
+from smddp.secret_text import UNBUNDLED_MARK
 
 logger = logging.getLogger(__name__)
 
@@ -91,3 +92,11 @@ def make_private(directory: Path) -> None:
     if found.st_mode & PRIVATE:
         directory.chmod(0o700)
         logger.warning("closed %s to other users: its mode was %o", directory, stat.S_IMODE(found.st_mode))
+    keep_out_of_bundles(directory)
+
+
+def keep_out_of_bundles(directory: Path) -> None:
+    """Mark a directory, so that a job whose source_dir contains it does not upload keys, records and objects."""
+    mark = directory / UNBUNDLED_MARK
+    mark.touch(mode=0o600)
+    mark.write_text("This directory is smddp's own. It is never a part of a job's code.\n")

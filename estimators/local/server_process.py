@@ -22,6 +22,7 @@ from estimators.local.api.signature import KeyPair
 from estimators.local.directory_reaper_process import DirectoryReaperProcess
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.settings import Docker, Processes, Slurm
+from estimators.local.private_directory import keep_out_of_bundles
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class ServerProcess:
         self._reaper = DirectoryReaperProcess(self.directory)
         try:
             self.directory.mkdir(mode=0o700)
+            keep_out_of_bundles(self.directory)
             with (self.directory / "server.log").open("ab") as log:
                 self._process = self._start(log)
             self._log = (self.directory / "server.log").open("rb")  # it can be read when the file is gone

@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from smddp.display_text import shown_error
+from smddp.job.near_names import notebook_remedy
 
 
 def migrate(
@@ -34,8 +35,8 @@ def migrate(
     from estimators.errors import EstimatorError
     from estimators.migrate.migration import migrate as migrated
 
-    if submit.suffix == ".ipynb":
-        _fail(f"{submit} is a notebook. Make a script of it first: jupyter nbconvert --to script {submit}")
+    if remedy := notebook_remedy(submit):
+        _fail(f"{submit} is a notebook. {remedy}")
     try:
         source = submit.read_bytes()
         migration = migrated(source)

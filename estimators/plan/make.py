@@ -184,7 +184,8 @@ def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Ses
     if is_here:
         has = imports.Installed(where="in this Python, which runs the job", has=is_installed_here, is_complete=True)
     else:
-        has = imports.Installed(where="known to be in AWS's image", has=KNOWN_MODULES.__contains__, is_complete=False)
+        known = KNOWN_MODULES | distribution.modules(job.arguments.get("distribution"))
+        has = imports.Installed(where="known to be in AWS's image", has=known.__contains__, is_complete=False)
     if "PYTHONPATH" in (job.arguments.get("environment") or {}):
         return
     if script is not None and (is_here or (is_here is None and job.chosen is not None)):

@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from estimators.errors import EstimatorError, Problem, error, there_are, warning
+from estimators.source_code.requirements import check_requirements
 from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, needs_package, package_requirements
 from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
 from smddp.display_text import shown_names
-from smddp.job.near_names import near_directory, near_path, near_script
+from smddp.job.near_names import near_directory, near_path, near_script, notebook_remedy
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, spawn_call_in
 from smddp.script_syntax import brings_modules
 
@@ -66,6 +67,8 @@ def check(
             SPAWN_REMEDY,
         )
     yield from _check_left_out(source)
+    with suppress(EstimatorError):  # `_check_left_out` reports it
+        yield from check_requirements(source)
     for dependency in source.dependencies:
         if not Path(dependency).exists():
             meant = _did_you_mean(near_path(Path(dependency)))
@@ -209,6 +212,8 @@ def _check_script(source: SourceCode, py_version: str | None, *, runs_here: bool
             yield error("entry_point", f"{source.entry_point!r} is a directory", "Give the training script in it.")
         else:
             yield error("entry_point", f"there is no file {script}", _remedy_of_missing_script(source))
+    elif remedy := notebook_remedy(script):
+        yield error("entry_point", f"{script} is a notebook", f"{remedy}.")
     elif fault := source.modules.script.syntax_fault:
         line = getattr(fault, "lineno", None)
         place = f"{script}, line {line}" if line else str(script)

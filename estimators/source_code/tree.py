@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from estimators.errors import EstimatorError
-from smddp.secret_text import holds_private_key
+from smddp.secret_text import UNBUNDLED_MARK, holds_private_key
 
 if TYPE_CHECKING:
     from pathspec.pattern import Pattern
@@ -115,7 +115,7 @@ def _matches(text: str, line: Pattern, path: str) -> bool:
 
 CACHE = "__pycache__/"
 
-_NO_CODE = frozenset({IGNORE_FILE, ".git", ".git/", ".hg/", ".svn/", ".venv/", CACHE})
+_NO_CODE = frozenset({IGNORE_FILE, ".git", ".git/", ".hg/", ".svn/", ".venv/", ".smddp/", CACHE})
 _SECRET_NAMES = frozenset(
     {
         *(".env", ".envrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".boto", ".s3cfg", ".git-credentials"),
@@ -188,8 +188,7 @@ def _walk(root: Path, rules: _IgnoreRules, excluded: set[Path], found: dict[str,
                 raise EstimatorError(f"{entry.path} can't be read: {fault.strerror}") from fault
             is_directory = stat.S_ISDIR(status.st_mode)
             path = f"{below}{entry.name}{'/' if is_directory else ''}"
-            is_code = is_directory or stat.S_ISREG(status.st_mode)
-            if rules.ignores(path) or not is_code or _own_name(path) in _NO_CODE:
+            if rules.ignores(path) or not _is_code(root, path, status):
                 found["left_out"].append(path)
             elif excluded and Path(entry.path).resolve() in excluded:
                 continue
@@ -216,6 +215,15 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
             return list(entries)
     except OSError as fault:
         raise EstimatorError(f"{directory} can't be read: {fault.strerror}") from fault
+
+
+def _is_code(root: Path, path: str, status: os.stat_result) -> bool:
+    """Return whether a path is a file or directory that may be code, and is of neither a tool nor a local platform."""
+    if _own_name(path) in _NO_CODE:
+        return False
+    if stat.S_ISDIR(status.st_mode):
+        return not (root / path / UNBUNDLED_MARK).is_file()
+    return stat.S_ISREG(status.st_mode)
 
 
 def _identity(directory: Path) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from botocore import handlers
 from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.estimator import NOTHING_SENT, Estimator
 from estimators.plan import Plan, Prices
-from smddp.job.near_names import no_script
+from smddp.job.near_names import no_script, notebook_remedy
 from smddp.script_syntax import PACKAGE, Modules, executed, only_trains
 
 _CREATING = "before-call.sagemaker"
@@ -173,6 +173,8 @@ def run_script(
     """Run a script whose jobs are collected instead of sent."""
     if not script.is_file():
         raise EstimatorError(no_script(script, "submit script"))
+    if remedy := notebook_remedy(script):
+        raise EstimatorError(f"{script} is a notebook. {remedy}")
     if _only_trains(script):
         raise EstimatorError(
             f"{script} is a training script: it calls {PACKAGE}.run, and imports no Estimator. It was not run. Give "

@@ -37,6 +37,12 @@ _FAMOUS = {
     "umap": ("umap-learn",),
     "yaml": ("PyYAML",),
 }
+_ON_NO_INDEX = {
+    "apex": "Build NVIDIA's apex from its source, or use an image that has it: the apex of PyPI is another project.",
+    "smdistributed": "Only AWS's images for it have it, and no package index. Give distribution='smdistributed' on "
+    "AWS, run such an image here by LocalSageMaker(executor=Docker()), or leave the import out.",
+}
+"""Modules whose names another project has on PyPI, or could take there, and how to get them."""
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(?P<module>\w+)'")
 """Matches the error about a top-level module. One about ``a.b`` says that ``a`` was found."""
 
@@ -46,15 +52,20 @@ def distributions_of(module: str) -> tuple[str, ...]:
     return _FAMOUS.get(module, (module.replace("_", "-"),))
 
 
-def missing_package(error: str, code_dir: Path) -> str | None:
-    """Return the package that a ModuleNotFoundError misses; None for other errors, and for the user's own files.
+def without_index(module: str) -> str | None:
+    """Return how to get a top-level module that pip must not install by its name; None if pip may."""
+    return _ON_NO_INDEX.get(module)
+
+
+def missing_module(error: str, code_dir: Path) -> str | None:
+    """Return the module that a ModuleNotFoundError misses; None for other errors, and for the user's own files.
 
     A module that `is_in` the code is the user's own.
     """
     found = _MISSING.search(error)
     if found is None or (module := found["module"]) in sys.stdlib_module_names:
         return None
-    return None if is_in(code_dir, module) else distributions_of(module)[0]
+    return None if is_in(code_dir, module) else module
 
 
 def is_in(code_dir: Path, module: str) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from smddp.cluster import Cluster, without_run_variables
 from smddp.display_text import encodable, shortened
-from smddp.job.distribution_names import missing_package
+from smddp.job.distribution_names import distributions_of, missing_module, without_index
 from smddp.job.host_memory import LIKELY_CAUSES, HostMemory, describe_full_shared_memory
 from smddp.job.job import is_on_sagemaker
 from smddp.job.printed_error import PrintedError, find_error, hint, last_lines
@@ -243,7 +243,10 @@ def _meaning(error: str, code_dir: Path, memory: HostMemory | None) -> str | Non
     if killed := _KILLED_WORKER.search(error):
         how, remedy = _kill(128 + signal.Signals[_SIGNALS[killed[1]]], memory)
         return f"A DataLoader worker was {how}. {remedy}".rstrip()
-    if package := missing_package(error, code_dir):
+    if module := missing_module(error, code_dir):
+        if elsewhere := without_index(module):
+            return elsewhere
+        package = distributions_of(module)[0]
         in_job = is_on_sagemaker(without_run_variables(os.environ))
         if in_job:
             return (

@@ -60,6 +60,11 @@ def no_script(script: Path, kind: str = "script") -> str:
     return f"{what} (looked in {script.parent.absolute()})." if is_in_directory else f"{what}."
 
 
+def notebook_remedy(script: Path) -> str | None:
+    """Return how to make a script of a notebook; None for other files."""
+    return f"Make a script of it first: jupyter nbconvert --to script {script}" if script.suffix == ".ipynb" else None
+
+
 def _near(path: Path, accepts: Callable[[Path], bool]) -> Path | None:
     """Return the accepted path that is nearest by its name, in the path's directory or in one of a similar name."""
     parent = path.parent if path.parent.is_dir() else near_directory(path.parent)

@@ -14,7 +14,7 @@ from pathlib import Path
 from smddp.cluster import without_run_variables
 from smddp.errors import DistributedError, HyperparameterError, SmddpError
 from smddp.job.channels import VARIABLE_PREFIX
-from smddp.job.distribution_names import distributions_of
+from smddp.job.distribution_names import distributions_of, without_index
 from smddp.job.hyperparameters import load
 from smddp.job.job import is_on_sagemaker
 from smddp.script_syntax import (
@@ -89,9 +89,10 @@ def _missing_modules(modules: Modules, nodes: Sequence[Executed]) -> Iterator[Di
     sure = {id(node) for _, node in nodes}
     for module, statement, name in outside_imports(modules, modules.directories):
         if id(statement) in sure and not is_installed_here(name):
+            elsewhere = without_index(name)
+            remedy = f". {elsewhere}" if elsewhere else f": pip install {distributions_of(name)[0]}"
             yield DistributedError(
-                f"{module.name}, line {statement.lineno}, imports {name}, which this Python does not have: "
-                f"pip install {distributions_of(name)[0]}"
+                f"{module.name}, line {statement.lineno}, imports {name}, which this Python does not have{remedy}"
             )
 
 

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from smddp.display_text import shown_names
-from smddp.job.near_names import near_name, no_script
+from smddp.job.near_names import near_name, no_script, notebook_remedy
 from smddp.script_syntax.imports import brings_modules
 from smddp.script_syntax.modules import Modules
 
@@ -31,7 +31,7 @@ class EntryPoint:
     modules: Modules
     """Its file, and the modules of its own code; ``sys.path`` begins with the first of their directories."""
     missing: str = ""
-    """The reason why Python can't find it; empty if it can, or if only a run can tell."""
+    """The reason why Python can't find or run it; empty if it can, or if only a run can tell."""
 
     @property
     def name(self) -> str:
@@ -59,6 +59,8 @@ def find_entry_point(given: str | Path, *, module: bool = False) -> EntryPoint:
         meant = _find_module(str(given))
         if not meant.missing and meant.path.is_relative_to(Path.cwd()):
             missing = f"There is no script {given}. Did you mean -m {given}?"
+    if not missing and (remedy := notebook_remedy(path)):
+        missing = f"{given} is a notebook. {remedy}"
     return EntryPoint(
         words=(str(given),), modules=Modules(path=path, directories=[path.parent], named={}), missing=missing
     )

@@ -22,6 +22,8 @@ _PARSER_SHOWN = frozenset({"description", "prog", "epilog", "formatter_class", "
 _OPTION_SHOWN = frozenset({"help", "metavar", "default"})
 """Arguments of an option that do not change what it accepts."""
 _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": bool, "pathlib.Path": Path}
+_FALSE = frozenset({"false", "no", "off", "none", "0"})
+"""Texts that mean False, and that ``bool`` reads as True, as it does every text but an empty one."""
 _ACTIONS = frozenset({"store", "store_true", "store_false", "store_const", "append", "count", "extend"})
 _OTHER_USES = frozenset({"error", "exit", "format_help", "print_help", "print_usage", "set_defaults"})
 """Methods of a parser that do not change the options that it accepts."""
@@ -52,7 +54,9 @@ class OptionParser:
     names: tuple[str, ...]
     """The options, with their dashes."""
     takes_unknown: bool
-    """Whether the script ignores options that it does not know."""
+    """Whether the script takes options that it does not know."""
+    drops_unknown: bool
+    """Whether it also ignores them: it does nothing with the rest of ``parse_known_args``."""
 
     @classmethod
     def of(cls, nodes: Sequence[Executed]) -> OptionParser | None:
@@ -72,6 +76,23 @@ class OptionParser:
         if unknown and not self.takes_unknown:
             told = self._flags(arguments, unknown) or self._nearest(unknown)
             yield f"unrecognized arguments: {' '.join(unknown)}{told}"
+
+    def ignored(self, arguments: Sequence[str]) -> str:
+        """Return the words of a command line that argparse takes and the script ignores; empty if there are none."""
+        if not self.drops_unknown:
+            return ""
+        try:
+            _, unknown = self.parser.parse_known_args(list(arguments))
+        except _RefusedError:
+            return ""
+        return f"{' '.join(unknown)}{self._nearest(unknown)}" if unknown else ""
+
+    def read_as_true(self, arguments: Sequence[str]) -> Iterator[str]:
+        """Yield each option with a value such as False that its ``type=bool`` reads as True."""
+        names = {name for action in self.parser._actions if action.type is bool for name in action.option_strings}  # noqa: SLF001
+        for option, value in pairwise(arguments):
+            if option in names and value.lower() in _FALSE:
+                yield f"{option} {value}"
 
     def _flags(self, arguments: Sequence[str], unknown: Sequence[str]) -> str:
         """Return which flags are followed by an unknown value, such as the True in ``--amp True``."""
@@ -107,7 +128,20 @@ def _read(nodes: Sequence[Executed]) -> OptionParser:
         parser=parser,
         names=tuple(name for option in added for name in option.option_strings),
         takes_unknown=_method(parses[0]) == "parse_known_args",
+        drops_unknown=_method(parses[0]) == "parse_known_args" and _drops_rest(module, parses[0]),
     )
+
+
+def _drops_rest(module: PythonModule, call: ast.Call) -> bool:
+    """Return whether nothing reads the second result of a call, as in ``call()[0]`` and ``args, _ = call()``."""
+    for node in module.nodes:
+        match node:
+            case ast.Subscript(value=value, slice=ast.Constant(value=0)) if value is call:
+                return True
+            case ast.Assign(targets=[ast.Tuple(elts=[_, ast.Name(id=rest)])], value=value) if value is call:
+                read = (each for each in module.nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
+                return all(each.id != rest for each in read)
+    return False
 
 
 def _makes_parser(module: PythonModule, node: ast.AST) -> bool:

@@ -140,6 +140,13 @@ def test_a_value_of_a_wrong_type_is_a_problem_like_any_other(build: Any, paramet
     assert str(problem).startswith(said)
 
 
+def test_a_module_of_awss_is_in_the_image_for_its_distribution(build: Any, script: str) -> None:
+    Path(script).write_text("import smdistributed.dataparallel.torch.torch_smddp\n")
+    job = {"instance_type": "ml.p4d.24xlarge", "framework_version": "2.0.1", "py_version": "py310"}
+    assert "smdistributed is imported" not in str(build(**job, distribution="smdistributed").plan())
+    assert "Only AWS's images for it have it" in str(build(**job, distribution="torchrun").plan())
+
+
 @pytest.mark.parametrize("distribution", [None, "torchrun", "smdistributed"])
 @pytest.mark.parametrize("parameter", ["instance_type", "instance_preferences", "instance_groups"])
 def test_an_instance_type_without_its_prefix_is_one_problem(build: Any, parameter: str, distribution: Any) -> None:

@@ -378,6 +378,59 @@ def test_what_smddpignore_names_stays_here(code: Path, caplog: pytest.LogCapture
     assert f"{code}/data/huge.bin" in caplog.text
 
 
+def test_a_notebook_is_refused_with_the_command_that_makes_a_script_of_it(code: Path) -> None:
+    (code / "train.ipynb").write_text("{}")
+    (problem,) = problems(local("train.ipynb", code))
+    script = code / "train.ipynb"
+    remedy = f"Make a script of it first: jupyter nbconvert --to script {script}."
+    assert problem == f"error: entry_point: {script} is a notebook. {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("this is not a requirement!!", "line 2: 'this is not a requirement!!' is no requirement: "),
+        ("-r more.txt", "line 2: '-r more.txt' names more.txt, which is not in the code that is uploaded"),
+        ("--constraint=more.txt  # pins", "names more.txt, which is not in"),
+        ("./mypkg[all]; python_version > '3'", "names mypkg, which is not in"),
+        ("-e ./mypkg", "names mypkg, which is not in"),
+        ("wheels/a.whl", "names wheels/a.whl, which is not in"),
+        ("-r there/more.txt", "more.txt, line 1: '-r absent.txt' names there/absent.txt, which is not in"),
+    ],
+)
+def test_a_requirement_that_pip_will_refuse_is_an_error(code: Path, line: str, said: str) -> None:
+    (code / "there").mkdir()
+    (code / "there" / "more.txt").write_text("-r absent.txt\n")
+    (code / "requirements.txt").write_text(f"einops\n{line}\n")
+    (problem,) = problems(local("train.py", code))
+    assert problem.startswith("error: source_dir: ")
+    assert said in problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffeinops==0.8 \\\r\n    --hash=sha256:0a --config-settings='a/b'\r\n# no requirement !!\r\n",
+        "-r there/more.txt\n-e .\n./there\n-e there[all]\n./more.whl\n",
+        "git+https://example.invalid/x.git\n-e git+https://example.invalid/x.git#egg=x\nx @ https://example.invalid/x.whl\n",
+        "--index-url https://example.invalid/simple\n--no-index\n-f wheels\n-r https://example.invalid/r.txt\n",
+        "-r /opt/ml/r.txt\n/opt/ml/x.whl\n${INDEX}/x.whl\nfile:///opt/x.whl\n",
+        "torch[opt] >= 2, < 3 ; python_version > '3'\n",
+    ],
+)
+def test_requirements_that_pip_may_take_pass(code: Path, tmp_path: Path, text: str) -> None:
+    (code / "there").mkdir()
+    (code / "there" / "more.txt").write_text("einops\n")
+    (tmp_path / "more.whl").touch()
+    (code / "requirements.txt").write_bytes(text.encode())
+    assert problems(local("train.py", code, tmp_path / "more.whl")) == []
+
+
+def test_requirements_in_another_encoding_are_left_to_pip(code: Path) -> None:
+    (code / "requirements.txt").write_bytes("einops !!".encode("utf-16"))
+    assert problems(local("train.py", code)) == []
+
+
 def test_code_of_others_is_copied_only_if_something_stays_here(code: Path) -> None:
     (code / "train.py").write_text("print('never heard of smddp')\n")
     assert source_code.stage(local("train.py", code)).directory is None

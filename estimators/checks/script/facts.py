@@ -35,6 +35,8 @@ from smddp.script_syntax import (
     only_sends,
 )
 
+_NO_STR = frozenset({"null", "true", "false"})
+"""Texts of None, True and False in a request; of a str they would have quotes."""
 _TRAINER, _SHARDED = f"{PACKAGE}.Trainer", f"{PACKAGE}.Sharded"
 _FULLY_SHARD = "fully_shard"
 _PARALLEL = frozenset({"parallel", "ddp", None})
@@ -134,7 +136,9 @@ class ScriptFacts:
 
 def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
     in_parts = [name.partition(".")[0] for name in texts if "." in name]
-    return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, texts))
+    # The job can't tell the text of None from the str "null", which other submitters send bare, and gives it to a str.
+    values = {name: json.loads(text) if text in _NO_STR else text for name, text in texts.items()}
+    return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, values))
 
 
 def _check_sends_itself(modules: Modules, nodes: Sequence[Executed]) -> Iterator[Problem]:
@@ -164,11 +168,20 @@ def _check_hyperparameters(
     if parser is None:
         return
     given = {name: json.loads(text) for name, text in texts.items() if _is_users(name)}
-    for refused in parser.faults(user_arguments(given)):
-        remedy = (
-            f"The script has {', '.join(parser.names)}; each hyperparameter reaches it as such an option with a value."
+    arguments, severe = user_arguments(given), warning if own_image else error
+    has = f"The script has {', '.join(parser.names)}"
+    for refused in parser.faults(arguments):
+        remedy = f"{has}; each hyperparameter reaches it as such an option with a value."
+        yield severe("hyperparameters", f"argparse refuses them: {refused}", remedy)
+    if ignored := parser.ignored(arguments):
+        yield warning("hyperparameters", f"the script's parse_known_args ignores {ignored}", f"{has}.")
+    for misread in parser.read_as_true(arguments):
+        yield severe(
+            "hyperparameters",
+            f"argparse reads {misread} as True: the option's type=bool is False for an empty text alone",
+            "Give the option choices=['True', 'False'] in place of type=bool and compare the text, or read the "
+            "hyperparameters with smddp.run(main), which takes booleans.",
         )
-        yield (warning if own_image else error)("hyperparameters", f"argparse refuses them: {refused}", remedy)
 
 
 def _is_users(name: str) -> bool:

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from estimators.errors import Problem, error, warning
 from estimators.source_code import REQUIREMENTS, SourceCode
-from smddp.job.distribution_names import distributions_of
+from smddp.job.distribution_names import distributions_of, without_index
 from smddp.python_syntax import call_parser
 from smddp.script_syntax import Executed, PythonModule, brings_modules, outside_imports
 
@@ -54,7 +54,8 @@ def check(source: SourceCode, nodes: Sequence[Executed], installed: Installed) -
             "entry_point",
             f"{name} is imported ({module.name}, line {statement.lineno}), and neither in {REQUIREMENTS} nor in "
             f"source_dir nor {installed.where}",
-            f"Add {distributions_of(name)[0]} to {REQUIREMENTS}"
+            without_index(name)
+            or f"Add {distributions_of(name)[0]} to {REQUIREMENTS}"
             f"{' in source_dir' if source.source_dir else ', and give its directory as source_dir'}.",
         )
 

@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 from estimators import Estimator
 from estimators.local import LocalSageMaker, Processes, running_jobs
 from estimators.local.errors import LocalPlatformError
+from estimators.source_code.tree import Tree
 from tests.estimators.local.processes import is_alive, processes_of, processes_with, running
 from tests.estimators.local.submitted_jobs import await_end, await_that
 
@@ -29,6 +30,13 @@ def test_needs_to_be_started():
 def test_starts_once_at_a_time(platform):
     with pytest.raises(LocalPlatformError, match="running already"):
         platform.start()
+
+
+@pytest.mark.parametrize("directory", ["state", "."])
+def test_no_file_of_a_platform_is_uploaded_with_code_around_it(tmp_path, directory):
+    (tmp_path / "train.py").touch()
+    with LocalSageMaker(tmp_path / directory):
+        assert Tree.of(tmp_path).files == ["train.py"]
 
 
 def test_refuses_a_storage_that_there_is_not():

@@ -6,13 +6,29 @@ import stat
 import pytest
 
 from estimators.local import private_directory
+from estimators.local.access import KeptAccess
 from estimators.local.errors import LocalPlatformError
 from estimators.local.private_directory import LOCK, is_locked, make_private, require_unshared
+from estimators.source_code.tree import Tree
 
 
 def test_makes_a_directory_that_is_closed_to_others(tmp_path):
     make_private(tmp_path / "made" / "here")
     assert stat.S_IMODE((tmp_path / "made" / "here").stat().st_mode) == 0o700
+
+
+def test_what_a_platform_keeps_is_no_code_of_a_job(tmp_path):
+    (tmp_path / "train.py").touch()
+    for directory in (tmp_path, tmp_path / "state"):
+        make_private(directory / "records")
+        KeptAccess(directory).make()
+        (directory / "access" / "aws-credentials").touch()
+        (directory / "records" / "jobs.sqlite").touch()
+    (tmp_path / ".smddp").mkdir()
+    (tmp_path / ".smddp" / "earlier").touch()
+    tree = Tree.of(tmp_path)
+    assert tree.files == ["train.py"]
+    assert {"access/", "records/", "state/access/", "state/records/", ".smddp/"} == set(tree.left_out)
 
 
 def test_closes_one_that_was_open_and_says_so(tmp_path, caplog):

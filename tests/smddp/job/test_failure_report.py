@@ -459,6 +459,20 @@ def test_a_report_that_begins_with_another_is_renewed_and_kept(tmp_path: Path) -
     assert not renew(tmp_path / "absent", "the reason")
 
 
+def test_a_missing_module_of_awss_images_is_never_to_be_installed_from_an_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+
+    def imports() -> None:
+        raise ModuleNotFoundError("No module named 'smdistributed'")
+
+    told = describe(raised(imports), rank(1))
+    assert "Only AWS's images for it have it" in told
+    assert "requirements.txt" not in told
+    assert "pip install" not in told
+
+
 @pytest.mark.parametrize(
     ("environ", "remedy"),
     [

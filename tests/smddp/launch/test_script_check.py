@@ -157,6 +157,15 @@ def test_a_missing_module_is_told_with_its_package_and_a_module_of_the_script_is
     )
 
 
+@pytest.mark.parametrize("module", ["smdistributed.dataparallel.torch", "apex"])
+def test_a_module_whose_name_on_pypi_is_another_project_is_never_to_be_installed_from_there(
+    tmp_path: Path, module: str
+) -> None:
+    told = refusal(tmp_path, f"import {module}\n")
+    assert "which this Python does not have. " in told
+    assert "pip install" not in told
+
+
 def test_a_script_that_sends_a_job_is_told_to_be_run_without_ranks(tmp_path: Path) -> None:
     script = "import argparse\nfrom estimators import Estimator\nEstimator('train.py').fit()\n"
     assert refusal(tmp_path, script) == (

@@ -30,6 +30,13 @@ FILES = {
 }
 
 
+def test_a_notebook_is_no_script(tmp_path: Path) -> None:
+    (tmp_path / "train.ipynb").write_text("{}")
+    found = find_entry_point(tmp_path / "train.ipynb")
+    command = f"jupyter nbconvert --to script {found.path}"
+    assert found.missing == f"{found.path} is a notebook. Make a script of it first: {command}"
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory; beside it are a directory of ``sys.path``, and one that only a finder knows."""

@@ -61,6 +61,7 @@ class Config(Base):
     dtype: torch.dtype = torch.float32
     clip: Optional[float] = None
     amp: bool = True
+    note: str = ""
     every: "int | Literal['auto']" = 2**3
 """
 READS = "import os, smddp\ndef main(job):\n    {}\nif __name__ == '__main__':\n    smddp.run(main)\n"
@@ -92,6 +93,8 @@ def faults(tmp_path: Path, script: str, given: dict[str, Any], **modules: str) -
         ({"epochs": 1, "sizes": [1, "x"]}, "sizes[1]: expected int, found 'x'"),
         ({"epochs": 1, "model.depht": 3}, "unknown hyperparameter 'model.depht' (did you mean 'model.depth'?)"),
         ({"epochs": 1, "model": {"width": 3}}, "missing model.depth"),
+        ({"epochs": 1, "note": None}, "note: expected str, found None"),
+        ({"epochs": 1, "note": True}, "note: expected str, found True"),
         ({"epochs": 1, "amp": "maybe"}, "amp: expected bool, found 'maybe'"),
         ({"epochs": 1, "names": 4}, "unknown hyperparameter 'names'"),
         ({"epochs": 1, "every": "often"}, "every: expected int | Literal['auto'], found 'often'"),
@@ -109,6 +112,7 @@ def test_the_dataclass_refuses_what_the_job_would_refuse(tmp_path: Path, given: 
         {"epochs": 1, "model.width": 2, "path": "data", "sizes": [], "pair": [1], "dtype": "bfloat16"},
         {"epochs": 1, "other.depth": 3, "other.anything": 4},
         {"epochs": 1, "sagemaker_region": "us-east-1"},
+        {"epochs": 1, "note": "null"},
     ],
 )
 def test_what_the_job_would_take_or_the_syntax_leaves_open_passes(tmp_path: Path, given: dict[str, Any]) -> None:
@@ -211,13 +215,32 @@ def test_argparse_refuses_what_it_would_refuse_in_the_job(tmp_path: Path, given:
     [
         ("parse_args()", {"epochs": 1, "lr": 2, "scale": "7", "sizes": 3}),
         ("parse_args(sys.argv[1:])", {"epoch": 1}),
-        ("parse_known_args()[0]", {"epochs": 1, "anything": 2}),
+        ("parse_known_args()[0]", {"epochs": 1}),
+        ("parse_known_args()", {"epochs": 1, "anything": 2}),
         ("parse_args(['--epochs', '1'])", {"anything": 2}),
         ("add_subparsers()", {"anything": 2}),
     ],
 )
 def test_options_that_argparse_takes_or_may_take_pass(tmp_path: Path, parse: str, given: dict[str, Any]) -> None:
     assert faults(tmp_path, PARSER.replace("PARSE", parse), given) == ""
+
+
+def test_what_parse_known_args_takes_and_the_script_drops_is_told_with_the_nearest_name(tmp_path: Path) -> None:
+    for script in (
+        PARSER.replace("PARSE", "parse_known_args()[0]"),
+        PARSER.replace("return parser.PARSE", "args, _ = parser.parse_known_args()\n    return args"),
+    ):
+        told = faults(tmp_path, script, {"epochs": 1, "lrr": 3})
+        assert "the script's parse_known_args ignores --lrr 3 (did you mean '--lr'?)" in told
+    script = PARSER.replace("return parser.PARSE", "args, rest = parser.parse_known_args()\n    return args, rest")
+    assert faults(tmp_path, script, {"epochs": 1, "lrr": 3}) == ""
+
+
+@pytest.mark.parametrize(("value", "said"), [(False, "--fast False"), (0, "--fast 0"), (True, ""), ("", "")])
+def test_a_false_value_that_type_bool_reads_as_true_is_told(tmp_path: Path, value: Any, said: str) -> None:
+    script = PARSER.replace("PARSE", "parse_args()").replace('"--lr", type=float', '"--fast", type=bool')
+    told = faults(tmp_path, script, {"epochs": 1, "fast": value})
+    assert told.startswith(f"hyperparameters: argparse reads {said} as True: ") if said else told == ""
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,12 @@ def test_a_missing_module_is_told_with_its_first_line_and_its_package(tmp_path: 
     assert problem.severity == "warning"
 
 
+def test_a_module_whose_name_on_pypi_is_another_project_is_not_to_be_a_requirement(tmp_path: Path) -> None:
+    told = problems(tmp_path, "import smdistributed.dataparallel.torch.torch_smddp\nimport apex\n")
+    assert len(told) == 2
+    assert not any("requirements.txt" in problem.remedy for problem in told)
+
+
 def test_it_is_an_error_only_if_the_runtime_is_known_and_every_run_imports_it(tmp_path: Path) -> None:
     (problem,) = problems(tmp_path, "import albumentations\n", installed=HERE)
     assert problem.severity == "error"
