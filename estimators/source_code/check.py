@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from estimators.source_code.requirements import check_requirements
 from estimators.source_code.source import PACKAGE, SourceCode, imports_at_top, needs_package, package_requirements
 from estimators.source_code.tree import IGNORE_FILE, Tree
 from smddp.container.source import fault_of_name, fault_under_torchrun, is_package
-from smddp.display_text import shown_names
+from smddp.display_text import as_size, shown_names
 from smddp.job.near_names import near_directory, near_path, near_script, notebook_remedy
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, spawn_call_in
 from smddp.script_syntax import brings_modules
@@ -25,6 +26,10 @@ _OTHER_ARCHIVES = tuple(
 )
 _SHOWN = 10
 """Most paths that a problem names."""
+_LARGE = 50 * 10**6
+"""Bytes of code that may be a mistake: a run directory with checkpoints, or data."""
+_LARGEST = 3
+"""Most entries of a large directory that a problem names."""
 
 
 def check(
@@ -161,6 +166,7 @@ def _check_left_out(source: SourceCode) -> Iterator[Problem]:
             yield error(parameter, str(fault), "Correct that, or name another directory.")
             continue
         yield from _check_secrets(parameter, tree)
+        yield from _check_size(parameter, tree)
         if tree.links_out:
             yield warning(
                 parameter,
@@ -186,6 +192,22 @@ def _check_secrets(parameter: str, tree: Tree) -> Iterator[Problem]:
             parameter,
             f"uploaded, though it looks secret: {_listed(tree, tree.let_through)}",
             f"{tree.root / IGNORE_FILE} says so by name. Whoever can read the bucket can read it.",
+        )
+
+
+def _check_size(parameter: str, tree: Tree) -> Iterator[Problem]:
+    """Yield that a directory is large, with its largest entries."""
+    sizes = Counter[str]()
+    for path in tree.files:
+        with suppress(OSError):  # copying it will report the error
+            sizes[path.partition("/")[0]] += (tree.root / path).stat().st_size
+    if sizes.total() > _LARGE:
+        largest = ", ".join(f"{tree.root / name} ({as_size(size)})" for name, size in sizes.most_common(_LARGEST))
+        yield warning(
+            parameter,
+            f"{as_size(sizes.total())} of code are uploaded; the largest in it: {largest}",
+            f"A line with the name of what is no code, such as {sizes.most_common(1)[0][0]}, in "
+            f"{tree.root / IGNORE_FILE} leaves it here; bring data by a channel.",
         )
 
 

@@ -431,6 +431,19 @@ def test_requirements_in_another_encoding_are_left_to_pip(code: Path) -> None:
     assert problems(local("train.py", code)) == []
 
 
+def test_code_that_is_large_for_code_is_told_with_its_largest_entries(code: Path) -> None:
+    for name, megabytes in {"runs/train/checkpoints/a": 40, "runs/train/model/b": 20, "data.bin": 5}.items():
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        with (code / name).open("wb") as file:
+            file.truncate(megabytes * 10**6)
+    (problem,) = problems(local("train.py", code))
+    said = f"65 MB of code are uploaded; the largest in it: {code}/runs (60 MB), {code}/data.bin (5 MB), "
+    assert problem.startswith(f"warning: source_dir: {said}")
+    assert f"such as runs, in {code}/.smddpignore" in problem
+    (code / ".smddpignore").write_text("runs\n")
+    assert problems(local("train.py", code)) == []
+
+
 def test_code_of_others_is_copied_only_if_something_stays_here(code: Path) -> None:
     (code / "train.py").write_text("print('never heard of smddp')\n")
     assert source_code.stage(local("train.py", code)).directory is None
