@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -27,8 +27,8 @@ from smddp.training.optimizer_step import ScheduleEach
 from smddp.training.precision import Precision
 
 _TRAINED_APART = (
-    "that are not the model's: the ranks would train them apart; make them a part of the model, as of one nn.Module "
-    "that holds both"
+    "that are not the model's: checkpoints would leave them out, and several ranks would train them apart; make them a "
+    "part of the model, as of one nn.Module that holds both"
 )
 
 logger = logging.getLogger(__name__)
@@ -143,10 +143,13 @@ def _sum(values: Tensor) -> str:
     return repr(values.sum(dtype=torch.complex128 if values.is_complex() else torch.float64).item())
 
 
-def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, world_size: int) -> None:
+def check_optimizers(
+    optimizers: Sequence[Optimizer], module: nn.Module, beside: Callable[[], Sequence[Tensor]], *, world_size: int
+) -> None:
     """Raise TypeError for an object that is not an optimizer, and ValueError for one that would not train this model.
 
-    With several ranks, an optimizer may have no parameters outside of the model: the ranks would not average them.
+    An optimizer may have no parameters outside of the model: checkpoints would leave them out, and ranks would not
+    average them. On one rank it may have those of ``beside``, which checkpoints contain.
     """
     if not optimizers:
         raise ValueError("there is no optimizer, and nothing would be trained: give one, or a list of several")
@@ -168,26 +171,28 @@ def check_optimizers(optimizers: Sequence[Optimizer], module: nn.Module, *, worl
                 "smddp.Checkpointer and job.stopping"
             )
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        strangers = _not_of(module, weights)
+        strangers = _not_of(module.parameters(), weights)
         kind = f"the optimizer ({type(optimizer).__name__})"
         if strangers == len(weights):
             raise ValueError(
                 f"{kind} has none of the model's parameters, and would train nothing: make it from "
                 "model.parameters() of this model, after every change of its layers"
             )
-        if strangers and world_size > 1:
+        if strangers and world_size == 1:
+            strangers = _not_of([*module.parameters(), *beside()], weights)
+        if strangers:
             raise ValueError(f"{kind} has {strangers} of {len(weights)} parameters {_TRAINED_APART}")
 
 
 def check_added_parameters(weights: Sequence[Tensor], module: nn.Module) -> None:
     """Raise ValueError if an optimizer's new parameters are not the model's: the ranks would not average them."""
-    if strangers := _not_of(module, weights):
+    if strangers := _not_of(module.parameters(), weights):
         raise ValueError(f"an optimizer was given {strangers} of {len(weights)} new parameters {_TRAINED_APART}")
 
 
-def _not_of(module: nn.Module, weights: Sequence[Tensor]) -> int:
-    """Return how many of the tensors are not parameters of the module."""
-    own = {id(weight) for weight in module.parameters()}
+def _not_of(parameters: Iterable[Tensor], weights: Sequence[Tensor]) -> int:
+    """Return how many of the weights are not among the parameters."""
+    own = {id(weight) for weight in parameters}
     return sum(id(weight) not in own for weight in weights)
 
 

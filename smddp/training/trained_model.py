@@ -66,7 +66,8 @@ class TrainedModel:
     """One model with its optimizers, on each rank; all ranks call its methods at the same points.
 
     Call ``model``: it is ``module`` in its precision, and with several ranks its DDP replica, or its sharded model. All
-    ranks begin with rank 0's weights. ``save`` makes the current state durable, for ``on_nonfinite="stop"``.
+    ranks begin with rank 0's weights. ``beside`` returns the parameters that checkpoints contain beside the model's.
+    ``save`` makes the current state durable, for ``on_nonfinite="stop"``.
     ``samples`` returns the indices of the samples in a micro-batch of the step. The other arguments, and the errors,
     are the same as for `Trainer`.
     """
@@ -87,6 +88,7 @@ class TrainedModel:
         on_nonfinite: OnNonfinite | None,
         rewinds: int,
         check_replicas: int | None,
+        beside: Callable[[], Sequence[Tensor]],
         save: Callable[[], None],
         samples: Callable[[int], Sequence[int]],
         move_model: bool,
@@ -97,7 +99,7 @@ class TrainedModel:
         self.progress = Progress()
         self.optimizers, self.schedulers = optimizers, schedulers
         self.module = underlying_module(model, world_size)
-        check_optimizers(optimizers, self.module, world_size=world_size)
+        check_optimizers(optimizers, self.module, beside, world_size=world_size)
         is_divided = has_shards(self.module)
         if (share := data_rank_of(self.module, membership.cluster)) is not None:
             membership = replace(membership, data_parallel=share)

@@ -220,6 +220,7 @@ class Trainer(TrainingLoop):
             on_nonfinite=on_nonfinite,
             rewinds=rewinds,
             check_replicas=check_replicas,
+            beside=lambda: _parameters_of(state),
             save=lambda: self._run.save_and_leave(),
             samples=lambda micro_batch: self._data.samples(micro_batch),
             move_model=move_model,
@@ -462,6 +463,18 @@ class Trainer(TrainingLoop):
         weights = ranks.agree(lambda: module.state_dict() if ranks.is_main or is_in_pieces(module) else {})
         write_weights(weights, self._job.model_dir, ranks)
         self._report.saved_model()
+
+
+def _parameters_of(state: Mapping[str, Any]) -> list[Tensor]:
+    """Return the parameters of the parts of ``state=``, but for dicts, whose values a resume replaces by others."""
+    found: list[Tensor] = []
+    for part in state.values():
+        whole = part.module if isinstance(part, Trainer) else part
+        if isinstance(whole, nn.Module):
+            found += whole.parameters()
+        elif hasattr(whole, "state_dict"):
+            found += [value for value in whole.state_dict().values() if isinstance(value, Tensor)]
+    return found
 
 
 def _listed(parts: Any) -> list[Any]:

@@ -132,7 +132,7 @@ def test_parameters_that_the_ranks_would_train_apart_are_refused_when_they_are_a
     ranks = run_ranks(STRANGER, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
     assert [rank.code for rank in ranks] == [1, 1], ranks
     failure = (tmp_path / "run" / "output" / "failure").read_text()
-    assert "2 of 2 new parameters that are not the model's: the ranks would train them apart" in failure
+    assert "2 of 2 new parameters that are not the model's: checkpoints would leave them out, and several" in failure
 
 
 class Assigns(nn.Module):

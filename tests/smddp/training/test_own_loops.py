@@ -580,6 +580,27 @@ def test_an_optimizer_of_another_model_is_refused(job: Job) -> None:
         Trainer(job, nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
 
 
+class Temperature:
+    def __init__(self) -> None:
+        self.value = nn.Parameter(torch.ones(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value.data.copy_(state["value"])
+
+
+def test_trained_parameters_that_checkpoints_would_leave_out_are_refused_on_one_rank_too(job: Job) -> None:
+    model, head, temperature = nn.Linear(1, 1), nn.Linear(1, 1), Temperature()
+    weights = [*model.parameters(), *head.parameters(), temperature.value]
+    states: list[dict[str, Any]] = [{}, {"head": head}, {"head": head, "values": {"temperature": temperature.value}}]
+    for state in states:
+        with pytest.raises(ValueError, match=r"[123] of 5 parameters .* checkpoints would leave"):
+            Trainer(job, model, torch.optim.SGD(weights, lr=0.1), state=state)
+    Trainer(job, model, torch.optim.SGD(weights, lr=0.1), state={"head": head, "temperature": temperature})
+
+
 def test_a_group_that_is_added_later_is_clipped_too(job: Job) -> None:
     parts = Parts(job, clip_norm=1e-3)
     extra = nn.Parameter(torch.ones(1))
