@@ -6,6 +6,7 @@ A module is found without an import, which would run the code of its packages. A
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -17,9 +18,6 @@ from smddp.display_text import shown_names
 from smddp.job.near_names import near_name, no_script, notebook_remedy
 from smddp.script_syntax.imports import brings_modules
 from smddp.script_syntax.modules import Modules
-
-_IS_SAFE_PATH = bool(getattr(sys.flags, "safe_path", False))
-"""Whether PYTHONSAFEPATH, which the ranks inherit, keeps Python from the working directory; since Python 3.11."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +66,7 @@ def find_entry_point(given: str | Path, *, module: bool = False) -> EntryPoint:
 
 def _find_module(name: str) -> EntryPoint:
     directory, parts = Path.cwd(), name.split(".")
-    here = [] if _IS_SAFE_PATH else [str(directory)]
+    here = [] if _is_kept_from_here() else [str(directory)]
     found = _specs(parts, [*here, *sys.path]) if _is_name(name) else []
     is_found = len(found) >= len(parts) and not _is_package(found[-1])
     expected = directory.joinpath(*parts[:-1], f"{parts[-1]}.py")
@@ -84,6 +82,11 @@ def _find_module(name: str) -> EntryPoint:
         modules=modules,
         missing=_why_missing(name, found, directory) if is_surely_missing else "",
     )
+
+
+def _is_kept_from_here() -> bool:
+    """Return whether PYTHONSAFEPATH, which the ranks inherit, keeps them from the working directory."""
+    return sys.version_info >= (3, 11) and bool(os.environ.get("PYTHONSAFEPATH"))
 
 
 def _is_name(name: str) -> bool:
@@ -135,7 +138,7 @@ def _why_missing(name: str, found: Sequence[ModuleSpec], directory: Path) -> str
     if len(found) == len(parts):
         modules = f": give one of its modules, such as {shown_names(known)}" if known else ""
         return f"{name} is a package without the module __main__, which -m would run{modules}."
-    if not found and _IS_SAFE_PATH:
+    if not found and _is_kept_from_here():
         return f"There is no module {name}: it is not installed, and PYTHONSAFEPATH keeps Python from {directory}."
     absent = parts[len(found)]
     if near := near_name(absent, known):

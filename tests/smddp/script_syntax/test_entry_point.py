@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from smddp.script_syntax import entry_point, find_entry_point
+from smddp.script_syntax import find_entry_point
 
 FILES = {
     "train.py": "",
@@ -157,10 +157,11 @@ def test_a_script_is_not_taken_for_a_module_of_python(project: Path) -> None:
     assert find_entry_point("profile").missing == f"There is no script profile (looked in {project})."
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="older Pythons do not read PYTHONSAFEPATH")
 def test_the_working_directory_is_not_searched_where_python_does_not(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry_point, "_IS_SAFE_PATH", True)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
     assert find_entry_point("jobs.train", module=True).missing == (
         f"There is no module jobs.train: it is not installed, and PYTHONSAFEPATH keeps Python from {project}."
     )
