@@ -304,21 +304,23 @@ def test_a_part_that_fails_leaves_the_model_as_it_was(tmp_path: Path) -> None:
 
 
 def test_parameters_without_a_name_are_not_exchanged(job: Job) -> None:
-    def groups(module: nn.ModuleDict, beside: list[nn.Parameter]) -> list[dict[str, Any]]:
+    def groups(module: nn.ModuleDict, beside: nn.ParameterList) -> list[dict[str, Any]]:
         return [
             {"params": [module["first"].weight, beside[0]], "weight_decay": 0.1},
             {"params": [module["second"].weight, beside[1]], "weight_decay": 0.0},
         ]
 
-    module, beside = model(), [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
-    trained(job, torch.optim.SGD(groups(module, beside), lr=0.1, momentum=0.9), module)
+    module, beside = model(), nn.ParameterList([torch.ones(1), torch.ones(1)])
+    kept = {"beside": beside}  # in each checkpoint, but not by the names of the model's parameters
+    trained(job, torch.optim.SGD(groups(module, beside), lr=0.1, momentum=0.9), module, state=kept)
     again = model()
-    resumed(job, torch.optim.SGD(groups(again, beside), lr=0.1, momentum=0.9), again, on_change="refuse")
+    resumed(job, torch.optim.SGD(groups(again, beside), lr=0.1, momentum=0.9), again, on_change="refuse", state=kept)
     other = model()
     with pytest.raises(
         CheckpointError, match="have no names, and this script gives its optimizer parameters in another"
     ):
-        resumed(job, torch.optim.SGD(groups(other, beside)[::-1], lr=0.1, momentum=0.9), other, on_change="take")
+        optimizer = torch.optim.SGD(groups(other, beside)[::-1], lr=0.1, momentum=0.9)
+        resumed(job, optimizer, other, on_change="take", state=kept)
 
 
 def test_the_options_of_a_group_that_is_added_while_a_schedule_runs_are_those_that_the_script_gave_it(job: Job) -> None:
