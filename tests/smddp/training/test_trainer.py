@@ -223,7 +223,7 @@ def test_a_step_that_fp16_skips_consumes_its_batch(job: Job) -> None:
         break
     assert torch.equal(run.weights(), before)
     assert run.trainer.steps == 1
-    assert len(run.loader) == 4
+    assert len(run.loader.batch_sampler.order) == 4  # batches are left of 5
 
 
 def test_metric_lines_tell_step_epoch_loss_and_rate(job: Job, caplog: pytest.LogCaptureFixture) -> None:
