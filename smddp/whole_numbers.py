@@ -6,16 +6,13 @@ from contextlib import suppress
 from operator import index
 from typing import SupportsIndex
 
-import torch
-from torch import Tensor
-
 
 def as_whole_number(name: str, value: SupportsIndex) -> int:
     """Return an integer of any type, such as numpy's or a tensor of one; raise ValueError for anything else.
 
     Refuse a bool, which Python and PyTorch count as 0 or 1.
     """
-    is_bool = isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool"
     with suppress(TypeError):
         if not is_bool:
             return index(value)

@@ -232,9 +232,9 @@ class ShardedModel(nn.Module):
     def average_gradients(self) -> None:
         """Raise ValueError: gradients that were only added locally are averaged by a backward pass alone."""
         raise ValueError(
-            "the loader ended within an optimizer step, and the gradients of a sharded model are averaged only in the "
+            "the batches ended within an optimizer step, and the gradients of a sharded model are averaged only in the "
             "backward pass of the step's last micro-batch: give the dataset to trainer.loader(), whose steps are "
-            "whole, or let the loader give a multiple of accumulate= batches"
+            "whole, and break between two steps; or let the loader give a multiple of accumulate= batches"
         )
 
 

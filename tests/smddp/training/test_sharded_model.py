@@ -243,7 +243,7 @@ def test_a_model_that_the_script_sharded_and_what_is_refused_while_it_trains(
     told = [
         "at step 8 the model's 0.weight has values that are not finit",
         "the model is sharded by fully_shard already: leave parallel=smddp.Sharded(...) out",
-        "the loader ended within an optimizer step, and t",
+        "the batches ended within an optimizer step, and ",
     ]
     assert [each.printed.splitlines() for each in ended] == [told, told]
 
@@ -275,18 +275,26 @@ def step(trainer, batch=torch.ones(2, 5)):
 
 def main(job):
     main_rank, sums = job.cluster.is_main, []
-    # A micro-batch of a step that the loop left is forgotten.
+    # A loop that is left between two steps; one that is left within a step can't average what it has.
     for parallel in (smddp.DDPOptions(), Sharded(wrap=(Block,))):
         trainer = trainer_of(job, net(), f"left-{len(sums)}", parallel, accumulate=2)
         loader = trainer.loader(Data(), batch_size=24)
         for epoch in trainer.epochs(2):
             for number, batch in enumerate(trainer.batches(loader)):
                 step(trainer, batch)
-                if epoch == 0 and number == 2:
+                if epoch == 0 and number == 3:
                     break
         whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in trainer.module.parameters()]
         sums.append(sum(float(each.abs().sum()) for each in whole))
     assert abs(sums[0] - sums[1]) < 1e-4, sums
+    trainer = trainer_of(job, net(), "left-within", accumulate=2)
+    loader = trainer.loader(Data(), batch_size=24)
+    def leave_within():
+        for epoch in trainer.epochs(1):
+            for batch in trainer.batches(loader):
+                step(trainer, batch)
+                break
+    told(leave_within)
     # Layers that come or are unfrozen after the Trainer.
     model = net()
     trainer = trainer_of(job, model, "added")
@@ -413,6 +421,7 @@ def test_a_model_on_the_meta_device_begins_the_same_on_any_number_of_ranks(
 
 
 TOLD = [
+    ["ValueError: the batches ended within an optimizer step, and the gradients of a sharded model are averaged"] * 2,
     ["ValueError: 3.weight is in no module that fully_shard was applied to"] * 2,
     ["ValueError: 0.weight is in no module that fully_shard was applied to"] * 2,
     ["ValueError: 0.weight has hooks on its gradient"] * 2,

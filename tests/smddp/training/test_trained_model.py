@@ -25,6 +25,7 @@ OPTIONS: dict[str, Any] = {
     "on_nonfinite": None,
     "rewinds": 3,
     "check_replicas": 100,
+    "beside": tuple,
     "save": lambda: None,
     "samples": lambda _: [],
     "move_model": True,
