@@ -127,6 +127,7 @@ class TestRanks:
         monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
         process = start("-m", "smddp.launch.mpirun", "--processes", "2", script(f"{text}\nwait()"))
         _, log = process.communicate(timeout=30)
+        assert (tmp_path / "failure").exists(), log
         assert fnmatch.fnmatch((tmp_path / "failure").read_text(), f"{reason}*"), log
 
     def test_options_and_arguments_reach_mpirun_and_the_script(self, start, script):
