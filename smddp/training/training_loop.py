@@ -358,8 +358,10 @@ class TrainingLoop:
 
     def _check_source(self) -> None:
         """Warn once if ranks that share data step on batches from elsewhere: a plain DataLoader gives each rank all."""
+        if self._has_batches:
+            return
         ranks = self._membership.data_rank.size
-        if ranks > 1 and not (self._has_batches or self._data.has_loader or self._run.is_inner):
+        if ranks > 1 and not (self._data.has_loader or self._run.is_inner):
             self._warn_once(
                 f"trainer.step() trains on batches that come from neither trainer.loader() nor trainer.batches(). Each "
                 f"of the {ranks} ranks must read its own share of the data, and a plain DataLoader gives each rank all "
