@@ -71,12 +71,8 @@ def gather_results(value: Tensor, membership: Membership) -> Tensor:
             f"the ranks' tensors can't be put together ({found}): only their lengths along the first dimension may "
             "differ; pad, convert or move them"
         )
-    own = (
-        value.detach()
-        .resolve_conj()
-        .resolve_neg()
-        .reshape(value.shape or (1,))[: kinds[membership.cluster.rank].length]
-    )
+    whole = value.detach().resolve_conj().resolve_neg().reshape(value.shape or (1,))
+    own = whole[: kinds[membership.cluster.rank].length]
     if membership.store is None:
         return own.clone()
     # As bytes, which every backend can carry for any type, padded to the same length on all ranks.

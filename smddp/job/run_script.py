@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from smddp.display_text import shown_path
+from smddp.display_text import shown_path, shown_text
 from smddp.errors import JobError
 
 MOVED = "Outside of SageMaker, --run-dir or SMDDP_RUN_DIR sets it: give a directory that can be written."
@@ -52,6 +52,6 @@ def _relative(script: Path, directory: Path) -> str | None:
 
 def _read(directory: Path) -> str | None:
     try:
-        return (directory / _FILE).read_text(encoding="utf-8").strip() or None
+        return shown_text((directory / _FILE).read_text(encoding="utf-8")).strip() or None
     except (OSError, UnicodeDecodeError):
         return None

@@ -22,8 +22,8 @@ _LOOKS_AT_ZEROS = 10
 class OutsideGradients:
     """Warns once, if ``logs``, of gradients that exist before the first backward pass of a step.
 
-    All weights are looked at before the first step. Before each later step only the first weight that had a gradient in
-    it is, so that a step costs one comparison: gradients of other weights alone are not noticed.
+    Before the first step it looks at all weights. Before each later step it looks at one, the first weight that had a
+    gradient in the first step: a step costs one comparison, and gradients of other weights alone are not noticed.
     """
 
     def __init__(self, step: OptimizerStep, *, logs: bool) -> None:

@@ -188,8 +188,10 @@ class Trainer(TrainingLoop):
         )
         seed = int(seed)
         accumulate, rewinds = as_counts(accumulate=accumulate, rewinds=rewinds)
-        (log_every,) = (None,) if log_every is None else as_counts(log_every=log_every)
-        (check_replicas,) = (None,) if check_replicas is None else as_counts(check_replicas=check_replicas)
+        if log_every is not None:
+            [log_every] = as_counts(log_every=log_every)
+        if check_replicas is not None:
+            [check_replicas] = as_counts(check_replicas=check_replicas)
         check_bounds(clip_norm=clip_norm, clip_value=clip_value)
         check_clipping(clip_norm, clip_value)
         check_model_parallel(job, model, parallel)
