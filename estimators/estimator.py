@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from estimators import source_code
 from estimators.checks import parameters
@@ -49,6 +49,20 @@ NOTHING_SENT = "SMDDP_NOTHING_SENT"
 """While this environment variable is set, `fit` refuses to send a job."""
 _COUNTED_BY = frozenset({"instance_groups", "training_recipe"})
 """Parameters that set the number of hosts themselves."""
+_MODEL = "Make it of the TrainingJob that fit() returns: PyTorchModel(model_data=job.model_data, …)."
+INSTEAD: Mapping[str, str] = {
+    "attach": "Use TrainingJob.attach(name).",
+    "create_model": _MODEL,
+    "deploy": "Deploy the model of the TrainingJob that fit() returns: PyTorchModel(model_data=job.model_data, …).",
+    "latest_training_job": "It is the TrainingJob that fit() returns.",
+    "logs": "fit() shows the log; the TrainingJob that it returns has lines().",
+    "model_data": "The TrainingJob that fit() returns has model_data.",
+    "register": _MODEL,
+    "set_hyperparameters": "Give hyperparameters to the constructor.",
+    "training_job_analytics": "The TrainingJob that fit() returns has metrics().",
+    "transformer": _MODEL,
+}
+"""Attributes of the SDK's estimators that the `Estimator` lacks, and what to use."""
 
 
 class Estimator:
@@ -310,6 +324,14 @@ class Estimator:
             session=self._session,
             s3=lambda: sessions.s3_client(self._session),
         )
+
+    if not TYPE_CHECKING:  # for mypy, an attribute that is absent stays an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            remedy = INSTEAD.get(name, "")
+            if name in self.__dict__.get("arguments", ()):  # which a copy under way has not yet
+                remedy = f"Its parameters are a mapping: estimator.arguments[{name!r}]."
+            raise AttributeError(f"the Estimator has no {name}{remedy and f'. {remedy}'}", name=name, obj=self)
 
     def to_sagemaker(self) -> Any:
         """Return the SDK's own object for this job: for pipelines, tuners, or a ``fit`` without our checks.

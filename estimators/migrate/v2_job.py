@@ -14,6 +14,7 @@ from typing import Any
 import libcst as cst
 
 from estimators.errors import nearest
+from estimators.estimator import INSTEAD
 from estimators.migrate import parameter_names as names
 from estimators.migrate.call_layout import items, laid_out, renamed, without
 from estimators.migrate.job import ScriptJob
@@ -269,13 +270,7 @@ def _check_versions(job: ScriptJob, given: Mapping[str, cst.BaseExpression | Non
 
 def _block_attribute(job: ScriptJob, attribute: cst.Attribute) -> None:
     name = attribute.attr.value
-    remedy = {
-        "deploy": "Deploy the model of the TrainingJob that fit() returns: PyTorchModel(model_data=job.model_data, …).",
-        "create_model": "Make it of the TrainingJob that fit() returns: PyTorchModel(model_data=job.model_data, …).",
-        "set_hyperparameters": "Give hyperparameters to the constructor.",
-        "logs": "fit() shows the log; the TrainingJob that it returns has lines().",
-        "training_job_analytics": "The TrainingJob that fit() returns has metrics().",
-    }.get(name, "Use the TrainingJob that fit() returns, or to_sagemaker().")
+    remedy = INSTEAD.get(name, "Use the TrainingJob that fit() returns, or to_sagemaker().")
     job.block(attribute, f"{job.script.text(attribute)}: the Estimator has no {name}", remedy)
 
 

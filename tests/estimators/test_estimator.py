@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,25 @@ def test_every_parameter_of_the_installed_sdk_is_taken(build: Any) -> None:
     assert {"volume_size", "code_location", "training_recipe"} <= v2.parameter_names()
     for name in v2.parameter_names() - {"entry_point", "role", "sagemaker_session"}:
         build(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("model_data", "The TrainingJob that fit() returns has model_data."),
+        ("latest_training_job", "It is the TrainingJob that fit() returns."),
+        ("role", "estimator.arguments['role']."),
+    ],
+)
+def test_an_attribute_of_the_sdks_estimator_is_an_error_with_a_remedy(build: Any, name: str, remedy: str) -> None:
+    with pytest.raises(AttributeError, match=f"^the Estimator has no {name}\\. .*{re.escape(remedy)}$"):
+        getattr(build(), name)
+
+
+def test_an_unknown_attribute_is_an_ordinary_error_and_an_estimator_is_copied(build: Any) -> None:
+    estimator = build()
+    assert not hasattr(estimator, "nothing")
+    assert copy.copy(estimator).arguments == estimator.arguments
 
 
 def test_a_good_job_has_a_plan_without_problems(build: Any) -> None:
