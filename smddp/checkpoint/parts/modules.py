@@ -73,14 +73,22 @@ class ModulePart:
             self._tell(before, frozen)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the module's state with plain names, and a `LeftOut` for each weight that is not saved."""
+        """Return the module's state with plain names, and a `LeftOut` for each weight that is not saved.
+
+        Raise ValueError for a tensor whose elements share memory: the state could not be loaded.
+        """
         state = plain_state(self.module.state_dict())
-        if not self._left_out:
-            return state
-        # A hook of the module may give other values by the same name: a resume would not find them equal.
-        own = {name: _address(each) for name, each in _frozen(self.module).items()}
-        here = {name for name in self._left_out if name in state and _address(state[name]) == own.get(name)}
-        return _with(state, {name: self._left_out[name] for name in here})
+        if self._left_out:
+            # A hook of the module may give other values by the same name: a resume would not find them equal.
+            own = {name: _address(each) for name, each in _frozen(self.module).items()}
+            here = {name for name in self._left_out if name in state and _address(state[name]) == own.get(name)}
+            state = _with(state, {name: self._left_out[name] for name in here})
+        if expanded := [name for name, value in state.items() if isinstance(value, Tensor) and _is_expanded(value)]:
+            raise ValueError(
+                f"{shown_names(expanded)} of {self._name} is expanded: its elements share memory, into which PyTorch "
+                "loads no state. Give it memory of its own before training begins, by .clone() of what expand() returns"
+            )
+        return state
 
     def describe_left_out(self, state: Any) -> None:
         """Take the fingerprints of the weights that a saved state leaves out, for `check_state_dict`.
@@ -191,6 +199,12 @@ def has_pieces(module: nn.Module) -> bool:
     """Return whether each rank has pieces of a module, as DTensors."""
     # The weights are no DTensors while a forward pass has them gathered.
     return has_shards(module) or any(map(is_dtensor, chain(module.parameters(), module.buffers())))
+
+
+def _is_expanded(value: Tensor) -> bool:
+    if is_dtensor(value) or value.layout is not torch.strided or value.is_contiguous():
+        return False
+    return any(step == 0 and size > 1 for step, size in zip(value.stride(), value.shape, strict=True))
 
 
 def _hash(weight: Tensor) -> tuple[int, int]:

@@ -451,3 +451,12 @@ def test_a_weight_is_left_out_only_if_no_rank_has_changed_its_piece(
         run.load()
     changed = (model[0].weight - before).nonzero().tolist()
     assert changed == [[3, 0]]
+
+
+def test_an_expanded_buffer_is_refused_at_the_save_and_not_at_the_resume(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("scale", torch.ones(1).expand(4))
+    with pytest.raises(CheckpointError, match=r"scale of model is expanded: .* by \.clone\(\)"):
+        saved(tmp_path, model)
+    model.scale = model.scale.clone()
+    saved(tmp_path, model)
