@@ -44,6 +44,7 @@ _KILLED_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal:
 _CRASH_FRAME = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
 """A line of the stack that Python's faulthandler prints."""
 _SIGNALS = {"Killed": "SIGKILL", "Bus error": "SIGBUS"}
+_OF_RANK = re.compile(r"(?:^R|\(r)ank (\d+) of \d+ on ")
 _MOST_LAST_LINES = 400
 """Characters of the last lines of a process that was killed."""
 
@@ -124,6 +125,12 @@ def describe_rank_exit(
         return _with_printed("", error, f" ({whose})", memory=memory)
     before = f"R{where} was {how}: " if how else f"R{where} ended with code {code}: "
     return _with_printed(before, error, remedy=remedy, memory=memory)
+
+
+def rank_of(report: str) -> int | None:
+    """Return the rank that a report of `describe` or `describe_rank_exit` is about; None if it names none."""
+    named = _OF_RANK.search(report)
+    return None if named is None else int(named[1])
 
 
 def find_printed(code: int, tail: str, *, many: bool = False) -> PrintedError | None:

@@ -33,7 +33,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from smddp.job.failure_report import describe_rank_exit, find_printed, killed_by
+from smddp.job.failure_report import describe_rank_exit, find_printed, killed_by, rank_of
 from smddp.job.host_memory import HostMemory
 from smddp.job.printed_error import CAUSE_SECONDS
 from smddp.launch.failure_file import FailureFile, host_name
@@ -171,7 +171,7 @@ class Agent(SimpleElasticAgent):
         lines = self._node_rendezvous.lines
         self._awaits_cause = False
         if self._failure is None and lines.failure is None and self._remaining_restarts == 0 and not told_to_stop:
-            failed = self._first_failed(is_last=ended and worker_group.group_world_size == 1)
+            failed = self._first_failed(worker_group, ended=ended)
             if failed is not None:
                 worker = worker_group.workers[failed.index]
                 describe = partial(
@@ -200,15 +200,29 @@ class Agent(SimpleElasticAgent):
             self._node_rendezvous.tell_ranks(self._failure.report)
             self._processes.end(FAILURE_GRACE)
 
-    def _first_failed(self, *, is_last: bool) -> ProcessExit | None:
-        """Return the rank here that failed first by itself; None if no rank has.
+    def _first_failed(self, worker_group: WorkerGroup, *, ended: bool) -> ProcessExit | None:
+        """Return the rank here that failed first by itself; None if no rank has, or it may still end.
+
+        ``ended`` means that all ranks of this node have ended.
+        """
+        failures = [exited for exited in self._processes.exits if exited.code not in (0, RESUMABLE)]
+        if not failures:
+            return None
+        if (report := self._failure_file.read()) is not None:
+            # Each rank writes the report of the one that failed first, which may end last: its exit code counts.
+            named = rank_of(report)
+            index = next((i for i, worker in enumerate(worker_group.workers) if worker.global_rank == named), None)
+            reporter = next((exited for exited in failures if exited.index == index), None)
+            self._awaits_cause = index is not None and reporter is None and not ended
+            return None if self._awaits_cause else reporter or failures[0]
+        return self._cause(failures, is_last=ended and worker_group.group_world_size == 1)
+
+    def _cause(self, failures: Sequence[ProcessExit], *, is_last: bool) -> ProcessExit | None:
+        """Return the rank that failed first, by what the failed ranks printed; None if it may still end.
 
         A rank that lost contact may end before the failed rank does, here or elsewhere; wait for that one at most
         CAUSE_SECONDS. ``is_last`` means that all ranks of all nodes have ended.
         """
-        failures = [exited for exited in self._processes.exits if exited.code not in (0, RESUMABLE)]
-        if not failures or self._failure_file.read() is not None:
-            return failures[0] if failures else None
         printed = [find_printed(exited.code, exited.tail or "") for exited in failures]
         if printed[0] is None or not printed[0].is_lost_contact:
             return failures[0]

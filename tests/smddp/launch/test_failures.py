@@ -129,6 +129,23 @@ def test_the_reason_of_one_rank_alone_is_how_it_was_killed(start, script, tmp_pa
     assert report in log.rpartition("What failed first:")[2]
 
 
+def test_the_exit_code_is_that_of_the_rank_that_failed_first_though_it_ends_last(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(tmp_path))
+    (tmp_path / "train.py").write_text(
+        "import atexit, sys, time\nimport smddp\nfrom smddp.distributed import first_failure\n"
+        "def main(job):\n"
+        "    if job.cluster.rank == 1:\n"
+        "        atexit.register(time.sleep, 3)\n"
+        "        sys.exit(3)\n"
+        "    time.sleep(60)\n"
+        "first_failure._HEED_SECONDS = 0.5\n"
+        "smddp.run(main)\n"
+    )
+    agent = start("-m", "smddp.launch.torchrun", "--nproc-per-node", "2", tmp_path / "train.py")
+    _, log = agent.communicate(timeout=60)
+    assert agent.returncode == 3, log
+
+
 def test_no_traceback_that_a_rank_printed_is_in_the_log_again(start, script, tmp_path):
     path = script("print(f'this is rank {rank}', file=sys.stderr); raise ValueError('the data is broken')")
     run = start("-m", "smddp.cli", "run", "--processes-per-node", "2", path)
