@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 
 from smddp.distributed.membership import Membership
-from smddp.job import failure_report
+from smddp.failure import report_file
 from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 from smddp.watch.exchange import JOIN_SECONDS, Exchange
@@ -346,7 +346,7 @@ class Watchdog:
 
 def _write(file: Path, report: str) -> None:
     try:
-        failure_report.write(file, report)
+        report_file.write(file, report)
     except OSError as error:
         logger.warning("%s could not be written: %s", file, error)
 

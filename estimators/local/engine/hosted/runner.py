@@ -40,7 +40,7 @@ from estimators.local.executors import (
     HostCluster,
     HostStartError,
 )
-from smddp.job.failure_report import within_limit
+from smddp.failure import within_limit
 
 logger = logging.getLogger(__name__)
 
