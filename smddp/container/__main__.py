@@ -21,10 +21,10 @@ from smddp.cluster.gpus import count_gpus, count_visible
 from smddp.container.command import choose_command
 from smddp.container.contract import read_contract, with_bundled_hyperparameters
 from smddp.container.environment import passable, process_environment
-from smddp.container.job_environment import activated
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
 from smddp.container.requirements import install_requirements
 from smddp.container.source import check_entry_point, fetch_source
+from smddp.container.virtual_environment import activated
 from smddp.display_text import shown_names
 from smddp.errors import ClusterError, JobError, SmddpError
 from smddp.failure import HostMemory, describe_exit, report_file, within_limit

@@ -34,10 +34,10 @@ from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 from smddp.watch.exchange import JOIN_SECONDS, Exchange
 from smddp.watch.fingerprints import Fingerprints
+from smddp.watch.options import Watch
 from smddp.watch.pace import Pace, to_json
 from smddp.watch.position import Position, Sampler
 from smddp.watch.verdict import Verdict, compare_digests, judge
-from smddp.watch.watch import Watch
 
 logger = logging.getLogger(__name__)
 
