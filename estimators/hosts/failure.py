@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from estimators.hosts.opt_ml_tree import HostTree
-from smddp.job import failure_report
-from smddp.job.failure_report import within_limit
+from smddp.failure import report_file, within_limit
 
 _FAILURE, _SUCCESS = PurePath("output", "failure"), PurePath("output", "success")
 
@@ -63,7 +62,7 @@ def _text(tree: HostTree, path: PurePath) -> str:
     if status is None or not stat.S_ISREG(status.st_mode):
         return ""
     with tree.reading(path) as file:
-        return failure_report.read(file)
+        return report_file.read(file)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

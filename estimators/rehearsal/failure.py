@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from estimators.errors import EstimatorError, TrainingJobFailed, shown_reason
 from estimators.job_handle.files import download
 from estimators.log_reader import LogReader
-from smddp.job.printed_error import find_error, last_lines
+from smddp.failure import find_error, last_lines
 from smddp.storage.s3_errors import S3_ERRORS
 
 if TYPE_CHECKING:

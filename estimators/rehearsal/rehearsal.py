@@ -22,8 +22,8 @@ from estimators.rehearsal.failure import culprit_traceback, describe_failure
 from estimators.rehearsal.sample import bring, objects
 from estimators.source_code import PACKAGE, SourceCode, imports_package
 from smddp.display_text import MEMORY_UNITS, as_memory, as_size, counted, describe
+from smddp.failure import LOG_TIME
 from smddp.job import CHECKPOINT_URI_VARIABLE, MAX_STEPS_VARIABLE
-from smddp.job.printed_error import LOG_TIME
 from smddp.process import notebook_html
 from smddp.secret_text import masked_text
 

@@ -23,8 +23,9 @@ from smddp.checkpoint.retention import Retention
 from smddp.checkpoint.run_state import Stateful, check_parts
 from smddp.checkpoint.save.attempt import Moment, SaveReport, as_numbers
 from smddp.checkpoint.save.background_saves import BackgroundSaves
-from smddp.checkpoint.save.commit import Committer, RankSaver, SaveFailedError
+from smddp.checkpoint.save.commit import Committer
 from smddp.checkpoint.save.observer import SaveObserver, Unobserved
+from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
 from smddp.checkpoint.save.save_group import SaveGroup, check_alike, same_error
 from smddp.checkpoint.save.snapshot import Snapshotter
 from smddp.checkpoint.stores.opening import open_store

@@ -1,7 +1,7 @@
 """``python -m smddp.container``: an image's ``train`` program, from the platform's files to the exit code.
 
 It ends with the job's outcome for the platform: ``output/failure`` with the reason, or ``output/success``. A failure
-that a rank wrote itself is the root cause and stays. ``smddp.job.failure_report`` composes all reasons.
+that a rank wrote itself is the root cause and stays. ``smddp.failure.report`` composes all reasons.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from smddp.cluster.gpus import count_gpus, count_visible
 from smddp.container.command import choose_command
 from smddp.container.contract import read_contract, with_bundled_hyperparameters
 from smddp.container.environment import passable, process_environment
-from smddp.container.job_environment import activated
 from smddp.container.job_process import Result, StoppedBeforeStart, raise_on_stop, run
 from smddp.container.requirements import install_requirements
 from smddp.container.source import check_entry_point, fetch_source
+from smddp.container.virtual_environment import activated
 from smddp.display_text import shown_names
 from smddp.errors import ClusterError, JobError, SmddpError
-from smddp.job import failure_report
-from smddp.job.failure_report import describe_exit
-from smddp.job.host_memory import HostMemory
+from smddp.failure import HostMemory, describe_exit, report_file, within_limit
 from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
@@ -161,10 +159,10 @@ def report_failure(output_dir: Path, reason: str) -> None:
     if path.exists():
         logger.error("The job failed; its own reason is in %s.", path)
         return
-    reason = failure_report.within_limit(reason)
+    reason = within_limit(reason)
     logger.error("The job failed: %s", reason)
     try:
-        failure_report.record(output_dir, reason)
+        report_file.record(output_dir, reason)
     except OSError as error:
         # The platform then shows the end of the log instead, so log the error itself last, without its traceback.
         logger.error("%s can't be written: %s. The job failed: %s", path, _cause(error), reason.partition("\n")[0])

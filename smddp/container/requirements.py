@@ -14,8 +14,8 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from smddp.container.job_environment import make_environment
 from smddp.container.job_process import StoppedBeforeStart, raise_on_stop, run
+from smddp.container.virtual_environment import make_environment
 from smddp.errors import SourceError
 from smddp.process.heartbeat import Heartbeat
 from smddp.python_syntax import call_parser

@@ -29,8 +29,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from smddp.distributed.membership import Membership
 from smddp.distributed.ranks import PeerFailedError
 from smddp.distributed.store import NEWEST, PREFIX
-from smddp.job.host_memory import HostMemory
-from smddp.job.printed_error import CAUSE_SECONDS, LOST_CONTACT, hint
+from smddp.failure import CAUSE_SECONDS, LOST_CONTACT, HostMemory, hint
 from smddp.process import process_tree
 from smddp.process.exit_codes import REPORTS_VARIABLE
 

@@ -33,10 +33,8 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from smddp.job.failure_report import describe_rank_exit, find_printed, killed_by, rank_of
-from smddp.job.host_memory import HostMemory
-from smddp.job.printed_error import CAUSE_SECONDS
-from smddp.launch.failure_file import FailureFile, host_name
+from smddp.failure import CAUSE_SECONDS, HostMemory, ReportFile, describe_rank_exit, find_printed, killed_by, rank_of
+from smddp.launch.host_name import host_name
 from smddp.launch.node_connections import JobFailure
 from smddp.launch.rendezvous import NodeRendezvous
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
@@ -70,7 +68,7 @@ class Agent(SimpleElasticAgent):
         self._command = command
         self._processes = processes
         self._poll_seconds = poll_seconds
-        self._failure_file = FailureFile()
+        self._report_file = ReportFile()
         self._memory = HostMemory()
         self._failure: JobFailure | None = None
         self._is_reason = True
@@ -156,7 +154,7 @@ class Agent(SimpleElasticAgent):
             self._node_rendezvous.set_closed()
         if self._remaining_restarts == 0:
             if self._failure is not None and self._is_reason:
-                self._failure_file.record(self._failure.report)
+                self._report_file.record(self._failure.report)
                 if self._untold:  # after the last lines of the ranks, which lost contact
                     logger.error("What failed first: %s", self._untold)
             self._node_rendezvous.lines.part()
@@ -184,7 +182,7 @@ class Agent(SimpleElasticAgent):
                     memory=self._memory,
                 )
                 how = describe()
-                of_rank = self._failure_file.read()
+                of_rank = self._report_file.read()
                 report = self._node_rendezvous.tell_ranks(of_rank or how)
                 self._failure = lines.settle(JobFailure(code=failed.code, report=report))
                 in_log = {of_rank: "", how: describe(context=False)}  # the rank's own report; what it printed
@@ -208,7 +206,7 @@ class Agent(SimpleElasticAgent):
         failures = [exited for exited in self._processes.exits if exited.code not in (0, RESUMABLE)]
         if not failures:
             return None
-        if (report := self._failure_file.read()) is not None:
+        if (report := self._report_file.read()) is not None:
             # Each rank writes the report of the one that failed first, which may end last: its exit code counts.
             named = rank_of(report)
             index = next((i for i, worker in enumerate(worker_group.workers) if worker.global_rank == named), None)
@@ -263,9 +261,9 @@ class Agent(SimpleElasticAgent):
             self._remaining_restarts,
             worker_group.spec.max_restarts,
         )
-        if (report := self._failure_file.read()) is not None:
+        if (report := self._report_file.read()) is not None:
             logger.warning("The report of the round that ended: %s", report.partition("\n")[0])
-            self._failure_file.forget()  # every node ends its ranks before it joins the next round
+            self._report_file.forget()  # every node ends its ranks before it joins the next round
         self._lost_contact_at = None
         self._processes.end_leftovers()  # they use GPU memory, and may write to the checkpoint directory
         super()._restart_workers(worker_group)

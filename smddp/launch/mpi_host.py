@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from smddp.errors import DistributedError
-from smddp.launch.failure_file import FailureFile, tell_failure
+from smddp.failure import ReportFile, tell_failure
 from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.leftovers import Leftovers
@@ -148,12 +148,12 @@ def serve(first: str) -> int:
 
     stops: list[int] = []
     forward_signals(stops.append, lambda signum: send_to_those_that_catch(find_ranks(os.getpid()), signum))
-    failure_file = FailureFile()
+    report_file = ReportFile()
     try:
         code, reason = _await_end(line, sshd.pid, first, stops, leftovers)
         _await_ranks()
         if reason:
-            failure_file.record(reason)
+            report_file.record(reason)
     finally:
         for rank in find_ranks(os.getpid()):
             with suppress(ProcessLookupError):

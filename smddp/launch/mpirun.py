@@ -21,9 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from smddp.errors import DistributedError
-from smddp.job.failure_report import describe_rank_exit
-from smddp.job.host_memory import HostMemory
-from smddp.launch.failure_file import FailureFile, host_name, tell_failure
+from smddp.failure import HostMemory, ReportFile, describe_rank_exit, tell_failure
+from smddp.launch.host_name import host_name
 from smddp.launch.mpi_host import SSH, SshConnection, connect
 from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE
 from smddp.process.leftovers import Leftovers
@@ -87,7 +86,7 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
     if shutil.which(command[0]) is None:
         raise DistributedError(f"There is no {command[0]} on PATH ({os.environ.get('PATH', '')}): install OpenMPI.")
     connections = connect(others)
-    failure_file, memory = FailureFile(), HostMemory()
+    report_file, memory = ReportFile(), HostMemory()
     tail = Tail()
 
     def stop(mpirun: int, signum: int) -> None:
@@ -111,7 +110,7 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
     if lost:
         raise DistributedError(f"{' and '.join(lost)} was lost: its container or its host has ended.")
     if reason:
-        failure_file.record(reason)
+        report_file.record(reason)
     return code
 
 

@@ -36,7 +36,7 @@ from smddp.distributed.first_failure import publish
 from smddp.distributed.meeting import EqualCount, listed, waiting
 from smddp.distributed.store import open_store
 from smddp.errors import DistributedError
-from smddp.launch.failure_file import host_name
+from smddp.launch.host_name import host_name
 from smddp.launch.node_connections import NodeLines
 from smddp.process.heartbeat import Heartbeat
 

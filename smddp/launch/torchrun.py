@@ -23,8 +23,8 @@ from typing import NoReturn
 
 from smddp.display_text import shown_names
 from smddp.errors import DistributedError
-from smddp.job.failure_report import find_printed
-from smddp.launch.failure_file import host_name, tell_failure
+from smddp.failure import find_printed, tell_failure
+from smddp.launch.host_name import host_name
 from smddp.launch.ports import check_port, free_port
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
 from smddp.process.exit_codes import RESUMABLE

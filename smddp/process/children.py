@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from smddp.display_text import counted
-from smddp.job.failure_report import killed_by
+from smddp.failure import killed_by
 from smddp.process.exit_codes import RESUMABLE, as_shell
 from smddp.process.leftovers import Leftovers
 from smddp.process.output_lines import ChildStreams, OutputCopy, Tail

@@ -1,7 +1,7 @@
 """The format of a log line in a rank, a launcher and a container: ``17:31:50 step=10 epoch=1/3 loss=1.234``.
 
 The text comes first, so that 80 columns show it. INFO is the ordinary level and is not named. The module is named only
-if the level is DEBUG. `smddp.job.printed_error` recognizes the lines.
+if the level is DEBUG. `smddp.failure.printed_error` recognizes the lines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 
-from smddp.job.printed_error import LAUNCHER
+from smddp.failure import LAUNCHER
 
 _TALKATIVE = ("botocore",)
 """Libraries that log what only their developers need, such as the source of the credentials, at INFO."""

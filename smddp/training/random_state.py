@@ -18,7 +18,7 @@ import torch
 from smddp.checkpoint.run_state import capture_random_state, of_own_device, restore_random_state
 from smddp.distributed import Membership, Ranks
 from smddp.errors import DistributedError
-from smddp.training.active_runs import Progress
+from smddp.training.progress import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from smddp.cluster import Cluster
 from smddp.display_text import shown_path
 from smddp.distributed import Membership
 from smddp.errors import CheckpointError, SmddpError
-from smddp.job import Job, failure_report, stack_frames
+from smddp.failure import describe_error, report_file, stack_frames
+from smddp.job import Job
 from smddp.process.exit_codes import RESUMABLE, write_exit_code
 from smddp.process.preemption import stop_signal
 from smddp.training.active_runs import active_runs
@@ -99,8 +100,8 @@ def record_failure(output_dir: Path | None, report: str, *, keep_longer: bool = 
     if output_dir is None:
         return
     try:
-        if not (keep_longer and failure_report.renew(output_dir, report)):
-            failure_report.record(output_dir, report)
+        if not (keep_longer and report_file.renew(output_dir, report)):
+            report_file.record(output_dir, report)
     except OSError as error:
         _tell_unwritten(output_dir, str(error))
 
@@ -175,8 +176,8 @@ def end_late(
             logger.critical("the stop was not heeded in time", exc_info=late)
             if cluster.world_size > 1 and not found:
                 time.sleep(_VERDICT_SECONDS)
-            if failure_report.find(job.output_dir) == earlier:  # else a better reason is there, such as a failed save
-                record_failure(job.output_dir, failure_report.describe(late, cluster))
+            if report_file.find(job.output_dir) == earlier:  # else a better reason is there, such as a failed save
+                record_failure(job.output_dir, describe_error(late, cluster))
         active_runs.end_ledgers("stopped" if code == RESUMABLE else "failed")
         logging.shutdown()
         os._exit(code)

@@ -33,8 +33,8 @@ from smddp.distributed import (
     leave,
 )
 from smddp.errors import CheckpointError, JobError, SmddpError, UnguardedScriptError
-from smddp.job import Job, failure_report
-from smddp.job.host_memory import HostMemory
+from smddp.failure import HostMemory, describe_error, report_file, within_limit
+from smddp.job import Job
 from smddp.job.job import answer_stop_question, platform_directory
 from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass, refuse_in_notebook
 from smddp.process.exit_codes import RESUMABLE
@@ -141,7 +141,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             end_daemons_at_exit()
             arguments, job = main_arguments(main, job, read_config)
             job.make_directories()
-            earlier = failure_report.find(job.output_dir)
+            earlier = report_file.find(job.output_dir)
             late = partial(end_late, job, cluster, earlier, steps=_count_steps, verdict=_verdict)
             watching.enter_context(StopDeadline(stop_signal, STOP_SECONDS + LEAST_SECONDS, late))
             if options is not None and (added := nccl_recorder.switch_on(os.environ)) and cluster.is_main:
@@ -153,7 +153,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             output_dir = job.output_dir if job is not None else _output_dir_of_sagemaker()
             # A data loader worker that runs the script again may fail later: the parent's report has this reason.
             again = isinstance(error, UnguardedScriptError)
-            record_failure(output_dir, failure_report.describe(error, cluster), keep_longer=again)
+            record_failure(output_dir, describe_error(error, cluster), keep_longer=again)
             return 1
         except KeyboardInterrupt:
             logger.warning("interrupted before the ranks had met, exit code %d: nothing was saved", INTERRUPTED)
@@ -169,7 +169,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
     if code == 0 and question.answer and cluster.is_main:
         logger.warning("the script ended with 0 after it was told to stop: it counts as done; else raise smddp.Stopped")
     if code in (0, RESUMABLE):
-        failure_report.forget(job.output_dir, earlier)
+        report_file.forget(job.output_dir, earlier)
     return code
 
 
@@ -229,7 +229,7 @@ def _train(
         code = exit_code_of(error)
         if code != INTERRUPTED:
             log = FailureLog(error, job.output_data_dir, membership.cluster.rank)
-            report = failure_report.describe(error, membership.cluster, memory)
+            report = describe_error(error, membership.cluster, memory)
             lost_contact = is_communication_error(error)
             is_told = not lost_contact and first_failure.claim_log()
             if is_told:
@@ -278,13 +278,13 @@ def _with_reason_of_workers(report: str, output_dir: Path, earlier: tuple[int, i
 
     A worker writes its report to ``output_dir``, too; ``earlier`` is the mark of a report from before this rank began.
     """
-    if failure_report.find(output_dir) in (None, earlier):
+    if report_file.find(output_dir) in (None, earlier):
         return report
-    told = failure_report.read(output_dir / "failure")
+    told = report_file.read(output_dir / "failure")
     if UnguardedScriptError.__name__ not in told.partition(":")[0]:
         return report
     logger.critical("its workers could not start: %s", told)
-    return failure_report.within_limit(f"{told}\n{report}")
+    return within_limit(f"{told}\n{report}")
 
 
 def _check_and(work: Callable[[], None], membership: Membership) -> None:

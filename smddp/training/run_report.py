@@ -29,9 +29,10 @@ from smddp.metrics.profile import StepProfiler
 from smddp.metrics.tracking import JsonLines, Status, TrackedRun, Tracker, TrackerGroup
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.terminal_line import TerminalLine, is_watched, make_room_for_other_process
-from smddp.training.active_runs import OpenRun, Progress, active_runs
+from smddp.training.active_runs import OpenRun, active_runs
 from smddp.training.checkpoint_policy import CheckpointPolicy
 from smddp.training.least_memory import LeastMemory
+from smddp.training.progress import Progress
 from smddp.training.step_loss import LossSpikes
 from smddp.training.trained_model import TrainedModel
 from smddp.training.training_data import TrainingData

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from smddp.display_text import describe
 from smddp.distributed import Membership, sum_over_ranks
-from smddp.training.active_runs import Progress
 from smddp.training.model_weights import ModelWeights
+from smddp.training.progress import Progress
 
 logger = logging.getLogger(__name__)
 

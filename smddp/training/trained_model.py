@@ -37,7 +37,6 @@ from smddp.dtensor import whole_values
 from smddp.metrics import StepTimer
 from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
-from smddp.training.active_runs import Progress
 from smddp.training.argument_checks import check_options_agree, optimizer_options
 from smddp.training.ema import ExponentialMovingAverage
 from smddp.training.model_checks import (
@@ -57,6 +56,7 @@ from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
 from smddp.training.outside_gradients import OutsideGradients
 from smddp.training.precision import Precision, PrecisionName
+from smddp.training.progress import Progress
 from smddp.training.step_loss import ItemWeights, StepLoss, refused_loss
 
 logger = logging.getLogger(__name__)

@@ -4,6 +4,6 @@ One thread in each rank samples the main thread, and shares what it sees through
 pays for a hook that notes each collective.
 """
 
-from smddp.watch.watch import Watch as Watch
+from smddp.watch.options import Watch as Watch
 from smddp.watch.watchdog import Watchdog as Watchdog
 from smddp.watch.watchdog import is_hang as is_hang

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from smddp.cluster import Cluster
-from smddp.job.stack_frames import frame_lines, thread_traceback
+from smddp.failure import frame_lines, thread_traceback
 from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 

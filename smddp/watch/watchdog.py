@@ -29,15 +29,15 @@ from pathlib import Path
 from types import TracebackType
 
 from smddp.distributed.membership import Membership
-from smddp.job import failure_report
+from smddp.failure import report_file
 from smddp.process import process_tree
 from smddp.watch.collective_log import CollectiveLog
 from smddp.watch.exchange import JOIN_SECONDS, Exchange
 from smddp.watch.fingerprints import Fingerprints
+from smddp.watch.options import Watch
 from smddp.watch.pace import Pace, to_json
 from smddp.watch.position import Position, Sampler
 from smddp.watch.verdict import Verdict, compare_digests, judge
-from smddp.watch.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -346,7 +346,7 @@ class Watchdog:
 
 def _write(file: Path, report: str) -> None:
     try:
-        failure_report.write(file, report)
+        report_file.write(file, report)
     except OSError as error:
         logger.warning("%s could not be written: %s", file, error)
 

@@ -104,7 +104,7 @@ FILES = (
     *("accelerator.py", "distributed/device.py", "distributed/membership.py", "distributed/collectives.py"),
     *("distributed/ranks.py", "distributed/replica.py", "checkpoint/run_state.py", "checkpoint/save/staging.py"),
     *("checkpoint/save/device_copies.py", "checkpoint/save/snapshot.py"),
-    *("checkpoint/save/commit.py", "metrics/step_timer.py", "metrics/device_use.py", "metrics/running_mean.py"),
+    *("checkpoint/save/rank_saver.py", "metrics/step_timer.py", "metrics/device_use.py", "metrics/running_mean.py"),
     *("training/precision.py", "training/training_data.py", "training/trained_model.py", "watch/watchdog.py"),
     *("collectives/measure.py", "collectives/program.py"),
 )

@@ -12,7 +12,7 @@ from estimators import Estimator
 from estimators.errors import TrainingJobFailed
 from estimators.local import Docker, LocalSageMaker
 from tests.docker.images import Images
-from tests.smddp.job.test_host_memory import GREEDY, LOADS
+from tests.smddp.failure.test_host_memory import GREEDY, LOADS
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
 

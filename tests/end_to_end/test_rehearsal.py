@@ -15,7 +15,7 @@ from estimators.errors import EstimatorError, TrainingJobFailed
 from estimators.local import LocalSageMaker
 from estimators.rehearsal import sample
 from estimators.rehearsal.rehearsal import _RESUMED, _newest
-from smddp.container.job_environment import make_environment
+from smddp.container.virtual_environment import make_environment
 from smddp.display_text import as_size
 from tests.end_to_end.conftest import SCRIPTS
 

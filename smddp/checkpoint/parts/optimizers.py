@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count
 from typing import Any
@@ -20,82 +19,30 @@ from torch import nn
 from torch.optim import Optimizer
 
 from smddp.checkpoint.format.plain_names import plain_name
-from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, TAKE_REMEDY, OnChange, change, copied, same
+from smddp.checkpoint.parts.optimizer_options import (
+    DTYPES,
+    IMPLEMENTATION,
+    NAMES,
+    RATE_OPTIONS,
+    GroupChanges,
+    compare,
+    group_options,
+)
+from smddp.checkpoint.parts.script_options import SCRIPT_OPTIONS, TAKE_REMEDY, OnChange, copied
 from smddp.display_text import shown_names
 
 logger = logging.getLogger(__name__)
 
-NAMES = "param_names"
-"""The key of a group's parameter names in a saved state."""
-DTYPES = "param_dtypes"
-"""The key of a group's parameter dtypes in a saved state."""
 KIND = "kind"
 """The key of the optimizer's class in a saved state."""
-RATE_OPTIONS = frozenset({"lr", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"})
-"""Options of a group from which schedules compute."""
-_IMPLEMENTATION = {"foreach", "capturable", "differentiable", "fused", "params", NAMES, DTYPES}
-"""Keys of a group that do not affect the result of an optimizer step, only its implementation."""
-_NOT_OF_THE_KIND = {*_IMPLEMENTATION, "maximize", "initial_lr"}
+_NOT_OF_THE_KIND = {*IMPLEMENTATION, "maximize", "initial_lr"}
 """Options of a group that do not distinguish kinds of optimizers."""
 _NEW = {"decoupled_weight_decay"}
 """Options that older versions of PyTorch lack."""
 _OF_THE_KIND = {"decoupled_weight_decay", "amsgrad", "centered"}
 """Options that select another algorithm (AdamW instead of Adam), or need additional state."""
-_SCHEDULED = {"momentum", "betas"}
-"""Options that a schedule may change besides the learning rate."""
 _PLACEHOLDER = re.compile(r"#\d+")
 """The placeholder name of a parameter that is not in the module."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupChanges:
-    """How the options of one group of parameters differ between the checkpoint's script and this one."""
-
-    label: str
-    """The group in messages, named by its first parameter or its number."""
-
-    sources: tuple[int, ...]
-    """The numbers of the saved groups that its parameters come from."""
-
-    begin: dict[str, Any]
-    """The initial options in the checkpoint's script."""
-
-    saved: dict[str, Any]
-    """The options of the checkpoint to compare with this script's."""
-
-    changed: frozenset[str]
-    """The options that this script has changed."""
-
-    unlike: frozenset[str]
-    """The options that differ among the saved groups."""
-
-    moves_rates: bool
-    """Whether a schedule computes from one of the changed options."""
-
-    @property
-    def taken(self) -> frozenset[str]:
-        """The options that this script's own replace, under ``on_change="take"``."""
-        return frozenset({*self.saved, "lr"}) if self.unlike else self.changed
-
-    def told(self, own: Mapping[str, Any]) -> list[str]:
-        """Describe the changes for people. `own` has the initial options of this script."""
-        names = set(self.changed)
-        if "initial_lr" in names:
-            names -= {"lr"}
-        if "max_momentum" in names:
-            names -= _SCHEDULED
-        changes = [
-            change(f"{'lr' if name == 'initial_lr' else name}{self.label}", self.saved[name], own[name])
-            for name in sorted(names - self.unlike)
-        ]
-        return [self.told_unlike(), *changes] if self.unlike else changes
-
-    def told_unlike(self) -> str:
-        """Describe for people the options that differ among the saved groups."""
-        return (
-            f"the parameters{self.label} come from {len(self.sources)} groups of the checkpoint's script, which differ "
-            f"in {shown_names(sorted(self.unlike))}"
-        )
 
 
 class NamedOptimizer:
@@ -292,46 +239,10 @@ class NamedOptimizer:
         return {**plain, "state": moments, "param_groups": groups}
 
     def _compare(self, state: Mapping[str, Any]) -> list[GroupChanges]:
-        """Compare the initial options of both scripts, group by group."""
-        found, groups = [], state["param_groups"]
-        scripts = state.get(SCRIPT_OPTIONS, [None] * len(groups))
-        own_options, own_names = self.script_options(), self._group_names()
-        for number, (sources, own, names) in enumerate(zip(self._sources(state), own_options, own_names, strict=True)):
-            begins = [scripts[source] or _approximate(group_options(groups[source]), own) for source in sources]
-            saved = _comparable(begins[0], groups[sources[0]], own)
-            changed = {name for name in saved if not same(saved[name], own[name])}
-            if "initial_lr" in saved and "initial_lr" not in changed:
-                changed -= {"lr"}  # a schedule computes it, and schedules are compared separately
-            unlike = {
-                name
-                for name in saved
-                for source, begin in zip(sources, begins, strict=True)
-                if not same(begin.get(name), begins[0][name])
-                or not same(groups[source].get(name), groups[sources[0]].get(name))
-            }
-            found.append(
-                GroupChanges(
-                    label="" if len(groups) == 1 else f" of the group of {names[0] if names else number}",
-                    sources=sources,
-                    begin={name: value for name, value in begins[0].items() if name not in _IMPLEMENTATION},
-                    saved=saved,
-                    changed=frozenset(changed),
-                    unlike=frozenset(unlike),
-                    moves_rates=bool(unlike)
-                    or any(
-                        name in RATE_OPTIONS or not same(groups[sources[0]].get(name), saved[name]) for name in changed
-                    ),
-                )
-            )
-        return found
+        return compare(state, self.script_options(), names=self._group_names(), sources=self._sources(state))
 
     def _told(self) -> list[str]:
         return [text for own, each in zip(self.script_options(), self.changes, strict=True) for text in each.told(own)]
-
-
-def group_options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a group's options, without its parameters."""
-    return {name: copied(value) for name, value in group.items() if name not in ("params", NAMES, DTYPES)}
 
 
 def keep_strides(states: Mapping[Any, Any]) -> None:
@@ -413,24 +324,3 @@ def _names(state: Mapping[str, Any]) -> list[list[str]] | None:
     if any(each is None for each in names):
         return None
     return [[plain_name(name) for name in each] for each in names]
-
-
-def _approximate(saved: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Estimate the initial options of a script for a checkpoint of an older version, which lacks them.
-
-    `saved` has the options at the checkpoint's step, and is changed in place. `own` has this script's initial options.
-    """
-    if "initial_lr" in saved and "initial_lr" in own:
-        moved = _SCHEDULED | ({"lr"} if same(saved["initial_lr"], own["initial_lr"]) else set())
-        saved |= {name: own[name] for name in moved & set(saved) & set(own)}
-    return saved
-
-
-def _comparable(begin: Mapping[str, Any], saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a saved group to compare with this script's initial options, `own`."""
-    # The initial options of the checkpoint's script, except those that its schedule changed and no schedule of this
-    # script does: these as they were at the checkpoint's step.
-    left = {"lr"} if "initial_lr" in begin and "initial_lr" not in own else set()
-    left |= _SCHEDULED if "max_momentum" in begin and "max_momentum" not in own else set()
-    names = set(begin) & set(own) - _IMPLEMENTATION
-    return {name: saved[name] if name in left else begin[name] for name in names}

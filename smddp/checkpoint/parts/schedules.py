@@ -20,7 +20,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from smddp.checkpoint.parts.optimizers import RATE_OPTIONS, NamedOptimizer, group_options
+from smddp.checkpoint.parts.optimizer_options import RATE_OPTIONS, group_options
+from smddp.checkpoint.parts.optimizers import NamedOptimizer
 from smddp.checkpoint.parts.schedule_options import (
     RATES,
     Differences,

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from smddp.checkpoint.parts.optimizers import DTYPES, NAMES, NamedOptimizer
+from smddp.checkpoint.parts.optimizer_options import DTYPES, NAMES
+from smddp.checkpoint.parts.optimizers import NamedOptimizer
 from smddp.checkpoint.parts.script_options import OnChange
 from smddp.distributed import Ranks
 

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, Generic, TypeVar
 
 from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
-from smddp.checkpoint.save.commit import RankSaver, SaveFailedError
+from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
 from smddp.display_text import as_size, shown_path
 from smddp.errors import CheckpointError
 

@@ -10,7 +10,7 @@ import pytest
 
 from estimators.hosts.failure import Exit, algorithm_error, loss_of_hosts, tells_outcome
 from estimators.hosts.opt_ml_tree import HostTree
-from smddp.job.failure_report import LIMIT
+from smddp.failure.report import LIMIT
 
 LOST = Exit(code=137, lost="its container was killed from outside")
 

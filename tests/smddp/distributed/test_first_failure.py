@@ -11,7 +11,7 @@ from smddp.cluster import Cluster
 from smddp.distributed import FirstFailure, Membership, first_failure, is_communication_error
 from smddp.distributed.ranks import PeerFailedError
 from smddp.distributed.store import connect
-from smddp.job.host_memory import HostMemory
+from smddp.failure import HostMemory
 
 
 def unexpected(report: str) -> None:

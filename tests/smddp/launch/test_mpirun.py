@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from smddp.errors import DistributedError
-from smddp.job.host_memory import HostMemory
+from smddp.failure import HostMemory
 from smddp.launch import mpirun
 from smddp.launch.mpirun import launch, mpirun_command
 

@@ -20,7 +20,7 @@ import pytest
 from smddp import Job
 from smddp.distributed import FirstFailure, current_membership, leave
 from smddp.errors import CheckpointError, JobError
-from smddp.job import failure_report
+from smddp.failure import report_file
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training.active_runs import active_runs
@@ -144,7 +144,7 @@ def test_a_rank_that_succeeds_leaves_the_failure_of_another(failure_file: Path) 
     failure_file.write_text("of yesterday")
 
     def main(job: Job) -> None:
-        failure_report.record(job.output_dir, "of rank 1, just now")
+        report_file.record(job.output_dir, "of rank 1, just now")
 
     assert code_of(main) == 0
     assert failure_file.read_text() == "of rank 1, just now"

@@ -21,7 +21,8 @@ from smddp.job import Job
 from smddp.metrics import CsvFile, Status, TrackedRun, Tracker
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.preemption import Stopped, stop_signal
-from smddp.training.active_runs import Progress, active_runs
+from smddp.training.active_runs import active_runs
+from smddp.training.progress import Progress
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,8 @@ from smddp.goodput import PartClock
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
 from smddp.training import stop_deadline
-from smddp.training.active_runs import Progress, active_runs
+from smddp.training.active_runs import active_runs
+from smddp.training.progress import Progress
 from smddp.training.save_schedule import Pause
 from smddp.training.training_parts import TrainingParts
 from smddp.training.training_run import TrainingRun

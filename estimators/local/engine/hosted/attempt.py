@@ -16,7 +16,7 @@ from estimators.local.engine.hosted.logs import HostLog
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.record import HostedRecord, Request_co
 from estimators.local.engine.hosted.states import Ending
-from estimators.local.engine.hosts import Host
+from estimators.local.engine.instance_groups import Host
 from estimators.local.engine.transfers.folder_sync import FolderSync
 from estimators.local.executors import HostCluster, HostProcess, HostSpec
 

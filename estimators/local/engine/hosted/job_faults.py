@@ -15,7 +15,7 @@ from estimators.local.chaos import Chaos, JobFault, LoseHost, NoCapacity, Reclai
 from estimators.local.engine.errors import ApiError, FailedJobError
 from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.hosted.request import Preferences
-from estimators.local.engine.hosts import InstanceGroup
+from estimators.local.engine.instance_groups import InstanceGroup
 from estimators.metric_definition import MetricDefinition, pieces, regex_of_line
 
 CAPACITY_ERROR = (

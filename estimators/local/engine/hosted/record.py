@@ -27,7 +27,7 @@ from estimators.local.engine.hosted import states
 from estimators.local.engine.hosted.metrics import Metrics
 from estimators.local.engine.hosted.request import HostedRequest
 from estimators.local.engine.hosted.states import Ending, JobProgress, StoppedError, TimeLimits
-from estimators.local.engine.hosts import InstanceGroup
+from estimators.local.engine.instance_groups import InstanceGroup
 from estimators.local.engine.records import JobRecord
 
 KILLED = "InternalServerError: The local platform ended while the job ran, and a new one has taken over."

@@ -13,7 +13,7 @@ from typing import Any
 
 from estimators.local.chaos import TAG, JobFault, LoseHost, NoCapacity, Reclaim, parse, require_job_faults
 from estimators.local.engine.errors import invalid
-from estimators.local.engine.hosts import InstanceGroup, name_hosts
+from estimators.local.engine.instance_groups import InstanceGroup, name_hosts
 from estimators.local.engine.transfers.channels import InputChannel
 from estimators.local.engine.transfers.objects import S3Uri
 from estimators.metric_definition import MetricDefinition

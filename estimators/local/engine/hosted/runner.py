@@ -29,7 +29,7 @@ from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.record import KILLED, HostedRecord, Request_co
 from estimators.local.engine.hosted.request import Rule, only_recorded
 from estimators.local.engine.hosted.states import IN_VAIN, Ending, StoppedError
-from estimators.local.engine.hosts import Host, InstanceGroup, name_hosts
+from estimators.local.engine.instance_groups import Host, InstanceGroup, name_hosts
 from estimators.local.engine.transfers.folder_sync import FolderSync, SyncedFolder
 from estimators.local.engine.transfers.host_channels import HostInputs
 from estimators.local.engine.transfers.objects import CancelledError
@@ -40,7 +40,7 @@ from estimators.local.executors import (
     HostCluster,
     HostStartError,
 )
-from smddp.job.failure_report import within_limit
+from smddp.failure import within_limit
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from estimators.local.engine.hosted.request import (
     refuse_unsupported,
     require_path,
 )
-from estimators.local.engine.hosts import HOMOGENEOUS, InstanceGroup
+from estimators.local.engine.instance_groups import HOMOGENEOUS, InstanceGroup
 from estimators.local.engine.records import read_tags
 from estimators.local.engine.transfers.channels import InputChannel
 from estimators.local.engine.transfers.folder_sync import SyncedFolder

@@ -17,13 +17,13 @@ from estimators.local.engine.hosted.attempt import resource_config
 from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.request import ML_ROOT
 from estimators.local.engine.hosted.runner import HostedRunner
-from estimators.local.engine.hosts import Host
+from estimators.local.engine.instance_groups import Host
 from estimators.local.engine.processing.record import ProcessingRecord
 from estimators.local.engine.processing.request import RULES, ProcessingRequest
 from estimators.local.engine.transfers.folder_sync import FolderSync
 from estimators.local.engine.transfers.objects import require_writable
 from estimators.local.executors import HostCluster, inherited_environment
-from smddp.container.job_environment import activated
+from smddp.container.virtual_environment import activated
 
 _MESSAGE = PurePath("output", "message")
 _LIMIT_BYTES = 1024
@@ -150,7 +150,7 @@ _PIP = '#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n'
 def _make_python_environment(python: str, root: Path) -> None:
     """Make a virtual environment in a host's tree that sees all packages of the Python that runs the hosts."""
     directory, programs = root / _DIRECTORY, root / _DIRECTORY / "bin"
-    command = [python, "-m", "smddp.container.job_environment", str(directory)]
+    command = [python, "-m", "smddp.container.virtual_environment", str(directory)]
     subprocess.run(command, check=True, env=inherited_environment(python, hosts=1))
     for name in ("pip", "pip3"):
         program = programs / name

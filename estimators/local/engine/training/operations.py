@@ -7,8 +7,8 @@ from typing import Any
 
 from estimators.local.engine.errors import invalid
 from estimators.local.engine.experiments import Experiments, JobToTrack
+from estimators.local.engine.hosted.jobs_of_kind import HostedRecords
 from estimators.local.engine.hosted.platform import Platform
-from estimators.local.engine.hosted.records import HostedRecords
 from estimators.local.engine.listing import list_jobs
 from estimators.local.engine.training.record import TrainingRecord
 from estimators.local.engine.training.request import TrainingRequest

@@ -9,7 +9,7 @@ from typing import Any
 from estimators.local.engine.hosted.logs import TRAINING_JOBS
 from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.hosted.states import JobProgress
-from estimators.local.engine.hosts import InstanceGroup
+from estimators.local.engine.instance_groups import InstanceGroup
 from estimators.local.engine.records import RecordKind
 from estimators.local.engine.training.request import DEFAULT_CHECKPOINT_PATH, TrainingRequest
 from estimators.local.engine.transfers.artifacts import model_uri

@@ -15,7 +15,7 @@ from estimators.local.engine.hosted.platform import Platform
 from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.hosted.runner import HostedRunner
 from estimators.local.engine.hosted.states import Ending, HostLossLimit
-from estimators.local.engine.hosts import Host
+from estimators.local.engine.instance_groups import Host
 from estimators.local.engine.training.request import RULES, TrainingRequest
 from estimators.local.engine.transfers.artifacts import upload_model, upload_output
 from estimators.local.engine.transfers.folder_sync import CheckpointSync, FolderSync, SyncedFolder

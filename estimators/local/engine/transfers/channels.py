@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.hosts import Host
+from estimators.local.engine.instance_groups import Host
 from estimators.local.engine.transfers.objects import S3Uri, download, explaining, list_objects
 
 if TYPE_CHECKING:

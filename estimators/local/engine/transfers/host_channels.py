@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.hosts import Host
+from estimators.local.engine.instance_groups import Host
 from estimators.local.engine.transfers.channels import InputChannel, fetch_all, plan_channel, receivers
 from estimators.local.engine.transfers.pipes import Pipes
 

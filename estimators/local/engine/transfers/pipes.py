@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.hosts import Host
+from estimators.local.engine.instance_groups import Host
 from estimators.local.engine.transfers.channels import InputChannel, channel_files, receivers, share_out
 from estimators.local.engine.transfers.objects import S3Uri, explaining, read_object
 from smddp.display_text import shown_names

@@ -19,7 +19,7 @@ from smddp.checkpoint.save.attempt import Moment, SaveReport
 from smddp.checkpoint.save.background_saves import BackgroundSaves, BackgroundTask
 
 if TYPE_CHECKING:
-    from smddp.checkpoint.save.commit import RankSaver
+    from smddp.checkpoint.save.rank_saver import RankSaver
 
 
 def test_it_works_beside_the_caller_and_gives_the_result_once() -> None:

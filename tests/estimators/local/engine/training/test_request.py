@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine import ApiError
-from estimators.local.engine.hosts import InstanceGroup
+from estimators.local.engine.instance_groups import InstanceGroup
 from estimators.local.engine.training.request import TrainingRequest
 
 REQUEST: dict[str, Any] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from estimators.local.engine.hosted.request import LocalFiles
-from estimators.local.engine.hosts import name_hosts
+from estimators.local.engine.instance_groups import name_hosts
 from estimators.local.engine.training.request import TrainingRequest
 from estimators.local.engine.training.runner import lay_out
 from estimators.local.executors import ClusterSpec, ProcessExecutor

@@ -12,7 +12,7 @@ import pytest
 from urllib3.exceptions import SSLError
 
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.hosts import InstanceGroup, name_hosts
+from estimators.local.engine.instance_groups import InstanceGroup, name_hosts
 from estimators.local.engine.transfers.channels import fetch_all, plan_channel, relative_path
 from estimators.local.engine.transfers.objects import CancelledError
 from tests.estimators.local.engine.transfers.breaking_s3 import Breaking

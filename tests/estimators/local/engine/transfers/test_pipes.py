@@ -17,7 +17,7 @@ import pytest
 
 from estimators.hosts.opt_ml_tree import HostTree
 from estimators.local.engine.errors import FailedJobError
-from estimators.local.engine.hosts import InstanceGroup, name_hosts
+from estimators.local.engine.instance_groups import InstanceGroup, name_hosts
 from estimators.local.engine.transfers import objects
 from estimators.local.engine.transfers import pipes as module
 from estimators.local.engine.transfers.pipes import Pipes

@@ -1,9 +1,9 @@
-"""Composes the report of a failure: the file ``output/failure``, whose first 1024 characters SageMaker shows.
+"""Composes the report of a failure, in the 1024 characters that SageMaker shows of ``output/failure``.
 
 The report of an exception has its type and message, the rank and host, its cause, and the user's own frames of the
 traceback. The report of a program that wrote none has its exit code and the error it printed. All such texts are
-composed here; other modules only write or show them. ``smddp.distributed.first_failure`` chooses the rank whose report
-counts when several fail.
+composed here; other modules only write them (`report_file`) or show them. ``smddp.distributed.first_failure`` chooses
+the rank whose report counts when several fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,16 +20,15 @@ from pathlib import Path
 
 from smddp.cluster import Cluster, without_run_variables
 from smddp.display_text import encodable, shortened
+from smddp.failure.host_memory import LIKELY_CAUSES, HostMemory, describe_full_shared_memory
+from smddp.failure.printed_error import PrintedError, find_error, hint, last_lines
+from smddp.failure.stack_frames import PACKAGE_PATH, frame_line, frame_lines, telling_frames
 from smddp.job.distribution_names import distributions_of, missing_module, without_index
-from smddp.job.host_memory import LIKELY_CAUSES, HostMemory, describe_full_shared_memory
 from smddp.job.job import is_on_sagemaker
-from smddp.job.printed_error import PrintedError, find_error, hint, last_lines
-from smddp.job.stack_frames import PACKAGE_PATH, frame_line, frame_lines, telling_frames
 
 LIMIT = 1024
 """Characters of the failure file that SageMaker shows as FailureReason (a limit of DescribeTrainingJob)."""
 
-_END_BYTES = 4 * LIMIT  # the maximum bytes of LIMIT characters in UTF-8
 _MESSAGE_LIMIT = 600
 _CAUSE_LIMIT = 160
 _MOST_HELD = 2
@@ -49,7 +47,7 @@ _MOST_LAST_LINES = 400
 """Characters of the last lines of a process that was killed."""
 
 
-def describe(error: BaseException, cluster: Cluster | None, memory: HostMemory | None = None) -> str:
+def describe_error(error: BaseException, cluster: Cluster | None, memory: HostMemory | None = None) -> str:
     """Return the failure in at most 1024 characters: message, rank and host, causes, frames with the innermost last.
 
     A long report loses the middle frames first, then the middle of the message. ``cluster`` is None if the rank is
@@ -169,59 +167,6 @@ def within_limit(text: str, suffix: str = "") -> str:
     """Return ``text`` and ``suffix`` within `LIMIT` characters, cutting the middle of the text."""
     text, suffix = encodable(text), encodable(suffix)
     return shortened(text, LIMIT - len(suffix)) + suffix
-
-
-def record(output_dir: Path, report: str) -> None:
-    """Write the first 1024 characters of a report to ``failure`` in the output directory, atomically."""
-    write(output_dir / "failure", report[:LIMIT])
-
-
-def write(file: Path, text: str) -> None:
-    """Write a file, and its directory if absent, atomically."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)  # it still exists if the disk is full
-
-
-def renew(output_dir: Path, report: str) -> bool:
-    """Give the current report a new mark if it begins with this one; return whether it does."""
-    file = output_dir / "failure"
-    try:
-        if find(output_dir) is None or not read(file).startswith(report):
-            return False
-        os.utime(file)
-    except OSError:
-        return False
-    return True
-
-
-def read(file: Path) -> str:
-    """Return a report file that any program may have written, a long one cut in its middle. May raise OSError."""
-    with file.open("rb") as content:
-        text = content.read(2 * _END_BYTES)
-        if (size := os.fstat(content.fileno()).st_size) > len(text):
-            content.seek(size - _END_BYTES)
-            text = text[:_END_BYTES] + content.read(_END_BYTES)
-    return text.decode("utf-8", "replace").strip()
-
-
-def find(output_dir: Path) -> tuple[int, int] | None:
-    """Return a mark that identifies the current report file; None if absent."""
-    try:
-        found = (output_dir / "failure").stat()
-    except OSError:
-        return None
-    return (found.st_ino, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
-
-
-def forget(output_dir: Path, earlier: tuple[int, int] | None) -> None:
-    """Remove an earlier attempt's report if `find` still returns ``earlier``; another rank may have failed since."""
-    if earlier is not None and find(output_dir) == earlier:
-        (output_dir / "failure").unlink(missing_ok=True)
 
 
 def _lost_worker(error: BaseException, memory: HostMemory | None) -> str | None:

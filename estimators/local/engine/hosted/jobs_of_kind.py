@@ -13,7 +13,7 @@ from estimators.local.engine.hosted.record import HostedRecord
 from estimators.local.engine.hosted.request import HostedRequest
 from estimators.local.engine.hosted.runner import HostedRunner
 from estimators.local.engine.records import JobRecords, RecordStore, StoredLine
-from smddp.job.failure_report import within_limit
+from smddp.failure import within_limit
 
 Job = TypeVar("Job", bound="HostedRecord[HostedRequest]")
 

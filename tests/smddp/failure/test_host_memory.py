@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from smddp.job import host_memory
-from smddp.job.host_memory import HostMemory, describe_full_shared_memory
+from smddp.failure import host_memory
+from smddp.failure.host_memory import HostMemory, describe_full_shared_memory
 
 VERSION_2 = ("0::/job", "1 0 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "sys/fs/cgroup/job", "memory.events")
 VERSION_1 = (

@@ -1,4 +1,4 @@
-"""The hosts of a job: their names and groups."""
+"""The instance groups of a job, and the hosts in them, numbered over all groups."""
 
 from __future__ import annotations
 

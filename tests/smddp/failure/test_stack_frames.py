@@ -5,7 +5,7 @@ import threading
 import time
 import traceback
 
-from smddp.job.stack_frames import thread_traceback
+from smddp.failure.stack_frames import thread_traceback
 
 
 def test_a_thread_in_a_jump_of_a_loop_has_the_line_before_it() -> None:

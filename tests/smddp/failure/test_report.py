@@ -1,5 +1,4 @@
 import builtins
-import errno
 import linecache
 import os
 import re
@@ -14,20 +13,16 @@ from hypothesis import strategies as st
 
 from smddp.cluster import OF_RUN_DIRECTORY, Cluster
 from smddp.errors import CheckpointError
-from smddp.job import Channels
-from smddp.job.failure_report import (
+from smddp.failure.report import (
     LIMIT,
-    describe,
+    describe_error,
     describe_exit,
     describe_rank_exit,
-    find,
     find_printed,
-    forget,
-    read,
-    record,
-    renew,
     within_limit,
 )
+from smddp.failure.report_file import record
+from smddp.job import Channels
 
 
 def rank(number: int, of: int = 4) -> Cluster:
@@ -62,25 +57,25 @@ def train() -> None:
 
 
 def test_tells_type_message_rank_host_and_the_users_frames_innermost_last() -> None:
-    report = describe(raised(train), rank(2))
+    report = describe_error(raised(train), rank(2))
 
     first, *frames = report.splitlines()
     assert first == "ValueError: label 12 is not in 0..9 (rank 2 of 4 on algo-3)"
     assert frames[-2].endswith("train: load_labels()")
     assert frames[-1].endswith('load_labels: raise ValueError("label 12 is not in 0..9")')
-    assert "job/test_failure_report.py" in frames[-1]
+    assert "failure/test_report.py" in frames[-1]
 
 
 def test_a_failure_before_the_rank_is_known_is_told_too() -> None:
-    assert describe(raised(train), None).startswith("ValueError: label 12 is not in 0..9\n")
+    assert describe_error(raised(train), None).startswith("ValueError: label 12 is not in 0..9\n")
 
 
 def test_library_frames_are_left_out_except_the_innermost() -> None:
     import json
 
-    report = describe(raised(lambda: json.loads("{")), rank(0))
+    report = describe_error(raised(lambda: json.loads("{")), rank(0))
 
-    assert "<lambda>: report = describe" in report
+    assert "<lambda>: report = describe_error" in report
     assert "loads" not in report.replace("json.loads", "")
     assert "json/decoder.py" in report.splitlines()[-1]
 
@@ -111,14 +106,14 @@ def test_a_broken_connection_between_torchs_loader_and_a_worker_is_a_lost_worker
             text = "def below(call=above): call()"
         names["below"]()
 
-    assert ("A DataLoader worker ended while" in describe(raised(fail), rank(1))) is is_of_worker
+    assert ("A DataLoader worker ended while" in describe_error(raised(fail), rank(1))) is is_of_worker
 
 
 def test_a_check_of_ours_is_not_where_the_fault_lies() -> None:
     def asks_for_a_channel() -> None:
         Channels(training=Path("/data"))["trian"]
 
-    told = describe(raised(asks_for_a_channel), rank(0))
+    told = describe_error(raised(asks_for_a_channel), rank(0))
     assert "There is no channel 'trian'" in told
     assert told.splitlines()[-1].endswith('Channels(training=Path("/data"))["trian"]')
 
@@ -131,9 +126,9 @@ def test_before_the_script_begins_a_refusal_stands_alone_and_a_defect_names_its_
         return error
 
     refused = innermost(raised(lambda: Channels(training=Path("/data"))["trian"]))
-    assert ".py:" not in describe(refused, rank(0))
+    assert ".py:" not in describe_error(refused, rank(0))
     defect = innermost(raised(lambda: within_limit(None)))  # type: ignore[arg-type]
-    assert "display_text.py:" in describe(defect, rank(0))
+    assert "display_text.py:" in describe_error(defect, rank(0))
 
 
 def test_the_first_cause_is_told() -> None:
@@ -143,7 +138,7 @@ def test_the_first_cause_is_told() -> None:
         except ValueError as error:
             raise RuntimeError("could not prepare the data") from error
 
-    report = describe(raised(outer), rank(0))
+    report = describe_error(raised(outer), rank(0))
 
     assert report.startswith("RuntimeError: could not prepare the data")
     assert "caused by ValueError: label 12 is not in 0..9" in report
@@ -157,7 +152,7 @@ def test_a_cause_that_the_message_quotes_is_not_told_again() -> None:
         except ValueError as error:
             raise RuntimeError(f"the data are refused: {error}") from error
 
-    report = describe(raised(outer), rank(0))
+    report = describe_error(raised(outer), rank(0))
 
     assert "caused by" not in report
     assert "load_labels: raise ValueError" in report.splitlines()[-1]
@@ -170,7 +165,7 @@ def test_a_cause_that_was_suppressed_is_not_told() -> None:
         except ValueError:
             raise RuntimeError("clean") from None
 
-    assert "caused by" not in describe(raised(outer), rank(0))
+    assert "caused by" not in describe_error(raised(outer), rank(0))
 
 
 def test_deep_recursion_keeps_the_message_and_the_innermost_frames() -> None:
@@ -179,7 +174,7 @@ def test_deep_recursion_keeps_the_message_and_the_innermost_frames() -> None:
             raise KeyError("the deepest point")
         recurse(depth - 1)
 
-    report = describe(raised(lambda: recurse(300)), rank(0))
+    report = describe_error(raised(lambda: recurse(300)), rank(0))
 
     assert len(report) <= LIMIT
     assert report.startswith("KeyError: 'the deepest point' (rank 0")
@@ -191,7 +186,7 @@ def test_a_huge_message_keeps_its_beginning_its_end_the_rank_and_the_innermost_f
     def fail() -> None:
         raise RuntimeError("BEGIN " + "x" * 100_000 + " END")
 
-    report = describe(raised(fail), rank(1))
+    report = describe_error(raised(fail), rank(1))
 
     assert len(report) <= LIMIT
     assert report.startswith("RuntimeError: BEGIN")
@@ -201,7 +196,9 @@ def test_a_huge_message_keeps_its_beginning_its_end_the_rank_and_the_innermost_f
 
 def test_a_name_is_told_whole_or_not_at_all() -> None:
     names = [f"base_model.model.layers.{number}.attention.query.lora_A.default.weight" for number in range(24)]
-    (told,) = describe(CheckpointError(f"it is of another model: 24 missing: {', '.join(names)}"), rank(1)).splitlines()
+    (told,) = describe_error(
+        CheckpointError(f"it is of another model: 24 missing: {', '.join(names)}"), rank(1)
+    ).splitlines()
     assert " ... " in told
     shown = re.findall(r"[\w.]*(?:layers|weight|lora)[\w.]*", told)
     assert len(shown) > 4
@@ -217,14 +214,14 @@ def test_an_exception_that_cannot_be_printed_is_told_all_the_same() -> None:
     def fail() -> None:
         raise BrokenError
 
-    assert "BrokenError" in describe(raised(fail), rank(0))
+    assert "BrokenError" in describe_error(raised(fail), rank(0))
 
 
 def test_a_source_line_of_any_length_fits() -> None:
     code = "x = '" + "a" * 10_000 + "' + undefined_name"
     linecache.cache["/made/up.py"] = (len(code), None, [code], "/made/up.py")
 
-    report = describe(raised(lambda: exec(compile(code, "/made/up.py", "exec"), {})), rank(0))
+    report = describe_error(raised(lambda: exec(compile(code, "/made/up.py", "exec"), {})), rank(0))
 
     assert len(report) <= LIMIT
     assert report.startswith("NameError: name 'undefined_name' is not defined")
@@ -235,7 +232,7 @@ def test_frames_in_files_with_long_names_fit() -> None:
     name = f"/{'d' * 250}/{'f' * 250}.py"
     code = compile("def f(n):\n    1 / 0 if n == 0 else f(n - 1)\nf(3)", name, "exec")
 
-    report = describe(raised(lambda: exec(code, {})), rank(0))
+    report = describe_error(raised(lambda: exec(code, {})), rank(0))
 
     assert len(report) <= LIMIT
     assert report.splitlines()[-1].startswith("  ddd")
@@ -249,7 +246,7 @@ def test_no_message_and_no_depth_breaks_the_limit_or_the_encoding(message: str, 
             raise ValueError(message)
         recurse(left - 1)
 
-    report = describe(raised(lambda: recurse(depth)), rank(0))
+    report = describe_error(raised(lambda: recurse(depth)), rank(0))
 
     assert len(report) <= LIMIT
     assert report.encode("utf-8").decode() == report
@@ -260,7 +257,7 @@ def test_lone_surrogates_are_written_as_escapes(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError("no file \udcff")
 
-    record(tmp_path, describe(raised(fail), rank(0)))
+    record(tmp_path, describe_error(raised(fail), rank(0)))
 
     assert "no file \\udcff" in (tmp_path / "failure").read_text(encoding="utf-8")
 
@@ -268,42 +265,19 @@ def test_lone_surrogates_are_written_as_escapes(tmp_path: Path) -> None:
 def test_names_the_machine_where_the_launcher_names_no_hosts() -> None:
     made_up = {"hosts": "default: torchrun names no hosts"}
     several = replace(rank(1), hosts=("node-0", "node-1", "node-2", "node-3"), sources=made_up)
-    assert f"(rank 1 of 4 on {socket.gethostname()})" in describe(raised(load_labels), several)
+    assert f"(rank 1 of 4 on {socket.gethostname()})" in describe_error(raised(load_labels), several)
     alone = replace(rank(0, 1), hosts=("localhost",), sources=made_up)
-    assert "(rank 0 of 1 on localhost)" in describe(raised(load_labels), alone)
-
-
-def test_a_full_disk_leaves_no_part_of_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", fill)
-    with pytest.raises(OSError, match="No space"):
-        record(tmp_path, "the reason")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_file_is_whole_replaces_an_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
-    record(tmp_path / "output", "first")
-    record(tmp_path / "output", "second: ü")
-
-    assert (tmp_path / "output" / "failure").read_text(encoding="utf-8") == "second: ü"
-    assert [entry.name for entry in (tmp_path / "output").iterdir()] == ["failure"]
-
-    found = find(tmp_path / "output")
-    forget(tmp_path / "output", found)
-    forget(tmp_path / "output", found)
-    assert not list((tmp_path / "output").iterdir())
+    assert "(rank 0 of 1 on localhost)" in describe_error(raised(load_labels), alone)
 
 
 def test_an_error_without_a_traceback_is_told_by_its_message() -> None:
-    assert describe(ValueError("never raised"), rank(0)) == "ValueError: never raised (rank 0 of 4 on algo-1)"
+    assert describe_error(ValueError("never raised"), rank(0)) == "ValueError: never raised (rank 0 of 4 on algo-1)"
 
 
 def test_a_syntax_error_of_the_script_is_told(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def f(:\n")
     error = raised(lambda: compile((tmp_path / "broken.py").read_text(), "broken.py", "exec"))
-    assert "SyntaxError: invalid syntax" in describe(error, rank(0))
+    assert "SyntaxError: invalid syntax" in describe_error(error, rank(0))
 
 
 if sys.version_info >= (3, 11):
@@ -311,26 +285,12 @@ if sys.version_info >= (3, 11):
     def test_notes_are_part_of_the_message() -> None:
         error = raised(train)
         error.add_note("in file data.csv, line 7")
-        assert "in file data.csv, line 7" in describe(error, rank(0))
+        assert "in file data.csv, line 7" in describe_error(error, rank(0))
 
 
 def test_frames_without_source_are_named_by_file_and_line() -> None:
-    report = describe(raised(lambda: exec(compile("1 / 0", "/gone/script.py", "exec"), {})), rank(0))
+    report = describe_error(raised(lambda: exec(compile("1 / 0", "/gone/script.py", "exec"), {})), rank(0))
     assert report.splitlines()[-1] == "  gone/script.py:1 <module>"
-
-
-def test_what_is_read_of_a_long_report_is_its_beginning_and_its_end(tmp_path: Path) -> None:
-    file = tmp_path / "failure"
-    file.write_bytes(b"begins \xff" + b"\xf0\x9f\x98\x80" * 100_000 + b"ends\n")
-    text = read(file)
-    assert text.startswith("begins \ufffd" + "\U0001f600" * 1000)
-    assert text.endswith("\U0001f600" * 1000 + "ends")
-    assert len(text) < 3 * LIMIT
-
-
-def test_only_a_file_is_a_report(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "failure")  # who read it would wait for ever
-    assert find(tmp_path) is None
 
 
 def test_a_reason_that_fits_is_left_alone() -> None:
@@ -445,18 +405,8 @@ def test_what_an_exception_group_holds_is_told() -> None:
     group = getattr(builtins, "ExceptionGroup", None)
     if group is None:
         pytest.skip("no exception groups before Python 3.11")
-    report = describe(group("many", [ValueError("a"), group("inner", [TypeError("b")])]), rank(0))
+    report = describe_error(group("many", [ValueError("a"), group("inner", [TypeError("b")])]), rank(0))
     assert report.splitlines()[1:] == ["it holds ValueError: a", "it holds TypeError: b"]
-
-
-def test_a_report_that_begins_with_another_is_renewed_and_kept(tmp_path: Path) -> None:
-    record(tmp_path, "the reason\nand what followed")
-    os.utime(tmp_path / "failure", (0, 0))
-    earlier = find(tmp_path)
-    assert not renew(tmp_path, "and what followed") and find(tmp_path) == earlier
-    assert renew(tmp_path, "the reason") and find(tmp_path) != earlier
-    assert read(tmp_path / "failure") == "the reason\nand what followed"
-    assert not renew(tmp_path / "absent", "the reason")
 
 
 def test_a_missing_module_of_awss_images_is_never_to_be_installed_from_an_index(
@@ -467,7 +417,7 @@ def test_a_missing_module_of_awss_images_is_never_to_be_installed_from_an_index(
     def imports() -> None:
         raise ModuleNotFoundError("No module named 'smdistributed'")
 
-    told = describe(raised(imports), rank(1))
+    told = describe_error(raised(imports), rank(1))
     assert "Only AWS's images for it have it" in told
     assert "requirements.txt" not in told
     assert "pip install" not in told
@@ -516,7 +466,7 @@ def test_a_missing_module_names_the_package_to_add_unless_it_is_the_users_own(
 
     error = f"Traceback (most recent call last):\n  File 'train.py'\nModuleNotFoundError: No module named {module!r}\n"
     reports = [
-        describe(raised(imports), rank(1)),
+        describe_error(raised(imports), rank(1)),
         describe_exit("train.py", "algo-1", 1, error, many=False, code_dir=tmp_path),
         describe_rank_exit(1, rank=1, world_size=2, host="algo-1", tail=error),
     ]

@@ -1,8 +1,8 @@
-"""Names of a job's hosts."""
+"""The hosts of a job's instance groups."""
 
 from __future__ import annotations
 
-from estimators.local.engine.hosts import InstanceGroup, name_hosts
+from estimators.local.engine.instance_groups import InstanceGroup, name_hosts
 
 GROUPS = (
     InstanceGroup(name="gpu", instance_type="ml.g5.xlarge", count=2),

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from smddp.job import failure_report
-from smddp.job.printed_error import PrintedError, find_error, hint
+from smddp.failure.printed_error import PrintedError, find_error, hint
+from smddp.failure.report import describe_error
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    main()\n'
 BROKEN = TRACEBACK + "ValueError: the data is broken\n"
@@ -161,7 +161,7 @@ def test_nccls_watchdog_is_told_and_what_it_means() -> None:
 def test_cuda_without_a_gpu_is_told_with_the_remedy() -> None:
     with pytest.raises((AssertionError, RuntimeError)) as raised:
         torch.zeros(1).cuda()
-    report = failure_report.describe(raised.value, None)
+    report = describe_error(raised.value, None)
     assert "trainer.device" in report.splitlines()[1]
     for said in (
         "RuntimeError: No CUDA GPUs are available",

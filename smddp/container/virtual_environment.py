@@ -1,6 +1,6 @@
 """The virtual environment of a job: it sees the packages of its interpreter, and keeps what the job installs.
 
-``python -m smddp.container.job_environment DIRECTORY`` makes one for the Python that runs it.
+``python -m smddp.container.virtual_environment DIRECTORY`` makes one for the Python that runs it.
 """
 
 from __future__ import annotations
