@@ -120,7 +120,7 @@ class Account:
 
 
 def read_account(store: Store) -> Account:
-    """Return the account of the run whose checkpoints are in the store, with no attempts if it has no ledger.
+    """Return the account of the run in the store; without a ledger, it has no attempts.
 
     Raise StoreError if the store can't be read.
     """

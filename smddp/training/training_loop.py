@@ -199,8 +199,8 @@ class TrainingLoop:
 
         A loader that ``loader`` did not make causes a warning, because its position is in no checkpoint. If an epoch
         ends within an optimizer step, by a ``break`` too, the step is taken with the micro-batches so far. Under
-        ``torch.no_grad``, batches are only moved. For an ``evaluation_loader``, a checkpoint comes first if it may
-        take long, and its end restores the random state.
+        ``torch.no_grad``, batches are only moved. A long pass over an ``evaluation_loader`` begins with a
+        checkpoint; after each pass the random state is restored.
 
         Raises:
             ValueError: A DataLoader would give all of the data to every rank; or the epoch has ended.
