@@ -40,20 +40,20 @@ class FitOptions:
 
 
 class Destination(Protocol):
-    """Where a job is brought."""
+    """Where `fit` sends or runs a job."""
 
     @property
     def checked_last(self) -> tuple[str, ...]:
-        """What `problems` looks at."""
+        """What `problems` checks, in words."""
 
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError if an option has no meaning here."""
 
     def problems(self, inputs: Any) -> Iterator[Problem]:
-        """Yield the problems of a job without errors that only a look at its data finds."""
+        """Yield the problems that need a look at the data. The job has no other errors."""
 
     def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
-        """Bring the job there. Raise EstimatorError, TrainingJobFailed or TrainingJobStopped as `fit` does."""
+        """Send or run the job. Raise EstimatorError, TrainingJobFailed or TrainingJobStopped as `fit` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class SageMaker:
 
     @property
     def checked_last(self) -> tuple[str, ...]:
-        """The places on S3: a job with errors sends no request for them."""
+        """The locations in S3: no request is sent for a job with other errors."""
         return ("the data and buckets on S3",)
 
     def check(self, options: FitOptions) -> None:
@@ -125,7 +125,7 @@ class _ThisMachine:
 
     @property
     def checked_last(self) -> tuple[str, ...]:
-        """Nothing."""
+        """Empty: `problems` checks nothing."""
         return ()
 
     def check(self, options: FitOptions) -> None:
@@ -136,7 +136,7 @@ class _ThisMachine:
 
         check_listener(options.on_event)
         raise EstimatorError(
-            "on_event is not told of jobs of instance_type='local'. Leave it out, or send the job to a LocalSageMaker."
+            "on_event gets nothing for instance_type='local'. Leave it out, or send the job to a LocalSageMaker."
         )
 
     def problems(self, inputs: Any) -> Iterator[Problem]:  # noqa: ARG002 - part of the interface
@@ -169,7 +169,7 @@ class SdkLocalMode(_ThisMachine):
     """Makes the SDK's own object for the job."""
 
     def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:  # noqa: ARG002
-        """Run the job to its end, as Amazon wrote it."""
+        """Run the job to its end, by the SDK's own code."""
         from estimators.job_handle.service import EndedLocalJob
 
         self._warn(options)
@@ -188,15 +188,15 @@ class PipelineStep:
 
     @property
     def checked_last(self) -> tuple[str, ...]:
-        """Nothing."""
+        """Empty: `problems` checks nothing."""
         return ()
 
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError for options about a rehearsal or events: `fit` starts no job here."""
         if options.on_event is not None or options.rehearses:
             raise EstimatorError(
-                "With a PipelineSession fit() trains nothing, so that there is nothing to rehearse, and no event. "
-                "Leave on_event and rehearse out; rehearse() of an Estimator with the values themselves does it."
+                "With a PipelineSession, fit() starts no job. Leave on_event and rehearse out; to rehearse, call "
+                "rehearse() of an Estimator without pipeline variables."
             )
 
     def problems(self, inputs: Any) -> Iterator[Problem]:  # noqa: ARG002 - part of the interface

@@ -158,7 +158,7 @@ def processes_per_host(distribution: Mapping[str, Any] | None) -> int | None:
 
 
 def check(distribution: Mapping[str, Any] | None) -> Iterator[Problem]:
-    """Yield what the SDK would silently drop or ignore."""
+    """Yield problems: invalid values, and what the SDK or the images ignore."""
     if distribution is not None and not isinstance(distribution, Mapping):
         found = f"is {distribution!r:.100}, of type {type(distribution).__name__}"
         yield error("distribution", found, f"Give a name ({', '.join(sorted(NAMES))}), or the SDK's dict.")
@@ -211,7 +211,7 @@ def _check_key(key: str, options: Any) -> Iterator[Problem]:
     if key == "mpi":
         count = options.get("processes_per_host", 1)
         if type(count) is not int or count < 1:
-            remedy = "Give a whole number, at least 1, or leave it out: then it is one a GPU, or one."
+            remedy = "Give a whole number, at least 1, or leave it out for one per GPU, or one."
             yield error(where, f"processes_per_host of mpi is {count!r}", remedy)
         elif "processes_per_host" in options and options.get("enabled") is False:
             remedy = f"For torchrun, give it as the hyperparameter {PROCESSES_PER_HOST}."

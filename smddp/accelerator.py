@@ -105,7 +105,7 @@ def peak_device_memory(device: torch.device) -> int | None:
 
 
 def usable_device_memory(device: torch.device) -> int | None:
-    """Return the bytes that are free for this process, and those that its tensors have; None if they are unknown."""
+    """Return the bytes free for this process plus those that PyTorch has reserved in it; None if unknown."""
     module = device_module(device.type)
     if not (hasattr(module, "mem_get_info") and hasattr(module, "memory_reserved")):
         return None

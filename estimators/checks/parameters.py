@@ -125,7 +125,7 @@ def _check_instance_type(parameter: str, name: Any) -> Iterator[Problem]:
 
 
 def check_mlflow(arguments: Arguments) -> Iterator[Problem]:
-    """Yield an mlflow_config that is not a valid structure."""
+    """Yield a problem if mlflow_config is not a valid structure."""
     given = arguments.get("mlflow_config")
     if given is not None and request_form(given, "MlflowConfig") is None:
         known = "mlflow_resource_arn, mlflow_experiment_name, mlflow_run_name"
@@ -179,7 +179,7 @@ def check_time(arguments: Arguments) -> Iterator[Problem]:
 def check_role(arguments: Arguments, configured_role: str | None) -> Iterator[Problem]:
     """Yield a missing role, or one that is neither an ARN nor a name; a local job needs none.
 
-    Of a name, the SDK asks IAM for the ARN.
+    The SDK asks IAM for the ARN of a name.
     """
     if is_local_mode(arguments):
         return
@@ -205,7 +205,7 @@ def check_data_parallel_library(arguments: Arguments, supported: tuple[str, ...]
         yield warning(
             "distribution",
             "SMDDP is only in AWS's images for P4d and P4de",
-            "With any other the ranks say that it is missing, and reduce over NCCL (GPUs) or gloo (CPUs).",
+            "With any other image, the ranks log that it is missing, and reduce over NCCL (GPUs) or gloo (CPUs).",
         )
         return
     groups = trained_groups(arguments)
@@ -297,7 +297,7 @@ def _check_metric(name: Any, regex: str) -> Iterator[Problem]:
             yield error("metric_definitions", f"{name}: {regex!r} is no regular expression: {fault}", "Correct it.")
         else:
             found = f"{name}: Python can't compile {regex!r}: {fault}"
-            yield warning("metric_definitions", found, "AWS reads it as Java does: look there whether it is right.")
+            yield warning("metric_definitions", found, "AWS reads it as a Java regex: check it in Java.")
         return
     if compiled.groups == 0:
         remedy = "Put parentheses around the number, as in 'loss=([0-9.]+)'."

@@ -23,12 +23,12 @@ _ML_ROOT = PurePosixPath("/opt/ml")
 _MOST_TURNS = 40
 """Limit of links followed for one name, the same as Linux's."""
 _MOST_SHOWN = 300
-"""Longest name in characters that a log line shows: a path has any length, and a reason needs room for more."""
+"""Limit of characters of a name in a log line: a path may have any length, and the reason must fit, too."""
 _MOST_SAID = 1000
 """Limit of paths in one host's log: a program can make new ones without end."""
 
 _MOST_OPEN = 64
-"""Limit of open directories on the way down. Going up further opens the way again from the top, once for as many
+"""Limit of open directories on the way down. Going up beyond them opens the way anew from the top, once for as many
 levels."""
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that identify a name without opening it for reading or writing, which may block or have side effects."""
@@ -214,7 +214,7 @@ class HostTree:
         return here
 
     def _turn(self, path: PurePath, here: int, name: str, passed: list[str]) -> list[str]:
-        """Return the components from the root to the target of ``..``, or of the link met last."""
+        """Return the components, from the root, of what ``..`` or the link ``name`` leads to."""
         if name == "..":
             if not passed:
                 raise LeadsOutError(path)
@@ -234,7 +234,7 @@ class HostTree:
 
 
 def walk(top: int, failed: Callable[[str, OSError], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield each entry below a directory that is not a directory: its path, and its own status, not a link target's.
+    """Yield each entry below a directory except directories: its path, and its own status, not a link target's.
 
     ``top`` is a descriptor of the directory. ``failed`` is called with each directory that can't be read, and the
     error.

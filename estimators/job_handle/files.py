@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _ADVICE = {
-    "AccessDenied": "allow s3:GetObject and s3:ListBucket to who asks; without the latter, S3 says this of an object "
-    "that is not there, too"
+    "AccessDenied": "allow this user s3:GetObject and s3:ListBucket; without the latter, S3 denies missing objects, too"
 }
 _LOOKS_AT_A_TIME = 16
 
@@ -72,12 +71,14 @@ def download(
 
 
 def _require_room(place: Path) -> None:
-    """Raise if a path is neither absent nor an empty directory."""
+    """Raise EstimatorError unless a path is absent or an empty directory."""
     if place.is_symlink() or place.exists():
         if not place.is_dir():
-            raise EstimatorError(f"{place} is no directory. Remove it, or give a directory without it.")
+            raise EstimatorError(f"{place} is no directory. Remove it, or give another directory.")
         if any(place.iterdir()):
-            raise EstimatorError(f"{place} is not empty. Give a directory without it, so that no file of two jobs mix.")
+            raise EstimatorError(
+                f"{place} is not empty. Give another directory, so that the files of two jobs do not mix."
+            )
 
 
 def _objects(s3: Any, uri: str) -> list[str]:
@@ -117,7 +118,7 @@ def _parts(uri: str) -> tuple[str, str]:
     """Split an S3 URI into bucket and key. Unlike in other URLs, ``#``, ``?`` and ``%`` belong to the key."""
     scheme, _, rest = uri.partition("://")
     if scheme != "s3":
-        raise EstimatorError(f"{uri} is not in S3: there is nothing to download. Take it from there.")
+        raise EstimatorError(f"{uri} is not in S3, so it is not downloaded. Use it where it is.")
     bucket, _, key = rest.partition("/")
     return bucket, key
 
@@ -172,7 +173,7 @@ def checkpoints_uri(name: str, description: Mapping[str, Any]) -> str:
     if uri is None:
         raise EstimatorError(
             f"{name} keeps no checkpoints: it was sent without checkpoint_s3_uri "
-            "(CheckpointConfig), so there is nothing to look at or to resume from. Send it anew with one."
+            "(CheckpointConfig), so there is nothing to look at or to resume from. Send it again with one."
         )
     return uri
 
@@ -205,7 +206,7 @@ def require_checkpoint(uri: str, s3: Any) -> None:
     for step in store.newest_first():
         info = inspect_each_alone(store, step, deep=False)
         if info.valid:
-            logger.info("going on from the checkpoint of step %d in %s", step, uri)
+            logger.info("the job resumes from the checkpoint of step %d in %s", step, uri)
             return
         passed_over.append(f"step {step}: {info.status}, {info.reason}")
     if passed_over:
@@ -213,7 +214,7 @@ def require_checkpoint(uri: str, s3: Any) -> None:
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     if not s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix.rstrip('/')}/", MaxKeys=1).get("Contents"):
         raise EstimatorError(f"There is nothing in {uri} to resume from. Send the job anew, by Estimator.fit().")
-    logger.info("no checkpoint of smddp's lies in %s itself; the script resumes from what it finds there", uri)
+    logger.info("%s itself has no checkpoint of smddp; the script resumes from what it finds there", uri)
 
 
 def _store(uri: str, s3: Any) -> Store:

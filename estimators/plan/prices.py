@@ -111,7 +111,7 @@ def _price(value: Any, where: str) -> HostPrice:
         return HostPrice(on_demand=on_demand)
     if (of_spot := _dollars(spot, where)) > on_demand:
         raise EstimatorError(
-            f"{where} has the spot price {spot}, above {value['on_demand']} on demand. AWS takes no more."
+            f"{where} has the spot price {spot}, above {value['on_demand']} on demand. AWS never charges more for spot."
         )
     return HostPrice(on_demand=on_demand, spot=of_spot)
 

@@ -1,4 +1,4 @@
-"""The PyTorch and Python of a job's runtime as far as they are known before it runs, and those of this machine."""
+"""The versions of PyTorch and Python in a job's runtime, as far as known before it runs, and on this machine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Runtime:
     # Not a problem of the plan: the machine that sends a job seldom has the versions of the job's image, and a warning
     # at each fit() would hide the warnings that matter.
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the image, and its versions with this machine's where they differ, as labels and readable values."""
+        """Yield the image, and its versions, with this machine's if they differ, as labels and readable values."""
         yield "image", self.image or "that of the algorithm"
         here = versions_here()
         if self.is_here:

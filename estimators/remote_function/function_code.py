@@ -48,13 +48,12 @@ class FunctionCode:
         namespace = inspect.unwrap(function).__globals__
         if "<" in name and not pickled:
             what = "a lambda" if name.endswith("<lambda>") else "defined in another function"
-            raise EstimatorError(f"{name} is {what}, so that a job can't find it by its name. {_REMEDY}.")
+            raise EstimatorError(f"{name} is {what}, so a job can't find it by its name. {_REMEDY}.")
         if not namespace.get("__file__"):
             if pickled:
                 return None
             raise EstimatorError(
-                f"{name}() is defined in a notebook or an interactive session, so that there is no file to send. "
-                f"{_REMEDY}."
+                f"{name}() is defined in a notebook or an interactive session, so there is no file to send. {_REMEDY}."
             )
         file = Path(namespace["__file__"]).resolve()
         spec = namespace.get("__spec__")
@@ -64,7 +63,7 @@ class FunctionCode:
         if root.joinpath(*parts).with_suffix(".py") != file:
             raise EstimatorError(f"{name}() is in {file}, which can't be imported as {module}. Rename the file.")
         if not pickled and not _is_found(function, name, namespace):
-            raise EstimatorError(f"{name} in {file} is something else than this function by now. {_REMEDY}.")
+            raise EstimatorError(f"{name} in {file} is no longer this function. {_REMEDY}.")
         _check_root(name, root, file, source_dir)
         return cls(module=module, name=name, file=file, root=root)
 

@@ -1,11 +1,11 @@
-"""A job's code on S3: its URI by its content, next to the output of jobs or in ``code_location``, and its upload.
+"""A job's code on S3: uploaded next to the jobs' output or to ``code_location``, under a name from its content.
 
-V2's ``PyTorch`` puts the code below the job's name, and so uploads the same code for each job.
+V2's ``PyTorch`` uses the job's name instead, and so uploads the same code for each job.
 
 1. Anyone with write access to the bucket can put an object where code is looked for. So an existing object is used
    only if it has the same bytes.
-2. S3 itself computes an upload's SHA-256, stores it, and returns it on HEAD. If a store keeps none, as other makers'
-   S3 do, the object is read.
+2. S3 itself computes an upload's SHA-256, stores it, and returns it on HEAD. If a store has none, as some
+   S3-compatible ones, the object is read.
 3. In every other case, also if HEAD is forbidden, the code is uploaded over the existing object.
 4. Between this check and the job's start the bucket must be trusted: AWS's images verify no digest of their code.
 """
@@ -51,8 +51,8 @@ _PIECE = 2**20
 def upload_code(job: CompletedJob, session: Session) -> tuple[str, str] | None:
     """Bundle a job's code, and upload it unless it is there; return its S3 URI and script.
 
-    Return None for a training recipe, which has no code. Clone code in a repository first. Raise EstimatorError if the
-    code can't be cloned, bundled or uploaded.
+    Return None for a training recipe, which has no code. Code in a git repository is cloned first. Raise
+    EstimatorError if the code can't be cloned, bundled or uploaded.
     """
     from estimators.sdk import request_values
 
@@ -102,7 +102,7 @@ def upload(archive: BinaryIO, digest: str, arguments: Mapping[str, Any], session
     archive.seek(0)
     if size > LARGEST:
         raise not_sent(
-            f"the code has {size:,} bytes, packed; S3 takes {LARGEST:,}",
+            f"the packed code has {size:,} bytes; S3 takes at most {LARGEST:,}",
             "Name what the job does not need in a .smddpignore, and bring data by a channel.",
         )
     place = code_place(arguments, session)
@@ -137,7 +137,7 @@ def _encryption(arguments: Mapping[str, Any], session: Session, bucket: str) -> 
 
 
 def _suffix(encryption: Mapping[str, str]) -> str:
-    """Return a suffix for each kind of encryption: a user who may read the code under one key may not under another."""
+    """Return a suffix for each kind of encryption: with another key, a user may be denied the code."""
     if encryption == _BY_DEFAULT:
         return ""
     return f"-{hashlib.sha256(json.dumps(encryption, sort_keys=True).encode()).hexdigest()[:12]}"
@@ -186,7 +186,7 @@ class _Object:
             return digest.hexdigest() == self.digest
         except (ClientError, BotoCoreError) as fault:
             if not isinstance(fault, ClientError) or fault.response["Error"]["Code"] not in ("404", "NoSuchKey"):
-                logger.info("the code is uploaded, because S3 does not tell whether it has it: %s", fault)
+                logger.info("the code is uploaded, because S3 does not tell whether it is there already: %s", fault)
             return False
 
 

@@ -107,8 +107,8 @@ def trainer(
     """Return a ``sagemaker.pytorch.PyTorch``, or raise EstimatorError if the SDK refuses or lacks a parameter."""
     if lost := sorted(BEYOND_PYTORCH & arguments.keys()):
         raise EstimatorError(
-            f"PyTorch of the SageMaker Python SDK V2 has no {', '.join(lost)}, so that no pipeline, tuner or "
-            "to_sagemaker() can hold it. Leave it out, or use fit() without a PipelineSession, which sends it."
+            f"PyTorch of the SageMaker Python SDK V2 has no {', '.join(lost)}, so pipelines, tuners and "
+            "to_sagemaker() can't send it. Leave it out, or use fit() without a PipelineSession."
         )
     return _made(PyTorchWithoutTelemetry, arguments, session)
 
@@ -144,7 +144,7 @@ _app_left_out = threading.Lock()  # guards the SDK's name of the app; nothing el
 
 @contextmanager
 def _without_app() -> Iterator[None]:
-    """Let each estimator that the block makes have an `_AppWhenUsed`."""
+    """Give each estimator that the block makes an `_AppWhenUsed`."""
     with _app_left_out:
         sagemaker.estimator.TensorBoardApp = _AppWhenUsed
         try:
@@ -175,7 +175,7 @@ def request(
 
 
 def _unconfigured(session: Session) -> Session:
-    """Return a session without a configuration that only turns telemetry off: our own subclass bypasses it, too.
+    """Return the session, without a configuration that only turns telemetry off: our subclass bypasses it anyway.
 
     The SDK validates a configuration by its schema at each access: 19 times for a job, in all a second.
     """
@@ -207,11 +207,11 @@ def is_local(session: Session | None) -> bool:
 
 
 def is_pipeline(session: Session | None) -> bool:
-    """Return whether a session belongs to a pipeline; raise EstimatorError for one of the SDK's Local Mode."""
+    """Return whether a session belongs to a pipeline; raise EstimatorError for a LocalPipelineSession."""
     if isinstance(session, LocalPipelineSession):
         raise EstimatorError(
-            "sagemaker_session is a LocalPipelineSession, for which fit() makes no step. Give the step "
-            "to_sagemaker().fit(...), which is the SDK's own, or train with LocalSageMaker."
+            "sagemaker_session is a LocalPipelineSession, for which fit() makes no step. Make the step from "
+            "to_sagemaker().fit(...), or train with LocalSageMaker."
         )
     return isinstance(session, PipelineSession)
 

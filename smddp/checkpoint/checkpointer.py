@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 _DEFAULT_RETENTION = Retention()
-_CHECK_SECONDS = 5.0  # bound on the question whether the listener's place has the newest checkpoint
-_ARRIVAL_SECONDS = 60.0  # bound on the wait for it when the run is closed
+_CHECK_SECONDS = 5.0  # limit of a question whether the newest checkpoint has arrived
+_ARRIVAL_SECONDS = 60.0  # limit for the wait for it in `close`
 
 
 class Checkpointer:
@@ -53,7 +53,7 @@ class Checkpointer:
 
     `open`, `load`, `check_writable`, `is_empty` and `lock_location` are collective. `save` and `warm_up` are not,
     unless a part of the state is sharded among the ranks; but every rank must save the same steps. Without `open`, the
-    first call of any of them opens.
+    first of these calls opens.
 
     Examples:
         >>> with Checkpointer(
@@ -68,8 +68,8 @@ class Checkpointer:
 
     Attributes:
         newest: Step and epoch of the newest save, even if in progress, or of the loaded checkpoint; (0, 0) before.
-        observer: What is told of this Checkpointer's calls; None until it opens: then ``observe`` makes one.
-        observe: Makes the observer of each Checkpointer that has none, on rank 0, while a script runs; None otherwise.
+        observer: Receives this Checkpointer's calls. None until it opens; then ``observe`` makes one.
+        observe: Makes the observer of each Checkpointer without one, on rank 0, under ``smddp.run``; None elsewhere.
     """
 
     observe: ClassVar[Callable[[Checkpointer, Store], SaveObserver] | None] = None
@@ -104,10 +104,9 @@ class Checkpointer:
                 `load`.
             tolerate_failures: How many saves in a row may fail because of the disk, the network or the like. They are
                 logged as errors; the next failure is raised.
-            save_frozen: False leaves out the frozen weights of a module that trains others, as long as they do not
-                change, and saves a fingerprint of each. The script must then load the same weights at each
-                start, then call `open` or `load` before it trains; a resume with others fails. Each save reads these
-                weights once.
+            save_frozen: False saves only a fingerprint of each weight that is frozen and unchanged, in a module that
+                trains other weights. At each start, the script must load the same frozen weights, and then call `open`
+                or `load` before it trains; a resume with other values fails. Each save reads these weights once.
             listener: Follows each checkpoint, on rank 0, to a second place. A checkpoint that must be durable has to
                 arrive there, too.
 
@@ -118,10 +117,11 @@ class Checkpointer:
         self._state, self._per_rank = dict(state), dict(per_rank or {})
         check_parts(self._state, self._per_rank)
         if type(save_frozen) is not bool:
-            raise ValueError(f"save_frozen is {save_frozen!r}: True or False")
+            raise ValueError(f"save_frozen is {save_frozen!r}: give True or False")
         if tolerate_failures < 0 or share not in ("node", "all", "alone"):
             raise ValueError(
-                f"tolerate_failures is {tolerate_failures} and share {share!r}: 0 or more; 'node', 'all' or 'alone'"
+                f"tolerate_failures is {tolerate_failures}, share is {share!r}: give 0 or more, and 'node', 'all' or "
+                "'alone'"
             )
         if listener is not None and not isinstance(listener, CommitListener):
             raise TypeError(f"listener is {describe(listener)}: make it a smddp.checkpoint.CommitListener")
@@ -148,7 +148,7 @@ class Checkpointer:
         """Agree with the other ranks on who writes; collective. Join the process group first.
 
         Raises:
-            CheckpointError: It is closed, or a rank can't reach the others. Raised on every rank.
+            CheckpointError: The Checkpointer is closed, or a rank can't reach the others. Raised on every rank.
         """
         if self._is_closed:
             raise CheckpointError("this Checkpointer is closed: make another one")
@@ -266,7 +266,7 @@ class Checkpointer:
             self.save_moment(replace(moment, metrics=numbers))
 
     def save_moment(self, moment: Moment, *, failure: Exception | None = None) -> None:
-        """Save the run as it is at this moment, like `save`; with a failure, fail on every rank, and raise it here."""
+        """Save the run at this moment, like `save`. With a failure, fail on every rank, and raise the failure here."""
         if self._rank_saver is None and not self._save_frozen:
             raise CheckpointError(
                 "save_frozen=False compares the frozen weights: call load() or open() before training"
@@ -331,7 +331,7 @@ class Checkpointer:
             seconds: The limit for the waits, without the snapshot and up to a second for the listener's answer.
 
         Raises:
-            CheckpointError: The save failed, or was not durable in time, or has not arrived in the listener's place.
+            CheckpointError: The save failed, or was not durable in time, or has not reached the listener's place.
         """
         deadline = time.monotonic() + seconds
         late = CheckpointError(f"it was not durable after {seconds:.0f} s")
@@ -339,7 +339,7 @@ class Checkpointer:
             is_durable = self._saves.count == 0 or self.wait(seconds) is not None
         except SaveFailedError as error:
             if self._saves.is_main:  # of any cause: the next try saves a newer state, or is the last one
-                logger.error("%s; it is made again", error)
+                logger.error("%s; it is repeated", error)
             is_durable = False
         if not (is_durable and self.newest == moment.boundary):
             if time.monotonic() >= deadline:
@@ -369,7 +369,7 @@ class Checkpointer:
         return self._loaded_step
 
     def path(self, step: int) -> str:
-        """Return the location of a checkpoint, for messages: the listener's, if it has one."""
+        """Return a checkpoint's location for messages: in the listener's place if known, else in the store."""
         followed = None if self._listener is None else self._listener.path(step)
         return followed or self._store.path(step)
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 
 HOST_GPUS_VARIABLE = "SMDDP_HOST_GPUS"
-"""How many of the machine's GPUs the host has, if the machine runs several hosts."""
+"""The number of GPUs of this host, if the machine runs several hosts."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _HOST_ID = "NCCL_HOSTID"
 
@@ -36,7 +36,7 @@ def count_visible(gpus: int, environ: Mapping[str, str]) -> int:
 
 
 def host_gpus(hosts: int, gpus: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return for each of the hosts on a machine with ``gpus`` GPUs the variables of its share.
+    """Return the variables of each host on a machine with ``gpus`` GPUs: the host's share of them.
 
     Each host gets the same number. If there are more hosts than GPUs, hosts share a GPU, and each tells NCCL that it is
     a host of its own: NCCL refuses two ranks of one host on a GPU. A host that has all GPUs, or none, gets no variable.
@@ -60,7 +60,7 @@ def shares_gpu(environ: Mapping[str, str]) -> bool:
 
 
 def no_gpus(gpus: int) -> dict[str, str]:
-    """Return the variables of a host without GPUs, on a machine with ``gpus`` GPUs."""
+    """Return the variables that hide all of a machine's ``gpus`` GPUs from a host."""
     return _only([]) if gpus else {}
 
 

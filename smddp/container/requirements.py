@@ -117,5 +117,5 @@ def _names_a_package(line: str) -> bool:
 
 
 def _lines(requirements: Path) -> list[str]:
-    """Return the file's lines in pip's encoding; invalid text contains no plain requirement."""
+    """Return the file's lines in pip's encoding. Replaced invalid bytes make no plain requirement."""
     return requirements.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -42,7 +42,7 @@ class OrderOptions:
     shuffle: bool
     tail: Tail
     fingerprint: str | None
-    """Of the data on this host. Shards add their own fingerprint to it."""
+    """The fingerprint of the data on this host. Shards add their own to it."""
     sharded_by_host: bool
     """Whether each host has a different part of the data. If not, every rank has all of it."""
     on_host_change: OnChange
@@ -178,8 +178,8 @@ def _pipe_order(dataset: PipeDataset, options: OrderOptions, membership: Members
     for what, is_asked in cannot.items():
         if is_asked:
             raise ValueError(
-                f"{what}, but the channel {name!r} comes through pipes: as it is sent, unseen before, dealt to the "
-                "hosts as the job says; leave that option out"
+                f"{what}, but the channel {name!r} comes through pipes: unknown before it is read, in a fixed order, "
+                "and divided among the hosts by the job; leave that option out"
             )
     _check_own_share(membership, "a channel that comes through pipes")
     cluster = membership.cluster
@@ -213,7 +213,7 @@ def _check_own_share(membership: Membership, what: str) -> None:
 def _length(dataset: Dataset[Any]) -> int:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"{type(dataset).__name__} has no order that could be kept: it wants __len__ and __getitem__; or give its "
+            f"{type(dataset).__name__} has no order that could be kept: give it __len__ and __getitem__, or give its "
             "data as shards: smddp.ShardedDataset"
         )
     return len(dataset)
@@ -274,8 +274,8 @@ def _share_index(dataset: ShardedDataset, membership: Membership, *, sharded_by_
         missing = dataset.index.missing
         if missing and not sharded_by_host:
             raise DataError(
-                f"{missing[0]} is not in {dataset.source}, nor are {len(missing) - 1} other shards that {INDEX_NAME} "
-                f"there knows: restore them, or remove {INDEX_NAME} if that is as it should be; {_SHARDED}"
+                f"{missing[0]} is not in {dataset.source}, nor are {len(missing) - 1} other shards in its "
+                f"{INDEX_NAME}: restore them, or remove {INDEX_NAME} if they were removed on purpose; {_SHARDED}"
             )
         return cluster.node_rank
 

@@ -173,7 +173,7 @@ def _writes(tensor: Tensor) -> int:
 
 @contextmanager
 def _keeping_random_numbers() -> Iterator[None]:
-    """Let PyTorch's generators, also those of the devices, go on afterwards as before."""
+    """Restore PyTorch's random generators, also those of devices, after the block."""
     own, of_devices = torch.get_rng_state(), random_states()
     try:
         yield

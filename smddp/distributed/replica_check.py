@@ -3,7 +3,7 @@
 DistributedDataParallel averages gradients only, so replicas that differ once stay different, without an error.
 
 1. Each rank hashes its tensors on their device, and one small reduction compares the hashes. Only if these differ do
-   the ranks gather a hash of each tensor, by which all name the same one.
+   the ranks gather a hash of each tensor, so that all name the same tensor.
 2. The hash is ``sum(word * weight)`` modulo 2**64 over the bits, in words of at most 32 bits, with a fixed random odd
    weight for each word; sums of blocks are hashed the same way. One flipped bit always changes it, because an odd
    weight has an inverse. Any other difference changes it with a probability of 1 - 2**-32 or more over the choice of
@@ -11,8 +11,8 @@ DistributedDataParallel averages gradients only, so replicas that differ once st
    their bits.
 3. A buffer belongs to rank 0: `Replica.share_buffers` copies it to all ranks after each step. Between two copies
    forward passes write buffers on each rank, differently, as BatchNorm does, and perhaps on some ranks only. So each
-   rank compares a buffer with its values at the last copy. A difference is a warning, because the next copy removes it;
-   and only if nothing but one bit of one buffer has changed on some ranks and not on others.
+   rank compares a buffer with its values at the last copy. A difference causes a warning, not an error, because the
+   next copy removes it; and only if some ranks differ from the others by just one bit of one buffer.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ReplicaCheck:
             raise ReplicasDifferError(self._describe(step, differing, hosts))
 
     def _warn_of_buffer(self, step: int, of_ranks: Sequence[Mapping[str, _Change]], hosts: tuple[str, ...]) -> None:
-        """Warn if one bit of one buffer has changed on some ranks, and nothing else differs so."""
+        """Warn if some ranks differ from the others by just one changed bit of one buffer."""
         changes = {name: [each.get(name, _Change.NONE) for each in of_ranks] for name in of_ranks[0]}
         on_some = {name: each for name, each in changes.items() if _Change.NONE in each and set(each) != {_Change.NONE}}
         if len(on_some) != 1:
@@ -164,7 +164,7 @@ def _groups(values: Iterable[Hash | None]) -> list[list[int]]:
 
 
 def _who_differs(groups: list[list[int]], hosts: tuple[str, ...]) -> str:
-    """Say, for people, which ranks differ from which: the odd ones, if most ranks agree."""
+    """Describe which ranks differ: the minority if most ranks agree, otherwise all groups."""
     largest, *others = groups
     if 2 * len(largest) <= len(hosts):
         return f"{', '.join(_named(group, hosts) for group in groups)} differ from each other"

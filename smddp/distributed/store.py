@@ -197,7 +197,7 @@ def _count(cluster: Cluster) -> EqualCount:
 def _end_if_stopped() -> None:
     """Raise Stopped if ``smddp.run`` was told to stop."""
     if stop_signal.requested:
-        logger.warning("told to stop before the ranks had met, exit code %d: nothing was saved", RESUMABLE)
+        logger.warning("told to stop before all ranks had joined, exit code %d: nothing was saved", RESUMABLE)
         raise Stopped
 
 
@@ -268,7 +268,7 @@ def _wait(store: Store, key: str, cluster: Cluster, timeout: timedelta) -> bool:
         except RuntimeError as error:
             _end_if_stopped()
             raise DistributedError(
-                f"rank {cluster.rank} lost the store at {_where(cluster)} before the ranks had met: rank 0 or its "
+                f"rank {cluster.rank} lost the store at {_where(cluster)} before all ranks had joined: rank 0 or its "
                 "launcher has ended, and its log says why"
             ) from error
         if time.monotonic() > deadline:

@@ -1,12 +1,12 @@
-"""The account of a run: what its wall time was, over all attempts.
+"""The account of a run: how it spent its wall time, over all attempts.
 
 Each second of an attempt is in one measured part of its record, and each second between two attempts is a wait or a
 restart. So the parts add up to the wall time. Notes on the join:
   1. Attempts are in the order of their beginnings. An attempt that was killed ends at its last sign of life.
   2. Between two attempts, the time until the next launcher begins is ``waiting``; from there on it is ``restart``, like
      the next attempt's own start. After an attempt that finished, nothing waits: that pause is not counted.
-  3. What an attempt spent after the least step from which a later attempt continued was repeated: it is ``lost``.
-     Without a later attempt, what a failed one spent after its newest durable step is lost. What an attempt undid
+  3. An attempt's time after the least step from which a later attempt continued was repeated: it is ``lost``. Without
+     a later attempt, a failed attempt's time after its newest durable step is lost. The time that an attempt undid
      itself, when it went back to a checkpoint, is ``lost`` in its record.
 """
 
@@ -35,15 +35,15 @@ class AttemptAccount:
 
     attempt: Attempt
     seconds: Mapping[str, float]
-    """Seconds by part, with those between the attempt before and this one."""
+    """Seconds by part, with the time since the end of the attempt before."""
     lost_steps: int
-    """Steps that a later attempt repeated, or would have to, and those behind which the attempt itself went back."""
+    """Steps that a later attempt repeated, or would have to, and those that the attempt itself undid."""
     end: Literal["finished", "stopped", "failed", "hang", "killed", "running"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """What the wall time of a run was."""
+    """How a run spent its wall time."""
 
     attempts: Sequence[AttemptAccount]
     """Oldest first."""
@@ -62,12 +62,12 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The share of the wall time that is training which counts; 0 for a run without time."""
+        """The share of ``training`` in the wall time; 0 for a run without time."""
         return self.seconds["training"] / self.wall_seconds if self.wall_seconds else 0.0
 
     @property
     def most_goodput(self) -> float:
-        """The goodput if all that the scripts' own loops did were training; `goodput`, if Trainers did all loops.
+        """The goodput if the scripts' own loops only trained; equal to `goodput` if all loops were Trainers'.
 
         See `smddp.goodput.attempt.Loop`.
         """
@@ -89,7 +89,7 @@ class Account:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that were taken for nothing, in all attempts."""
+        """Lost steps of all attempts."""
         return sum(each.lost_steps for each in self.attempts)
 
     def to_json(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Account:
 
 
 def read_account(store: Store) -> Account:
-    """Return the account of the run whose checkpoints are in the store, with no attempts if it has no ledger.
+    """Return the account of the run in the store; without a ledger, it has no attempts.
 
     Raise StoreError if the store can't be read.
     """
@@ -142,8 +142,8 @@ def join_attempts(attempts: Sequence[Attempt], *, problems: Sequence[str] = (), 
         seconds = {part: attempt.seconds.get(part, 0.0) for part in PARTS}
         if saved.get(attempt.resumed, number) > number:
             told.append(
-                f"attempt {attempt.id} continued from step {attempt.resumed}, which only an attempt saved that began "
-                "later by its clock: the clocks of two hosts differ, and steps count as lost that are not"
+                f"attempt {attempt.id} continued from step {attempt.resumed}, saved only by an attempt that began "
+                "later by its clock: the clocks of two hosts differ, so some steps are counted as lost by mistake"
             )
         lost_steps = attempt.undone + _move_lost(attempt, end, later, seconds)
         begins_anew = before is None or before.end == "finished"
@@ -166,13 +166,13 @@ def join_attempts(attempts: Sequence[Attempt], *, problems: Sequence[str] = (), 
 
 
 def shown_losses(account: Account) -> str:
-    """Return what interruptions cost in steps: ``3 attempts, 120 steps repeated``."""
+    """Return what interruptions cost in steps: ``3 attempts, 120 steps lost``."""
     repeated = f", {counted(account.lost_steps, 'step')} lost" if account.lost_steps else ""
     return counted(len(account.attempts), "attempt") + repeated
 
 
 def _move_lost(attempt: Attempt, end: str, later: Sequence[int], seconds: dict[str, float]) -> int:
-    """Move what was spent for nothing to ``lost``, and return the number of steps."""
+    """Move the seconds of repeated steps to ``lost``; return the number of steps."""
     if later:
         kept = min(later)
     elif end in ("finished", "running"):
@@ -180,7 +180,7 @@ def _move_lost(attempt: Attempt, end: str, later: Sequence[int], seconds: dict[s
     else:
         kept = attempt.durable
     if kept >= attempt.step and end in ("finished", "stopped"):
-        return 0  # after its last save it only waited for it
+        return 0  # after its last step it only waited for the save
     spent = attempt.at(kept)
     for part in REPEATED:
         seconds["lost"] += attempt.seconds[part] - spent[part]

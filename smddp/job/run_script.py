@@ -1,7 +1,7 @@
 """The script that a default run directory belongs to, kept in the directory as its file ``script``.
 
-The default, ``runs/train``, has the script's name only, and two scripts may share a name: one would resume the other's
-checkpoints. A directory that the user gives belongs to nobody: it has no such file, and none is read there.
+The default, such as ``runs/train``, is named after the script, and two scripts may share a name: one would resume the
+other's checkpoints. In a directory that the user gives, no such file is written or read.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """torchrun's elastic agent, with ranks that stop without losing work and restart without losing time.
 
 torchrun's own ``LocalElasticAgent`` kills the ranks 30 s after the first of them ended, and after a SIGTERM it forgets
-their exit codes. Its ``shutdown_timeout`` (as of torch 2.15) changes neither: it is only the wait after a signal to the
-agent, before it raises ``SignalException``. This agent leaves rank numbers, restarts and the exit barrier to torchrun,
-and starts, watches and ends the ranks itself, through the four methods that torch documents for that ("Extending the
+their exit codes. Its ``shutdown_timeout`` (as of torch 2.15) changes neither: it only delays the agent's
+``SignalException`` after a signal. This agent leaves rank numbers, restarts and the exit barrier to torchrun, and
+starts, watches and ends the ranks itself, through the four methods that torch documents for that ("Extending the
 Agent").
 
 1. If restarts are left, the first failure on any node ends the round on all nodes at once, by SIGKILL: the other ranks
    wait for a rank that is gone, and SIGTERM would only ask for a checkpoint that can't be agreed on.
 2. A stop is never restarted, and neither is a rank that ends resumable.
-3. A round's report does not become the reason of a later round's end.
-4. A failure that ends the job goes to all nodes, over their lines, and to all ranks, as the first failure. The ranks
+3. The failure report of one round never becomes the reason for the end of a later one.
+4. A failure that ends the job goes to all nodes, by `NodeLines`, and to all ranks, as the first failure. The ranks
    write it as the reason, and do not wait for the lost rank until a collective's timeout.
 """
 
@@ -46,7 +46,7 @@ _LOOK_SECONDS = 0.05
 
 
 class Agent(SimpleElasticAgent):
-    """Runs the ranks of one node in this process's group, at most ``poll_seconds`` for each check of the ranks.
+    """Runs the ranks of one node in this process's group. Each check of the ranks takes at most ``poll_seconds``.
 
     ``environ`` has the variables that all ranks share. The caller keeps ``processes``, to signal the ranks and read
     their exit codes.
@@ -165,7 +165,7 @@ class Agent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
     def _look_for_failure(self, worker_group: WorkerGroup, *, told_to_stop: bool, ended: bool) -> None:
-        """Publish a failure here that ends the job, or adopt one of another node; once per job."""
+        """Publish this node's failure if it ends the job, or adopt another node's; once per job."""
         lines = self._node_rendezvous.lines
         self._awaits_cause = False
         if self._failure is None and lines.failure is None and self._remaining_restarts == 0 and not told_to_stop:
@@ -185,7 +185,7 @@ class Agent(SimpleElasticAgent):
                 of_rank = self._report_file.read()
                 report = self._node_rendezvous.tell_ranks(of_rank or how)
                 self._failure = lines.settle(JobFailure(code=failed.code, report=report))
-                in_log = {of_rank: "", how: describe(context=False)}  # the rank's own report; what it printed
+                in_log = {of_rank: "", how: describe(context=False)}  # the rank's own report, and its output
                 self._untold = in_log.get(self._failure.report, self._failure.report)
                 # If this process does not read the ranks' output, its reader knows more about a rank that ended by
                 # itself.
@@ -193,7 +193,7 @@ class Agent(SimpleElasticAgent):
                 self._is_reason = self._failure.report != how or read
         if self._failure is None and lines.failure is not None:
             self._failure = lines.failure
-            self._remaining_restarts = 0  # the other node has none left, or can't join another round
+            self._remaining_restarts = 0  # the other node can't restart, or can't join another round
             logger.error("What failed first: %s", self._failure.report)  # it names the host, even this one
             self._node_rendezvous.tell_ranks(self._failure.report)
             self._processes.end(FAILURE_GRACE)
@@ -218,8 +218,8 @@ class Agent(SimpleElasticAgent):
     def _cause(self, failures: Sequence[ProcessExit], *, is_last: bool) -> ProcessExit | None:
         """Return the rank that failed first, by what the failed ranks printed; None if it may still end.
 
-        A rank that lost contact may end before the failed rank does, here or elsewhere; wait for that one at most
-        CAUSE_SECONDS. ``is_last`` means that all ranks of all nodes have ended.
+        A rank that lost contact may end before the rank that caused it, on any node. Return it only if no cause comes
+        in CAUSE_SECONDS. ``is_last``: all ranks of all nodes have ended.
         """
         printed = [find_printed(exited.code, exited.tail or "") for exited in failures]
         if printed[0] is None or not printed[0].is_lost_contact:

@@ -37,7 +37,7 @@ class JobFailure:
 
 
 class NodeLines:
-    """One node's lines: the first node's to all others, or another node's to the first.
+    """One node's connections: from the first node to all others, or from another node to the first.
 
     All callbacks run in threads of their own. ``lost_first``: the first node was lost (other nodes only). ``failed``:
     another node's failure ends the job. ``stopped``: a stop ended another node before its ranks began.
@@ -68,7 +68,7 @@ class NodeLines:
 
     @property
     def failure(self) -> JobFailure | None:
-        """The failure that ends the job; None so far."""
+        """The failure that ends the job; None until one is known."""
         return self._failure
 
     def serve(self, address: str) -> int:
@@ -112,7 +112,7 @@ class NodeLines:
         self._tell_all({"parted": True, "stopped": stopped})
 
     def first_has_left(self, seconds: float = 0.0) -> bool:
-        """Return whether the first node, and its store, ended after it parted; wait at most ``seconds`` for that."""
+        """Return whether the first node, with its store, ended after it parted; wait at most ``seconds``."""
         return self._first_left.wait(seconds)
 
     def await_others(self, seconds: float) -> None:

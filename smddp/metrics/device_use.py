@@ -49,7 +49,7 @@ _PEAKS: list[tuple[str, _Peaks]] = [
 
 
 class StepFlops:
-    """Count the first micro-batch with torch's FlopCounterMode: matrix products, convolutions and attention.
+    """Counts the operations of the first micro-batch by FlopCounterMode: matrix products, convolutions, attention.
 
     Recomputation by activation checkpointing counts; kernels unknown to torch, such as Triton's, do not. A model under
     ``torch.compile`` can't be counted, and a log line says so if ``logs``.
@@ -104,7 +104,7 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """Return the peak of a GPU for matrix products of this type; None if unknown, as for a part of a GPU (MIG).
+    """Return a GPU's peak FLOP/s for matrix products of this type; None if unknown, as for a part of a GPU (MIG).
 
     ``device_name`` is from ``torch.cuda.get_device_name``. float32 counts as TF32 if
     ``torch.set_float32_matmul_precision`` allows it.

@@ -1,6 +1,6 @@
 """Trackers: record a run's configuration, metrics, checkpoints and model, beside the log.
 
-A tracker has four calls, on rank 0, at each metric line and each ``trainer.log``. `TrackerGroup`
+A tracker is called on rank 0: at the start, metric lines, checkpoints, and the end. `TrackerGroup`
 joins a run's trackers, and drops a tracker that raises. Two trackers write files, JSON lines and CSV, which a resumed
 run continues from its checkpoint.
 """
@@ -50,7 +50,7 @@ class TrackedRun:
         return dict(masked(self.job.hyperparameters))
 
     def within(self, directory: Path) -> Path:
-        """Return this run's own directory inside a directory of the job."""
+        """Return the run's directory in a directory of the job; a job's only run uses that itself."""
         return directory if self.part is None else directory / self.part
 
 
@@ -101,7 +101,7 @@ def require(package: str, tracker: str) -> None:
 class TrackerGroup:
     """Call each tracker, in order; a tracker that raises is not called again.
 
-    Making it raises TypeError for an object that is not a tracker.
+    Raises TypeError for an object that is not a tracker.
     """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:

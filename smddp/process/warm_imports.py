@@ -1,4 +1,4 @@
-"""What a warm parent has imported, what that did to its process, and for which programs it is as a start would be."""
+"""The imports of a warm parent, their effects on its process, and the programs for which a fork equals a start."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _OF_STARTS = ("sitecustomize", "usercustomize")
 
 
 class WarmImports:
-    """What this process has imported, and what that did; a fork has its own copy."""
+    """The imports of this process and their effects. A fork has its own copy."""
 
     def __init__(self) -> None:
         self.path = list(sys.path)
-        """``sys.path`` of a program, without what the program itself puts first."""
+        """``sys.path`` of a program, without the program's own first entry."""
         if not getattr(sys.flags, "safe_path", False):
-            self.path.pop(0)  # of ``python -c``
+            self.path.pop(0)  # from ``python -c``
         self._searched = os.environ.get("PYTHONPATH", "")
         self._began = time.time_ns()
         self._at_load = dict(os.environ)
-        """Variables when the program began."""
+        """The environment when this process began."""
         self._reads: dict[str, tuple[str, str | None]] = {}
-        """The module that was imported when an environment variable was read first, and the value; by its name."""
+        """By environment variable: the module whose import read it first, and the value."""
         self._changes: dict[str, str | None] = {}
-        """What imports made of environment variables."""
+        """Environment variables that imports set, or removed (None)."""
         self._files: dict[str, tuple[int, int] | None] = {}
         self._directories: list[str] = []
-        """Directories that imports would have made in a TMPDIR that only the programs have."""
+        """Directories that imports would have made in a TMPDIR that exists for the programs only."""
 
     def prepare(
         self, modules: Sequence[str], extras: Sequence[str], environ: Mapping[str, str], of_ranks: Collection[str]
     ) -> tuple[str, str]:
-        """Import with these variables, `extras` in a child that then goes on in this process's place.
+        """Import with these variables; `extras` in a child, which then serves in this process's place.
 
-        Return why no program can be forked, and why `extras` are not imported; empty texts otherwise. Each rank has the
-        variables `of_ranks` for itself, and this process has not.
+        Return why no program can be forked, and why `extras` are not imported; empty texts otherwise. `of_ranks` are
+        the variables that differ between ranks.
         """
         files = frozenset(_open_files())
         os.environ.clear()
@@ -57,7 +57,7 @@ class WarmImports:
         return problem, note
 
     def search(self, pythonpath: str) -> list[str]:
-        """Put the directories of PYTHONPATH first, as a start does, in place of those before; return the new ones."""
+        """Replace the directories of the earlier PYTHONPATH in `path`, as a start would; return the new ones."""
         before, after = _directories(self._searched), _directories(pythonpath)
         if self.path[: len(before)] == before:
             self.path[: len(before)] = after
@@ -69,7 +69,7 @@ class WarmImports:
 
     @contextmanager
     def _noted(self, module: str) -> Iterator[None]:
-        """Note what is read, changed and made in a block."""
+        """Record what the block, an import of `module`, reads, changes and makes."""
         read, make = os._Environ.__getitem__, os.mkdir  # noqa: SLF001, nothing else sees all reads
         before = dict(os.environ)
         absent = tempfile.tempdir if tempfile.tempdir and not Path(tempfile.tempdir).exists() else None
@@ -96,30 +96,30 @@ class WarmImports:
             self._changes.update({name: after.get(name) for name in changed})
 
     def _read(self, names: Collection[str]) -> str | None:
-        """Return which of these variables an import has read first."""
+        """Return the alphabetically first of these variables that an import has read, or None."""
         return min(self._reads.keys() & set(names), default=None)
 
     def keep_stamps(self) -> None:
-        """Remember what the imported files are now."""
+        """Record the time and size of each imported file."""
         for module in list(sys.modules.values()):
             if isinstance(path := getattr(module, "__file__", None), str) and path not in self._files:
                 stamp = _stamp(path)
-                # A file that changed meanwhile may be imported as it was.
+                # A file that changed since the start may have been imported before.
                 self._files[path] = stamp if stamp is None or stamp[0] < self._began else (0, 0)
 
     def applied_to(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of a program after these imports."""
+        """Return a program's variables, changed as by these imports."""
         return {name: value for name, value in {**environ, **self._changes}.items() if value is not None}
 
     def make_directories(self) -> None:
-        """Make the directories that these imports make, if this program has its TMPDIR: a host's supervisor has not."""
+        """Make the imports' directories if this program's TMPDIR exists; a host's supervisor has none."""
         if self._directories and Path(os.environ.get("TMPDIR", "")).is_dir():
             for path in self._directories:
                 with suppress(OSError):  # what needs the directory makes it again, or says why it can't
                     Path(path).mkdir(parents=True, exist_ok=True)
 
     def why_not_for(self, environ: Mapping[str, str]) -> str:
-        """Return why a program with these variables must be started, and not forked; empty if it need not."""
+        """Return why a program with these variables must be started anew; empty if it can be forked."""
         for name in sorted(self._at_load.keys() | environ.keys()):
             if is_read_at_load(name) and environ.get(name) != self._at_load.get(name):
                 return f"libraries read {name} when they are loaded, and it differs"
@@ -133,12 +133,12 @@ class WarmImports:
         return "" if changed is None else f"{changed} has changed since it was imported"
 
     def _import(self, modules: Sequence[str], files: Collection[str], of_ranks: Collection[str]) -> str:
-        """Import, and return why a fork of this process would now differ from a start; empty if it would not.
+        """Import modules, and return why a fork of this process would differ from a start; empty if it would not.
 
-        `files` were open before. Each rank has the variables `of_ranks` for itself, and this process has not.
+        `files` were open before. `of_ranks` are the variables that differ between ranks.
         """
         sys.path[:] = self.path
-        # The directory may exist for the programs only. Each one looks for its own when it needs one.
+        # TMPDIR may exist for the programs only. Each one looks for it when it needs it.
         tempfile.tempdir = os.environ.get("TMPDIR")
         for module in modules:
             with self._noted(module), suppress(Exception):  # the script's own import shows the error
@@ -152,7 +152,7 @@ class WarmImports:
     def _leave_to_child(self, extras: Sequence[str], files: Collection[str], of_ranks: Collection[str]) -> str:
         """Fork a child that imports these modules and serves in this process's place.
 
-        Return an empty text there, and here the reason why it can't serve.
+        Return an empty text in the child. Here, return why the child can't serve; end if it can.
         """
         told, telling = os.pipe()
         if child := os.fork():
@@ -214,8 +214,8 @@ def _why_not_forked(files: Collection[str]) -> str:
 
 
 def hidden_by(directory: Path) -> str:
-    """Return which imported module a file in a directory of ``sys.path`` would replace; empty if there is none."""
-    with suppress(OSError):  # what can't be listed is imported by its name only
+    """Return why a start would import something else from this directory of ``sys.path``; empty if it would not."""
+    with suppress(OSError):  # Python finds nothing in it, either
         for name in sorted(os.listdir(directory)):  # noqa: PTH208, a network file system is asked once
             if name.partition(".")[0] in _OF_STARTS:
                 return f"a start would import {name}"
@@ -235,7 +235,7 @@ def hidden_by(directory: Path) -> str:
 
 
 def _are_same(package: Path, imported: Path) -> bool:
-    """Return whether each file of a package, such as the smddp that a job brings, is as that of the imported one."""
+    """Return whether a package, such as the smddp that a job brings, has the same files as the imported one."""
     try:
         return all(
             path.read_bytes() == (imported / path.relative_to(package)).read_bytes() for path in package.rglob("*.py")

@@ -1,16 +1,16 @@
-"""The program of a warm parent: it imports what the programs need, and forks each one that it is asked for.
+"""The program of a warm parent: it imports the modules that programs need, and forks a process for each program.
 
-1. It imports the common modules. A child then imports the script's own ones, too, and serves in its place. If that
-   child could not be forked from, it ends, and the first process serves without these modules.
+1. It imports the common modules. A child then imports the script's own modules, too, and serves in its place. A child
+   that can't be forked from ends, and the first process serves without the script's modules.
 2. A process can be forked from if no thread is left after a fork, and the imports opened no file and no GPU, and read
-   no variable that each rank has for itself. A program is not forked if a variable that was read has another value for
-   it, or if an imported file has changed.
-3. A program is forked twice. So it is an orphan, and the process that asked for it, which adopts orphans, is its
-   parent. It begins when that process has heard of it, and ends if that process never does: nothing runs twice.
+   no variable that differs between ranks. A program is not forked if it has another value of a variable that an import
+   read, or if an imported file has changed.
+3. A program is forked twice, so it is an orphan. The process that requested it adopts orphans, and becomes its parent.
+   The program begins once the requester knows its process ID, and ends if the requester is gone: nothing runs twice.
 4. A program takes over its streams, environment, arguments and signals, runs as ``__main__``, and ends as Python does.
-   Only the modules are left to the kernel: to free them is to copy what all programs share.
-5. A program of smddp's that starts others, such as a launcher, can be forked, too. Before it runs, it leaves a copy of
-   itself, which is its own warm parent.
+   Only the modules are left to the kernel: freeing them would copy the memory that all programs share.
+5. A program of smddp's own that starts others, such as a launcher, can be forked, too. Before it runs, it forks a copy
+   of itself as its own warm parent.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _SET_NAME = 15  # linux/prctl.h
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS = sorted(set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
 _ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)
-"""The first and the last address of that memory: fields of /proc/self/stat, from 0 behind the name."""
+"""Begin and end of their memory: fields of /proc/self/stat, from 0 after the name."""
 _PIECE_BYTES = 1 << 20
 _LOOK_SECONDS = 0.0002
 _MOST_PASSED = 16
-"""Descriptors with a request."""
+"""Limit of descriptors in one request."""
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 _LOST_OUTPUT = 120
 """Python's own exit code if output could not be written."""
@@ -64,39 +64,39 @@ own_parent: tuple[socket.socket, int] | None = None
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What a fork is to become."""
+    """The program that a forked process becomes."""
 
     command: Sequence[str]
     """Python; a script, or -m and a module; arguments."""
     environ: Mapping[str, str]
     descriptors: Mapping[int, int] = field(default_factory=dict)
-    """What was received, by the number that it gets; it inherits the other streams."""
+    """The received descriptors, by their numbers in the program. It inherits the other streams."""
     directory: str = "."
     new_session: bool = False
     umask: int = -1
-    """-1: that of its warm parent."""
+    """-1 keeps the warm parent's."""
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a program of smddp's, such as a launcher: it imports little, and starts others."""
+        """Whether this is smddp's own program, such as a launcher: it imports little, and starts others."""
         return self.command[1] == "-m" and self.command[2].startswith(f"{_PACKAGE}.")
 
     @property
     def imported(self) -> Sequence[str]:
-        """The modules that are to run, and that an import of this process has run already: others may refer to them."""
+        """The modules to run that this process has imported already. Other modules may refer to them."""
         names = (self.command[2], f"{self.command[2]}.__main__") if self.command[1] == "-m" else ()
         return [name for name in names if name in sys.modules]
 
 
 _imports: WarmImports
 _handlers: dict[int, Any]
-"""The handlers of the signals that a warm parent handles, as a program gets them."""
+"""The handlers from before `_outlive_signals`, which a program gets back."""
 
 
 def main(descriptor: int, is_tied: int) -> None:
-    """Serve the process at the other end of this socket, and become each rank that is forked.
+    """Serve the process at the other end of this socket; in each forked process, become its program.
 
-    With `is_tied` this process ends with the thread that started it.
+    With `is_tied`, the serving process ends with the thread that started it.
     """
     global _imports, _handlers
     if is_tied:
@@ -108,14 +108,14 @@ def main(descriptor: int, is_tied: int) -> None:
 
 
 def why_not_execute(environ: Mapping[str, str]) -> str:
-    """Return why a command with these variables must be started instead; empty if `execute` can run it."""
+    """Return why a command with these variables must be started anew; empty if `execute` can run it."""
     return _imports.why_not_for(environ)
 
 
 def execute(command: Sequence[str], environ: Mapping[str, str], *, begun: int) -> NoReturn:
-    """Run a command of this Python in this process, a forked one, as if it were executed.
+    """Run a command of this Python in this forked process, as exec would.
 
-    The descriptor `begun` is closed when it begins.
+    The descriptor `begun` is closed when the command begins.
     """
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python does when it starts
         signal.signal(number, signal.SIG_IGN)
@@ -129,7 +129,7 @@ def execute(command: Sequence[str], environ: Mapping[str, str], *, begun: int) -
 
 
 def _outlive_signals() -> dict[int, Any]:
-    """Handle signals without an effect, and return the handlers before: a stop of a process group is for the ranks.
+    """Let signals have no effect, and return the handlers before: a stop of a process group is for the ranks.
 
     Unlike SIG_IGN, a handler is not inherited through exec.
     """
@@ -141,7 +141,7 @@ def _outlive(_signal_number: int, _frame: object) -> None:
 
 
 def _prepare(order: Mapping[str, Any], connection: socket.socket) -> None:
-    """Import what is ordered, and answer whether programs can be forked."""
+    """Import the requested modules, and answer whether programs can be forked."""
     problem, note = "this Python is not a child of the process that started it", ""
     if os.getppid() == order["parent"]:
         problem, note = _imports.prepare(order["modules"], order["extras"], order["environ"], order["of_ranks"])
@@ -149,7 +149,7 @@ def _prepare(order: Mapping[str, Any], connection: socket.socket) -> None:
         problem = problem or hidden_by(Path(directory))
     _answer(connection, {"problem": problem, "note": note})
     _imports.keep_stamps()
-    gc.freeze()  # the garbage collector would copy what is shared
+    gc.freeze()  # the garbage collector would copy shared memory
 
 
 def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
@@ -176,7 +176,7 @@ def _answer(connection: socket.socket, answer: Mapping[str, Any]) -> None:
 
 
 def _serve(connection: socket.socket) -> _Program:
-    """Do what is ordered; return in each forked program only."""
+    """Answer requests; return only in a forked process, with its program."""
     while True:
         content, received = _receive(connection)
         if "modules" in content:
@@ -192,7 +192,7 @@ def _serve(connection: socket.socket) -> _Program:
         pid = -1 if problem else _fork_twice()
         if pid == 0:
             connection.close()
-            if not os.read(go, 1):  # whoever asked has not heard of this process, and may start the program anew
+            if not os.read(go, 1):  # the requester is gone, and may start the program anew
                 os._exit(0)
             os.close(go)
             return program
@@ -205,11 +205,11 @@ def _serve(connection: socket.socket) -> _Program:
 
 
 def _fork_twice() -> int:
-    """Return the process ID of an orphan of this process, and 0 in it; -1 if this host can't fork one."""
+    """Fork an orphan: return its process ID here and 0 in the orphan, or -1 if this host can't fork."""
     told, telling = os.pipe()
     if first := os.fork():
         os.close(telling)
-        os.waitpid(first, 0)  # from now on the rank has its new parent
+        os.waitpid(first, 0)  # from now on the orphan has its new parent
         with os.fdopen(told, "rb") as pipe:
             return int(pipe.read() or -1)
     first = os.getpid()
@@ -223,26 +223,26 @@ def _fork_twice() -> int:
         os._exit(0)
     os.close(told)
     os.close(telling)
-    while os.getppid() == first:  # it ends at once; what a rank reads of its parent must be true
+    while os.getppid() == first:  # it ends at once, and the program must see its new parent
         time.sleep(_LOOK_SECONDS)
     return 0
 
 
 def _become(program: _Program, begun: int | None = None) -> NoReturn:
-    """Take over what the program has for itself, as a start would give it, run it, and end; close `begun` before."""
+    """Make this process what a start would make it, close `begun`, run the program, and end."""
     global own_parent
-    above = max([*program.descriptors, 256]) + 1  # so that no copy has a number that another one gets
+    above = max([*program.descriptors, 256]) + 1  # no copy may have a number that the program needs
     kept = {number: fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for number, each in program.descriptors.items()}
     for each in program.descriptors.values():
         os.close(each)
     for number, each in kept.items():
         os.dup2(each, number)
         os.close(each)
-    # The last first, which are a rank's own: where the memory is too small for all, others find a rank by these.
+    # The last first: a rank's own, by which others find it, must fit even if the memory is too small for all.
     _show(_ENVIRONMENT, [f"{name}={value}" for name, value in reversed(list(program.environ.items()))])
     _show(_ARGUMENTS, program.command)
     os.environ.clear()
-    # What imports set and made is for programs that would import the same.
+    # What imports set and made is only for programs that would import the same.
     os.environ.update(program.environ if program.is_own else _imports.applied_to(program.environ))
     ctypes.CDLL(None).prctl(_SET_NAME, Path(program.command[0]).name.encode(), 0, 0, 0)
     if program.new_session:
@@ -264,19 +264,19 @@ def _become(program: _Program, begun: int | None = None) -> NoReturn:
     if begun is not None:
         os.close(begun)
     for name in program.imported:
-        del sys.modules[name]  # it would be there twice
+        del sys.modules[name]  # else there are two
     _end(_run(program.command))
 
 
 def _forget() -> None:
-    """Draw anew, or find again, what imports drew and found for their process."""
+    """Renew the random numbers and the cached facts that imports took for their own process."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
     if "multiprocessing.process" in sys.modules:
         processes: Any = sys.modules["multiprocessing.process"]
-        processes.current_process().authkey = os.urandom(32)  # it opens a manager to those that know it
+        processes.current_process().authkey = os.urandom(32)  # the key of a manager
         processes.ORIGINAL_DIR = str(Path.cwd())
     platform: Any = sys.modules.get("platform")
     if hasattr(platform, "_uname_cache"):
@@ -285,7 +285,7 @@ def _forget() -> None:
 
 
 def _leave_copy(begun: int | None) -> tuple[socket.socket, int]:
-    """Fork a copy of this process that serves it, and return the connection and the process ID."""
+    """Fork a copy as this process's warm parent, and return the connection and the process ID."""
     ours, theirs = socket.socketpair()
     if copied := os.fork():
         theirs.close()
@@ -298,7 +298,7 @@ def _leave_copy(begun: int | None) -> tuple[socket.socket, int]:
         _outlive_signals()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         _become(_serve(theirs))
-    finally:  # what called this function must not go on in two processes
+    finally:  # the caller must not continue in two processes
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 
@@ -324,7 +324,7 @@ def _open_stream(number: int, name: str, *, unbuffered: bool) -> None:
 
 
 def _show(fields: tuple[int, int], texts: Sequence[str]) -> None:
-    """Write the texts where /proc shows the arguments or the environment: others find a rank by them."""
+    """Write the texts where /proc shows the arguments or the environment, by which others find a rank."""
     stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     first, last = (int(stat[field]) for field in fields)
     block = b"".join(os.fsencode(each) + b"\0" for each in texts)[: last - first]

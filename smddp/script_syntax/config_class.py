@@ -1,6 +1,6 @@
-"""The dataclass that a script reads its hyperparameters into, made again from its syntax.
+"""The dataclass that a script reads its hyperparameters into, rebuilt from its syntax.
 
-The job's own reader (``smddp.job.hyperparameters``) then judges the hyperparameters by it, as it will in the job. A
+The job's own reader (``smddp.job.hyperparameters``) then checks the hyperparameters with it, as in the job. A
 part that the syntax does not decide gives no problem: a field of an unknown type takes every value, and a class with
 an unknown base, or made otherwise, is not read at all.
 """
@@ -38,7 +38,7 @@ _OF_DATACLASS = frozenset({"init", "repr", "eq", "order", "unsafe_hash", "frozen
 
 
 class _NotReadError(Exception):
-    """The syntax does not decide this part of a class."""
+    """This part of a class can't be determined from its syntax."""
 
 
 class UnknownValue:

@@ -59,7 +59,7 @@ from smddp.watch import Watch, Watchdog, is_hang, nccl_recorder
 
 logger = logging.getLogger(__name__)
 
-_PREPARING_SECONDS = 300.0  # of a script that never steps an optimizer, no more is told
+_PREPARING_SECONDS = 300.0  # then a script without optimizer steps gets no more lines
 
 _steps_taken = 0
 """Steps that the optimizers of this process took since ``run`` began."""
@@ -156,7 +156,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
             record_failure(output_dir, describe_error(error, cluster), keep_longer=again)
             return 1
         except KeyboardInterrupt:
-            logger.warning("interrupted before the ranks had met, exit code %d: nothing was saved", INTERRUPTED)
+            logger.warning("interrupted before all ranks had joined, exit code %d: nothing was saved", INTERRUPTED)
             return INTERRUPTED
         if cluster.is_main:
             watching.enter_context(Heartbeat("no step yet", until=lambda: _steps_taken > 0, most=_PREPARING_SECONDS))
@@ -167,7 +167,9 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
         work = partial(_check_and, work, membership) if preflight_collectives else work
         code = _train(work, job, membership, earlier, options)
     if code == 0 and question.answer and cluster.is_main:
-        logger.warning("the script ended with 0 after it was told to stop: it counts as done; else raise smddp.Stopped")
+        logger.warning(
+            "the script ended with 0 after it was told to stop: it counts as done; to resume, raise smddp.Stopped"
+        )
     if code in (0, RESUMABLE):
         report_file.forget(job.output_dir, earlier)
     return code
@@ -353,7 +355,7 @@ def _end_unheeded() -> None:
     """End the main thread at the point that SIGTERM interrupted, because the script never checks for a stop."""
     if _steps_taken:
         raise StoppedUnheeded(
-            "told to stop, and nothing in this script asks for that: what was done since its last checkpoint is lost. "
+            "told to stop, but this script never checks for a stop: the work since its last checkpoint is lost. "
             "Use smddp.Trainer, or ask job.stopping in the loop, save, and raise smddp.Stopped"
         )
     logger.info("told to stop before training began: nothing is lost")

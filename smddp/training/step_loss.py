@@ -62,7 +62,7 @@ class StepLoss:
         return self._over_ranks(losses.mean() if factor is None else losses.sum() * factor)
 
     def check_finite(self, step: int, loss: float) -> None:
-        """Raise TrainingDivergedError if neither the loss, a mean over the ranks, nor the weights are finite."""
+        """Raise TrainingDivergedError if a weight is not finite; check only if the mean ``loss`` is not finite."""
         if math.isfinite(loss):
             return
         self._weights.check_finite(step)

@@ -110,7 +110,7 @@ class TrainedModel:
                     counted(share.size, "share"),
                 )
         self.membership = membership
-        """With the share of the data that this rank computes on with others, under tensor parallelism."""
+        """Under tensor parallelism, with the share of the data that this rank shares with others."""
         self.device = membership.device if move_model else next(self.module.parameters()).device
         numbers = Precision(precision, self.device)
         if precision == "auto" and self._logs:
@@ -214,7 +214,7 @@ class TrainedModel:
             self._replica_check = ReplicaCheck(self._replica, self.module, membership, average)
         self._weights = ModelWeights(self.module, membership)
         self._loss = StepLoss(membership, self._weights)
-        self._has_compared = False  # the first loss, before a checkpoint has what it leads to
+        self._has_compared = False  # the first loss, before a checkpoint can contain its step
         self._items = ItemWeights(membership, self.device, accumulate, self.progress)
         self._optimized = self.optimizer_step.parameters()
         self._outside_gradients = OutsideGradients(self.optimizer_step, logs=self._logs)
@@ -227,7 +227,7 @@ class TrainedModel:
 
     @property
     def per_rank_state(self) -> dict[str, Stateful]:
-        """The parts of a checkpoint that each rank has for itself."""
+        """The parts of a checkpoint that differ between ranks."""
         return {} if self._powersgd is None else {"powersgd": self._powersgd}
 
     def restart(self) -> None:
@@ -278,7 +278,7 @@ class TrainedModel:
         """Take the step under way with fewer micro-batches, because the epoch has ended; return whether there is one.
 
         The gradient is the mean over the micro-batches of all ranks, which may have different numbers of them.
-        Collective. Raise ValueError on every rank if some have none.
+        Collective. Raise ValueError on every rank if some ranks have no micro-batch.
         """
         step = self.optimizer_step
         if step.accumulate == 1:
@@ -308,7 +308,7 @@ class TrainedModel:
         return self._loss.mean(self._items.loss_factor)
 
     def check_loss(self, loss: float) -> None:
-        """Raise TrainingDivergedError if neither the mean loss of the last step nor the weights are finite."""
+        """Raise TrainingDivergedError if a weight is not finite; check only if the mean ``loss`` is not finite."""
         self._loss.check_finite(self.progress.steps, loss)
 
     def check_weights(self) -> None:
@@ -346,7 +346,7 @@ class TrainedModel:
         return self._weights.are_exchanged()
 
     def _divide(self) -> None:
-        """Divide what a forward pass without a backward pass has left gathered."""
+        """Reshard the weights that a forward pass without a backward pass has left gathered."""
         for each in (self._replica, self.ema):
             if isinstance(each, ShardedModel):
                 each.divide()

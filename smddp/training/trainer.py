@@ -131,9 +131,9 @@ class Trainer(TrainingLoop):
                 None for no average.
             on_nonfinite: What to do with a step whose gradients are NaN or inf: ``"skip"`` the step, ``"raise"`` an
                 error, or ``"stop"``: raise it after a checkpoint of the state before the step. ``"rewind"`` loads the
-                newest checkpoint and goes on with the data behind the step: weights and steps go back, and the samples
-                since the checkpoint are passed over. This check waits for the GPU once a step. None checks only at
-                metric lines and saves whether the weights are finite.
+                newest checkpoint and continues with the next batch: weights and steps go back, the data do not, so the
+                samples since the checkpoint are not repeated. This check waits for the GPU once a step. None checks
+                only at metric lines and saves whether the weights are finite.
             rewinds: How often an attempt may go back by ``on_nonfinite="rewind"``; the next time is an error.
             check_replicas: Optimizer steps from one comparison of the ranks' weights to the next, bit by bit; each save
                 compares them, too. A difference is an error on all ranks that names the weight and the rank. None

@@ -55,14 +55,14 @@ class TrainingLoop:
         self._run = run
         self._report = report
         self._clock = clock
-        self._in_step = False  # whether the script works on a training batch; its work after `step` belongs to it, too
+        self._in_step = False  # whether the script works on a training batch; its work after `step` counts, too
         self._is_over = False  # whether to yield no further training batch after the optimizer step under way
         self._is_cut = False  # whether `_is_over` ended an epoch's batches early
         self._counts_steps = False  # whether the script loops over steps, not epochs
         self._last_step = math.inf
         self._has_batches = False  # whether the script has trained on what `batches` yields
         self._was_empty = False  # whether this epoch's batches ended without one
-        self._is_told = set[str]()  # the warnings that the script has had
+        self._is_told = set[str]()  # the warnings logged already
 
     @property
     def steps(self) -> int:
@@ -198,11 +198,12 @@ class TrainingLoop:
         script has.
 
         A loader that ``loader`` did not make causes a warning, because its position is in no checkpoint. If an epoch
-        ends within an optimizer step, by a ``break`` too, the step is taken with those micro-batches. Under
-        ``torch.no_grad``, and from an ``evaluation_loader``, batches are only moved.
+        ends within an optimizer step, by a ``break`` too, the step is taken with the micro-batches so far. Under
+        ``torch.no_grad``, batches are only moved. A long pass over an ``evaluation_loader`` begins with a
+        checkpoint; after each pass the random state is restored.
 
         Raises:
-            ValueError: A DataLoader would give all of the data to every rank; or the epoch's batches have ended before.
+            ValueError: A DataLoader would give all of the data to every rank; or the epoch has ended.
         """
         outlive_stop(loader)
         return self._evaluation_batches(loader) if is_evaluation(loader) else self._training_batches(loader)
@@ -250,13 +251,13 @@ class TrainingLoop:
             self._run.await_durable()
 
     def _check_new(self) -> None:
-        """Raise ValueError if the script can't make a training loader, or no other one."""
+        """Raise ValueError if a training loader exists, the run has started, or another Trainer runs the loop."""
         self._run.check_outer()
         if self._data.has_loader or self._run.has_started:
             raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
 
     def _after_step(self) -> None:
-        """Show an optimizer step of the model, and save or stop if due, unless a batch is under way."""
+        """Report an optimizer step. Save or stop if due, unless a batch is under way."""
         self._data.count_step()
         self._report.after_step()
         guard = self._trained.guard
@@ -274,7 +275,7 @@ class TrainingLoop:
             self._parts.note_weights()
 
     def _after_collective(self) -> None:
-        """Save or stop if due, unless a batch is under way: the script may evaluate, all ranks together."""
+        """Save or stop if due, unless a batch is under way: all ranks may be in an evaluation."""
         if not self._in_step:
             self._save_or_stop_if_due(Pause.COLLECTIVE)
 
@@ -293,7 +294,7 @@ class TrainingLoop:
         self._begin()
         keeps_position = data.is_training_loader(loader)
         was_empty = False  # a resume at an epoch's end yields one empty epoch
-        outside = clock.part if clock.part in ("training", "evaluation") else "other"  # the batch of another loader
+        outside = clock.part if clock.part in ("training", "evaluation") else "other"  # in another loader's batch
         clock.mark_start(self._progress.steps)
         while not self._cuts():
             is_empty = True
@@ -305,7 +306,7 @@ class TrainingLoop:
                     self._in_step = True
                     clock.enter("training")
                     yield batch
-                    if keeps_position:  # else it may come within a batch of the training loader
+                    if keeps_position:  # another loader may be within a training batch
                         data.settle()
                     self._save_or_stop_if_due(Pause.STEP)
                     if self._is_over and data.has_more(loader) and self._cuts():
@@ -357,7 +358,7 @@ class TrainingLoop:
         return self._progress.steps, self._trained.optimizer_step.micro_batch
 
     def _check_source(self) -> None:
-        """Warn once if ranks that share data step on batches from elsewhere: a plain DataLoader gives each rank all."""
+        """Warn once if several ranks step on batches from another loader: a plain DataLoader gives each rank all."""
         if self._has_batches:
             return
         ranks = self._membership.data_rank.size
@@ -366,7 +367,7 @@ class TrainingLoop:
                 f"trainer.step() trains on batches that come from neither trainer.loader() nor trainer.batches(). Each "
                 f"of the {ranks} ranks must read its own share of the data, and a plain DataLoader gives each rank all "
                 "of it: use trainer.batches(trainer.loader(dataset, batch_size=...)). If each rank reads its own "
-                "share, trainer.batches(loader) says so"
+                "share, use trainer.batches(loader)"
             )
 
     def _warn_once(self, message: str) -> None:

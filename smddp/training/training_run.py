@@ -1,15 +1,15 @@
-"""One training run: how far it has come, its checkpoints, and its stop.
+"""One training run: its progress, its checkpoints, and its stop.
 
 A stop loses no step; a sudden loss costs at most the time between two checkpoints. `SaveSchedule` decides when to save
-and when to stop; this file does it, when all ranks are between the same two steps. A moment is saved once the state is
-copied, while the write may be under way; it is durable once the checkpoint is on disk or in S3.
+and stop; `TrainingRun` does both, while all ranks are between the same two steps. A moment is saved once the state is
+copied, even if the write is under way; it is durable once the checkpoint is on disk or in S3.
 
 How a stop becomes a checkpoint:
 
 1. SIGTERM sets a flag on some ranks, at different moments.
 2. At a step that all ranks know in advance, `SaveSchedule.decide` tells each rank that a stop was requested somewhere.
 3. Every rank saves every run of the process (`_stop`), within the seconds that remain of the grace period.
-4. The ranks agree once more whether each of them saved. Only then do they raise `Stopped`; else all of them fail.
+4. The ranks agree once more whether all of them saved. If so, they raise `Stopped`; otherwise all of them fail.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class TrainingRun:
         """Raise ValueError if another Trainer saves the parts of this one."""
         if self.is_inner:
             raise ValueError(
-                "this Trainer is kept in state= of another one, whose loop it steps in: call the loader, resume, save, "
-                "epochs, steps_to, batches and finish_if of that one"
+                "this Trainer is in state= of another Trainer, whose loop it steps in: call loader, resume, save, "
+                "epochs, steps_to, batches and finish_if of that Trainer"
             )
 
     def resume(self) -> bool:
@@ -118,7 +118,7 @@ class TrainingRun:
         return found
 
     def rewind(self, event: str) -> None:
-        """Go back to the newest checkpoint because of an event in the last step; the data continue where they are.
+        """Go back to the newest checkpoint because of an event in the last step; the data continue after this step.
 
         Raise TrainingDivergedError if there is no checkpoint.
         """
@@ -131,18 +131,17 @@ class TrainingRun:
                 "earlier, by CheckpointPolicy(every=…), or give on_nonfinite='skip'"
             )
         if self._membership.cluster.is_main:
-            logger.warning("%s: back to the checkpoint of step %d; the data go on behind that step", event, loaded.step)
+            logger.warning("%s: back to the checkpoint of step %d; the data do not go back", event, loaded.step)
         self._clock.go_back(loaded.step, undone=self.progress.steps - loaded.step)
         self.progress.steps = loaded.step
-        self._metrics = {}  # of a step that is now to come again
+        self._metrics = {}  # of a step that will be taken again
         self._schedule.start(loaded.step, saved=loaded.step)
         self._parts.restart()
 
     def begin_anew(self) -> None:
         """Save from now on, without a checkpoint to resume.
 
-        Raise ValueError if a checkpoint exists, which should have been resumed before the first step; else as
-        ``resume``.
+        Raise ValueError if a checkpoint exists that was not resumed; other errors as in ``resume``.
         """
         run = self._open_run()
         run.checkpointer.lock_location()
@@ -155,7 +154,7 @@ class TrainingRun:
 
     @property
     def open_run(self) -> OpenRun:
-        """The part of this run that lives until the script ends; from the start on."""
+        """The part of this run that lives until the script ends. Call it after the start."""
         assert self._open is not None
         return self._open
 
@@ -168,8 +167,8 @@ class TrainingRun:
     def save_or_stop_if_due(self, pause: Pause, *, evaluation_batches: int = 0) -> None:
         """Save, or save and stop, if due.
 
-        Raise Stopped after the checkpoint of a stop, and CheckpointError if too many saves failed, or the save before a
-        stop. While the model holds exchanged weights, nothing is saved, and a stop waits.
+        Raise Stopped after the checkpoint of a stop, and CheckpointError if that save or too many others failed. While
+        the model has other weights than the trained ones, nothing is saved, and a stop waits.
         """
         run, step = self._open, self.progress.steps
         if self.is_inner or not self._schedule.is_due(pause, step):
@@ -246,11 +245,11 @@ class TrainingRun:
 
     @property
     def is_held(self) -> bool:
-        """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
+        """Whether the model has other weights than the trained ones, and those are in no checkpoint."""
         return self._open is not None and not self._is_saved and self._parts.has_other_weights()
 
     def check_unsaved(self) -> None:
-        """Raise an error if this moment is unsaved and may not be saved."""
+        """Raise the error that a save of this moment would raise, unless it is saved already."""
         if self._open is not None and not self._is_saved:
             self._check()
 
@@ -284,13 +283,13 @@ class TrainingRun:
     def leave_to_another(self, outer: Membership) -> None:
         """Let another Trainer save the parts of this one. Raise ValueError if it can't, or this run has started."""
         if self.is_inner or self.has_started:
-            raise ValueError("a Trainer in state= must be new: give it to one other, before it resumes or trains")
+            raise ValueError("a Trainer in state= must be new: give it to one Trainer, before it resumes or trains")
         if self._why_not_inner is not None:
             raise ValueError(self._why_not_inner)
         if outer.data_parallel != self._membership.data_parallel:
             raise ValueError(
-                "by tensor parallelism, several ranks compute on the same batches for one of the models, and not for "
-                "the one of a Trainer in state=: divide both models over the same mesh"
+                "by tensor parallelism, several ranks compute on the same batches for only one of two models, the "
+                "Trainer's and that of the Trainer in its state=: divide both models over the same mesh"
             )
         self.is_inner = True
         active_runs.discard(self)

@@ -33,7 +33,7 @@ SUPERVISOR = str(Path(__file__).with_name("host_supervisor.py"))
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SupervisedProgram:
-    """The order of a supervisor: a program, and the program's view of the machine."""
+    """What a supervisor is to run: a program, with its view of the machine."""
 
     name: str
     """Name of the host, for its program and in errors."""
@@ -62,9 +62,9 @@ class SupervisedProgram:
 
 
 class Supervised:
-    """A `HostProcess` behind a supervisor, wherever that runs: orders go in, output and the exit code come out.
+    """A `HostProcess` run by a supervisor, here or on another machine: it takes orders, and returns output and exit.
 
-    ``process`` is the supervisor, or a program that leads to it, with unbuffered pipes.
+    ``process`` is the supervisor, or a program connected to it, such as srun, with unbuffered pipes.
     """
 
     def __init__(self, program: SupervisedProgram, process: Process, output: BinaryIO) -> None:
@@ -73,15 +73,15 @@ class Supervised:
         self._process = process
         self._orders = process.stdin
         # Guards `_orders`: one thread waits and closes the pipe, another sends signals. Without the lock, a signal
-        # could go into a file that has got the descriptor of the pipe. A write under it ends when the supervisor reads,
-        # or ends.
+        # could be written to a file that reuses the pipe's descriptor. A write under the lock ends when the supervisor
+        # reads, or ends.
         self._sending = Lock()
         self._output = output
         self._send(json.dumps(asdict(program)).encode() + b"\n")
 
     @property
     def output(self) -> BinaryIO:
-        """Standard output and standard error together; no line of one is torn by the other."""
+        """Standard output and standard error together, as whole lines."""
         return self._output
 
     def signal(self, signum: int) -> None:
@@ -104,7 +104,7 @@ class Supervised:
         return Exit(code=as_shell(code), lost=None if self._killed else self._loss(code))
 
     def _loss(self, returncode: int) -> str | None:
-        """Return why a host that ended, and that this process did not kill, was lost; None if it was not."""
+        """Return why a host that ended was lost; None if it was not. Not called if this process killed it."""
         raise NotImplementedError
 
     def _abandon(self) -> None:
@@ -126,10 +126,10 @@ class Supervised:
 class SupervisedProcess(Supervised):
     """A process of this machine, through its supervisor's pipes.
 
-    ``log`` gets the output; with None, `output` has it. ``keep`` are descriptors that stay open in the supervisor, but
-    not in the program, until it has ended. ``umask`` is the program's; -1: this process's. ``warm`` forks the
-    supervisor and the program, unless there is a ``log``. Raise NoNamespacesError if this machine bars namespaces,
-    HostStartError with the reason for another failure.
+    The output goes to ``log``, or to `output` without a ``log``. ``keep`` are descriptors that stay open in the
+    supervisor, but not in the program, until the program ends. ``umask`` is the program's; -1: this process's.
+    ``warm`` forks the supervisor and the program, unless there is a ``log``. Raise NoNamespacesError if this machine
+    bars namespaces, HostStartError with the reason for another failure.
     """
 
     def __init__(

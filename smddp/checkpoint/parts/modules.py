@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class ModulePart:
-    """A module as a part of a checkpoint. Making it is collective if the ranks have pieces of the module.
+    """A module as a part of a checkpoint. Making it is collective for a sharded module.
 
-    Each save compares a hash of each frozen weight with the first one, on this rank's own values.
+    Each save compares a hash of each frozen weight's values on this rank with their first hash.
     """
 
     def __init__(self, name: str, module: nn.Module, ranks: Ranks, *, save_frozen: bool) -> None:
@@ -49,7 +49,7 @@ class ModulePart:
         return {plain_name(name) for name, _ in self.module.named_buffers()}
 
     def gather_state_dict(self, *, keep: bool) -> None:
-        """Find the weights that the next ``state_dict`` leaves out; collective if the ranks have pieces.
+        """Find the weights that the next ``state_dict`` leaves out; collective for a sharded module.
 
         Raise ValueError if adapters are merged into the weights: a resume would add them a second time.
         """
@@ -66,7 +66,7 @@ class ModulePart:
         def unchanged() -> set[str]:
             return {name for name, each in frozen.items() if self._is_unchanged(name, each)}
 
-        # Of a weight in pieces no rank's piece may have changed.
+        # A sharded weight is unchanged if no rank's piece has changed.
         names = set.intersection(*self._ranks.gather(unchanged)) if self._is_in_pieces else unchanged()
         before, self._left_out = self._left_out, {name: self._first[name] for name in self._first if name in names}
         if self._ranks.is_main and keep:
@@ -79,7 +79,7 @@ class ModulePart:
         """
         state = plain_state(self.module.state_dict())
         if self._left_out:
-            # A hook of the module may give other values by the same name: a resume would not find them equal.
+            # A hook of the module may return other values under the same name, which a resume would find changed.
             own = {name: _address(each) for name, each in _frozen(self.module).items()}
             here = {name for name in self._left_out if name in state and _address(state[name]) == own.get(name)}
             state = _with(state, {name: self._left_out[name] for name in here})
@@ -93,7 +93,7 @@ class ModulePart:
     def describe_left_out(self, state: Any) -> None:
         """Take the fingerprints of the weights that a saved state leaves out, for `check_state_dict`.
 
-        Collective if the ranks have pieces.
+        Collective for a sharded module.
         """
         saved = plain_state(state) if isinstance(state, Mapping) else {}
         names = {name for name, value in saved.items() if isinstance(value, LeftOut)}
@@ -150,7 +150,7 @@ class ModulePart:
         if not left_out:
             self.module.load_state_dict(state)
             return
-        # Not onto themselves: a layer that converts the values of an older version of it would convert its own.
+        # Do not load present values, either: a layer that converts values of an older version would convert them.
         there = OrderedDict((key, value) for key, value in state.items() if key not in left_out)
         setattr(there, METADATA, getattr(state, METADATA, None))
         result = self.module.load_state_dict(there, strict=False)
@@ -196,7 +196,7 @@ class ModulePart:
 
 
 def has_pieces(module: nn.Module) -> bool:
-    """Return whether each rank has pieces of a module, as DTensors."""
+    """Return whether a module is sharded: its weights or buffers are DTensors."""
     # The weights are no DTensors while a forward pass has them gathered.
     return has_shards(module) or any(map(is_dtensor, chain(module.parameters(), module.buffers())))
 
@@ -224,7 +224,7 @@ def _address(value: Any) -> tuple[int, torch.Size] | None:
 
 
 def has_bits(weight: Any) -> bool:
-    """Return whether a weight has bits to hash: what can't be saved either is told when it is saved."""
+    """Return whether a weight has bits to hash. Others can't be saved either, and the save reports them."""
     if not isinstance(weight, Tensor) or is_lazy(weight) or weight.is_meta or weight.is_quantized:
         return False
     return weight.layout == torch.strided

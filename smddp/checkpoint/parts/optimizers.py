@@ -82,10 +82,10 @@ class NamedOptimizer:
         return {**state, KIND: self._kind, SCRIPT_OPTIONS: copied(self.script_options())}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if kind or parameters do not fit, or options differ that may not. Change nothing."""
+        """Raise ValueError if kind or parameters do not fit, or an option differs that must not. Change nothing."""
         if (saved := state.get(KIND, self._kind)) != self._kind:
             raise ValueError(
-                f"it is one of another kind than this run's {self._kind}: {saved}; train with that, or start anew"
+                f"it is the state of {saved}, not of this run's {self._kind}: train with {saved}, or start anew"
             )
         check_optimizer(self.optimizer, state, by_name=self._saved_groups(state) is not None)
         self.changes = self._compare(state)
@@ -193,8 +193,8 @@ class NamedOptimizer:
             return saved
         if nameless and all(_PLACEHOLDER.fullmatch(name) for name in missing):
             raise ValueError(
-                "parameters that are none of the model's have no names, and this script gives its optimizer parameters "
-                "in another order than the checkpoint's: give the groups in that order, or make them the model's"
+                "parameters outside of the model have no names, and this script gives its optimizer the parameters in "
+                "another order than the checkpoint's: give them in that order, or register them in the model"
             )
         raise ValueError(
             f"it trained {len(saved_flat)} parameters and this one trains {len(own_flat)}; not in both: "
@@ -264,7 +264,7 @@ def weights_in_order(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[int
 
 
 def _with_tensors(present: Any, saved: Any, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value of a state with all tensors in it changed, as far as it has those of its saved value."""
+    """Return a value of a state. Each tensor that is also in the saved value is changed."""
     if isinstance(present, torch.Tensor) and isinstance(saved, torch.Tensor):
         return change(present, saved)
     if isinstance(present, dict) and isinstance(saved, dict):
@@ -298,14 +298,14 @@ def check_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, by_name: 
     for saved in groups:
         if missing := sorted(set(optimizer.defaults) - set(saved) - _NOT_OF_THE_KIND - _NEW):
             raise ValueError(
-                f"it is one of another kind than this run's {type(optimizer).__name__}: it has no "
+                f"it is the state of another optimizer than this run's {type(optimizer).__name__}: it lacks "
                 f"{shown_names(missing)}"
             )
         for name in _OF_THE_KIND & set(saved) & set(optimizer.defaults):
             if saved[name] != optimizer.defaults[name]:
                 raise ValueError(
-                    f"it is one of another kind than this run's {type(optimizer).__name__}: {name} was {saved[name]}, "
-                    f"and is {optimizer.defaults[name]}"
+                    f"it is the state of another optimizer than this run's {type(optimizer).__name__}: {name} was "
+                    f"{saved[name]}, and is {optimizer.defaults[name]}"
                 )
     if by_name:
         return

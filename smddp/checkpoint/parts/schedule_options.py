@@ -60,7 +60,7 @@ class Differences:
     """The differences between a saved schedule and this script's."""
 
     state: dict[str, Any]
-    """The saved state in the group order of this optimizer, without the options of its script."""
+    """The saved state, in this optimizer's group order, without `SCRIPT_OPTIONS`."""
 
     script: list[ScriptSchedule]
     """The options in the checkpoint's script, of the schedule and of each inner schedule."""
@@ -92,7 +92,7 @@ def with_states(scheduler: Any, state: dict[str, Any]) -> Iterator[tuple[Any, di
     schedulers, states = list(getattr(scheduler, _NESTED, ())), state.get(_NESTED, [])
     if len(schedulers) != len(states):
         raise ValueError(
-            f"its {type(scheduler).__name__} has {len(states)} schedules in it, and this script's has "
+            f"its {type(scheduler).__name__} has {len(states)} inner schedules, and this script's has "
             f"{len(schedulers)}: resume with the schedules that were saved, or start anew in another directory"
         )
     for each, saved in zip(schedulers, states, strict=True):
@@ -194,8 +194,8 @@ def _kinds(script: Sequence[ScriptSchedule]) -> str:
 
 def _of_another_kind(saved: str, own: str) -> ValueError:
     return ValueError(
-        f"it is that of a {saved}, and this script has a {own}: another schedule cannot resume from it; resume with "
-        "the one that was saved, or start anew in another directory"
+        f"it is the state of a {saved}, and this script has a {own}, which cannot resume from it; resume with a "
+        "schedule of the saved kind, or start anew in another directory"
     )
 
 
@@ -242,8 +242,8 @@ def _reorder(scheduler: Any, values: dict[str, Any], sources: Sequence[tuple[int
                 values[name] = type(value)(value[each[0]] for each in sources)
             elif not _is_torchs(scheduler) and not all(same(each, value[0]) for each in value):
                 raise ValueError(
-                    f"this script's groups of parameters are others than the checkpoint's, and {name} of "
-                    f"{type(scheduler).__name__} may be in the order of those: give the groups as they were saved"
+                    f"this script's parameter groups differ from the checkpoint's, and {name} of "
+                    f"{type(scheduler).__name__} may be in the checkpoint's order: give the groups as they were saved"
                 )
     return unlike
 

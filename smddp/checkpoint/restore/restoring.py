@@ -1,7 +1,7 @@
 """Restores one checkpoint: checks it on all ranks, then loads it on all. A run whose load fails must end.
 
 Notes on the order, each step agreed by all ranks before the next:
-  1. Rank 0 reads and verifies the checkpoint. Where the run has DTensors, each rank reads its own pieces of them.
+  1. Rank 0 reads and verifies the checkpoint. If the run has DTensors, each rank reads its own pieces of them.
   2. Rank 0 broadcasts the rest to the other ranks.
   3. Every rank checks that it fits: no part is missing, and none is of another model. Nothing has changed until then,
      so an error on any rank leaves all as they were.

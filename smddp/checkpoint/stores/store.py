@@ -177,7 +177,7 @@ def mentions(manifest: bytes, directory: str) -> bool:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a file is ours by its name, and so removed with its step or attempt."""
+    """Return whether smddp gives such a name to a file. Only such files are removed with their step."""
     name = name.removesuffix(PARTIAL_SUFFIX)
     return name == MANIFEST_NAME or is_file_name(name)
 

@@ -1,11 +1,11 @@
-"""An order of data: the samples of each micro-batch of this rank, the position in the epoch, and the cut of an epoch.
+"""An order of data: the samples of each micro-batch of this rank, the position, and the division of an epoch.
 
 The order lives in the main process of each rank; a loader's workers only fetch and decode. An order is a batch sampler
 for ``torch.utils.data.DataLoader(dataset, batch_sampler=order)``: any number of workers gives the same batches, and a
 batch fetched ahead does not count. Only `DataOrder.advance` moves the position.
 
-A cut is pure arithmetic on positions, without samples or progress. An optimizer step takes ``global_batch`` positions
-in a row; share ``micro_batch * world_size + rank`` of them is one micro-batch of a rank.
+The division is pure arithmetic on positions, without samples or progress. An optimizer step takes ``global_batch``
+positions in a row; share ``micro_batch * world_size + rank`` of them is one micro-batch of a rank.
 
 An epoch's order is a keyed pseudo-random permutation of range(size), computed index by index in constant memory. So a
 run can start anywhere in an epoch of any size without building, or agreeing on, a list of indices. It is for shuffling,
@@ -184,7 +184,7 @@ class DataOrder(Protocol):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Partition:
-    """The cut of one epoch. Fields that do not fit raise ValueError."""
+    """The division of an epoch into steps and micro-batches. Fields that do not fit raise ValueError."""
 
     size: int
     """Samples of the dataset: 1 to 2**63."""
@@ -199,7 +199,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         if self.tail not in get_args(Tail):
-            raise ValueError(f"tail is {self.tail!r}: it is one of {', '.join(map(repr, get_args(Tail)))}")
+            raise ValueError(f"tail is {self.tail!r}: give one of {', '.join(map(repr, get_args(Tail)))}")
         if not 1 <= self.size <= LARGEST_SIZE:
             raise ValueError(f"size is {self.size}: a dataset to train on has 1 to 2**63 samples")
         if self.accumulate < 1:
@@ -274,10 +274,10 @@ def _nearest_multiples(number: int, of: int) -> str:
 
 
 class MicroBatches(Iterator[list[int]]):
-    """Yields a list of indices for each micro-batch of one rank, from a step of the epoch to its end.
+    """Yields a list of indices for each micro-batch of one rank, from a given step to the end of the epoch.
 
-    It counts no optimizer steps, and a checkpoint does not keep it: the sampler does both. Its state is the position
-    behind the last micro-batch it returned. torchdata's StatefulDataLoader stores that state with each batch, so it
+    The sampler counts the optimizer steps and is saved in checkpoints; this iterator is not. Its state is the position
+    after the last micro-batch it returned. torchdata's StatefulDataLoader stores that state with each batch, so it
     knows the last batch it returned although its workers fetch ahead.
     """
 
@@ -290,10 +290,10 @@ class MicroBatches(Iterator[list[int]]):
         step: int,
         loaded: Callable[[int], None],
     ) -> None:
-        """Begin at ``step``, from 0; at the epoch's number of steps nothing is left.
+        """Begin at ``step``, counted from 0; the epoch's number of steps leaves no batch.
 
-        Without an ``order``, each position holds the sample of the same number. `load_state_dict` calls ``loaded`` with
-        the number of whole steps before the new position.
+        Without an ``order``, position n is sample n. `load_state_dict` calls ``loaded`` with the number of whole steps
+        before the new position.
         """
         self._partition = partition
         self._rank = rank

@@ -67,15 +67,13 @@ class HostShardedSampler(ElasticSampler):
         )
         hosts = len(sizes)
         if on_change not in get_args(OnChange):
-            raise ValueError(f"on_change is {on_change!r}: it is one of {', '.join(map(repr, get_args(OnChange)))}")
+            raise ValueError(f"on_change is {on_change!r}: give one of {', '.join(map(repr, get_args(OnChange)))}")
         if not 0 <= host < hosts:
-            raise ValueError(f"host is {host}, sizes are of {hosts} hosts: hosts go from 0, and each has a size")
+            raise ValueError(f"host is {host}, and sizes are of {hosts} hosts, counted from 0: give one of them")
         if not 0 <= local_rank < local_world_size:
-            raise ValueError(
-                f"local_rank is {local_rank}: it goes from 0 to local_world_size - 1 = {local_world_size - 1}"
-            )
+            raise ValueError(f"local_rank is {local_rank}: give 0 to local_world_size - 1 = {local_world_size - 1}")
         if fingerprints is not None and len(fingerprints) != hosts:
-            raise ValueError(f"there are {len(fingerprints)} fingerprints and {hosts} sizes: give one of each host")
+            raise ValueError(f"there are {len(fingerprints)} fingerprints and {hosts} sizes: give one for each host")
         smallest = min(sizes)
         if smallest < 1:
             raise ValueError(
@@ -141,7 +139,7 @@ class HostShardedSampler(ElasticSampler):
             if self.on_change == "refuse":
                 raise ValueError(
                     f"the position in the data was saved where {change}. Each host has other samples, so no order over "
-                    "all of them outlives that: resume with the same hosts and data, "
+                    "all of them survives that: resume with the same hosts and data, "
                     'or choose on_change="restart", which begins the epoch anew'
                 )
             state = {**state, "sizes": self.sizes, "consumed": 0}

@@ -84,7 +84,7 @@ class Interleave:
             ]
 
     def places(self, positions: Iterable[int]) -> Iterator[int]:
-        """Yield the sequence positions of the records at some positions of the epoch's order."""
+        """Yield the sequence position of the record at each position of the epoch's order."""
         held, places = (-1, -1), []
         for position in positions:
             step, slot = divmod(position, self.global_batch)
@@ -130,7 +130,7 @@ def read_micro_batches(
     """Yield the micro-batches of a rank from ``step`` to the end of the epoch; files are open only while it runs.
 
     The ranks' shares of a global batch are neighbours, and so are the micro-batches of a rank. Raise DataError if a
-    record cannot be read, AbandonedError once ``is_abandoned`` returns True (asked before each record).
+    record cannot be read, _AbandonedError once ``is_abandoned`` returns True (asked before each record).
     """
 
     def read(cursor: Cursor, place: int) -> RawRecord:
@@ -156,12 +156,12 @@ def read_micro_batches(
 
 
 def shares_of(cut: Partition) -> Partition:
-    """Return the same cut with all shares on one rank, in the order of the ranks."""
+    """Return the same partition with all shares on one rank, in the order of the ranks."""
     return replace(cut, world_size=1, accumulate=cut.shares)
 
 
 def _slots(lanes: Interleave, slots: range) -> Iterator[tuple[int, range]]:
-    """Yield the lanes that contain some slots of a global batch, each with its own slots among them."""
+    """Yield each lane that overlaps ``slots``, with the overlap counted from the lane's start."""
     for lane in range(slots.start // lanes.stride, (slots.stop - 1) // lanes.stride + 1):
         start = lane * lanes.stride
         yield lane, range(max(slots.start - start, 0), min(slots.stop - start, lanes.stride))

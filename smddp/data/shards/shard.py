@@ -74,8 +74,8 @@ def list_shards(source: Source) -> list[Blob]:
         name = blob.name.lower()
         if name.endswith(_COMPRESSED) and (".tar." in name or ".jsonl." in name or name.endswith(".tgz")):
             raise DataError(
-                f"{blob.name} in {source} is compressed: reading could not begin in its middle; decompress the shards "
-                "(images are compressed in themselves)"
+                f"{blob.name} in {source} is compressed: a read can't begin in its middle; decompress the shards "
+                "(image files stay compressed)"
             )
     shards = [blob for blob in blobs if _ending(blob.name)]
     if not shards:
@@ -121,7 +121,7 @@ def _ending(name: str) -> str | None:
 
 
 class _Bounded(io.RawIOBase):
-    """A file from a byte on that fetches its first ``size`` bytes, and the rest only when read beyond them."""
+    """A file, read from a byte on. It fetches ``size`` bytes, and more only when a read goes beyond them."""
 
     def __init__(self, source: Source, name: str, offset: int, size: int) -> None:
         self._source = source
@@ -150,7 +150,7 @@ class ShardSequence:
     """Maps a position in a sequence of shards to a shard and a record."""
 
     def __init__(self, source: Source, shards: Sequence[Shard], *, largest_record: int = LARGEST_RECORD) -> None:
-        """Put the shards in this order, one after the other; ``largest_record`` is a record's maximum bytes."""
+        """Join the shards in this order; ``largest_record`` is the maximum size of a record, in bytes."""
         self.source = source
         self.shards = shards
         self.largest_record = largest_record
@@ -228,5 +228,5 @@ class Cursor:
     def _ended(self, shard: Shard, reader: RecordReader) -> DataError:
         return DataError(
             f"{shard.name} in {self._sequence.source} ends after {reader.number} records, and has {shard.records} in "
-            "the index: it changed since that was made; restore it, or write the index anew and start a new run"
+            "the index: it changed after the index was written; restore it, or write the index anew and start a new run"
         )

@@ -68,7 +68,7 @@ def to_json(annotation: Any, value: Any, name: str, *, exact: bool = False) -> A
 
 
 def from_json(annotation: Any, value: Any, name: str, *, exact: bool = False) -> Any:
-    """Return the typed value of JSON data, the inverse of :func:`to_json`; HyperparameterError if it does not fit."""
+    """Return the typed value of JSON data, the inverse of `to_json`. Raise HyperparameterError if it does not fit."""
     if len(members(annotation)) > 1:
         return _union_from_json(annotation, value, name, exact=exact)
     container, arguments = get_origin(annotation) or annotation, get_args(annotation)
@@ -127,10 +127,10 @@ def build(
     base: Any = None,
     problems: Sequence[str] = (),
 ) -> Any:
-    """Build a dataclass from the values of some fields; raise HyperparameterError with all problems at once.
+    """Build a dataclass from values for some of its fields; raise HyperparameterError with all problems at once.
 
     ``decode`` converts a field's value; it gets the annotation, the value, the field's full name, and the current
-    value. Other fields take their values from ``base``, if any, or their defaults. ``problems`` are already known ones.
+    value. Other fields take their values from ``base``, if any, or their defaults. ``problems`` were found before.
     """
     fields = fields_of(cls)
     found = [*problems, *(unknown(cls, key) for key in given if key not in fields)]

@@ -32,7 +32,7 @@ def job(tmp_path: Path) -> TrainingJob:
         (lambda job: job.plot(), "mine has no log"),
         (lambda job: list(job.events()), "mine has no log"),
         (lambda job: list(job.lines()), "mine has no log"),
-        (lambda job: job.download("."), "is not in S3: there is nothing to download. Take it from there"),
+        (lambda job: job.download("."), "is not in S3, so it is not downloaded. Use it where it is"),
         (lambda job: job.resume(), r"can't be sent again; the next fit\(\) resumes"),
     ],
 )
@@ -54,7 +54,7 @@ def test_its_checkpoints_are_those_of_its_directory(job: TrainingJob) -> None:
 @pytest.mark.parametrize(
     ("instance_type", "wait", "on_event", "said"),
     [
-        ("local", True, "cat", "not told of jobs of instance_type='local'"),
+        ("local", True, "cat", "on_event gets nothing for instance_type='local'"),
         ("ml.m5.xlarge", False, "cat", r"Give it to job.wait\(\), or pass wait=True"),
         ("ml.m5.xlarge", True, 3, "on_event is 3"),
     ],

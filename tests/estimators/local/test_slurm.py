@@ -185,7 +185,7 @@ def test_a_job_that_waits_for_nodes_says_so_and_can_be_stopped(platform: LocalSa
             "ClientError: algo-",
         ),
         ("true", {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 3, "VolumeSizeInGB": 1}},
-         "Slurm gives no 3 nodes: salloc: error: "),
+         "Slurm did not allocate 3 nodes: salloc: error: "),
     ],
 )  # fmt: skip
 def test_what_goes_wrong_is_the_jobs_failure_reason(

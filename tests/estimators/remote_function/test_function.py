@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a lambda": (lambda _: remote(lambda: 1, **options())(), r"is a lambda, .*serializer='cloudpickle'"),
     "a closure": (lambda _: remote(local(), **options())(), "is defined in another function"),
     "a notebook's": (lambda _: remote(notebook_function(), **options())(1), "is defined in a notebook"),
-    "hidden by another": (lambda training: remote(training.shown, **options())(), "something else than this function"),
+    "hidden by another": (lambda training: remote(training.shown, **options())(), "is no longer this function"),
     "of a package": (lambda _: remote(json.loads, **options())("1"), "is in an installed package"),
     "code on S3": (lambda training: training.train_it.options(source_dir="s3://a/b")(1), "source_dir is s3://a/b"),
     "code elsewhere": (lambda training: training.train_it.options(source_dir="/tmp")(1), "is imported from .*project"),

@@ -147,6 +147,6 @@ def test_code_that_s3_does_not_take_is_refused_before_it_is_sent(
 ) -> None:
     monkeypatch.setattr(request_code, "LARGEST", 3)
     with pytest.raises(
-        EstimatorError, match=r"^The job was not sent: the code has 8 bytes, packed; S3 takes 3\. Name what"
+        EstimatorError, match=r"^The job was not sent: the packed code has 8 bytes; S3 takes at most 3\. Name what"
     ):
         request_code.upload(io.BytesIO(ARCHIVE), DIGEST, {}, sagemaker_session)

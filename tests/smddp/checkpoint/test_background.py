@@ -362,7 +362,7 @@ def test_a_moment_whose_save_failed_is_saved_again(
         until_idle(run.checkpointer)
     run.checkpointer.make_durable(Moment(step=1), seconds=60)
     assert "Input/output error" in caplog.text
-    assert "; it is made again" in caplog.text
+    assert "; it is repeated" in caplog.text
     assert [info.step for info in list_checkpoints(run.directory) if info.valid] == [1]
 
 

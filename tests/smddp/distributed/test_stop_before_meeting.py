@@ -45,8 +45,8 @@ def start(directory: Path, rank: int, port: int) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("signum", "code", "said"),
     [
-        (signal.SIGTERM, 75, "told to stop before the ranks had met"),
-        (signal.SIGINT, 130, "interrupted before the ranks had met"),
+        (signal.SIGTERM, 75, "told to stop before all ranks had joined"),
+        (signal.SIGINT, 130, "interrupted before all ranks had joined"),
     ],
 )
 def test_a_signal_ends_each_rank_that_waits(tmp_path: Path, port: int, signum: int, code: int, said: str) -> None:

@@ -73,7 +73,7 @@ def test_an_attempt_that_began_before_its_past_is_told() -> None:
     first = attempt(5000, step=10, saved=(10,), end="stopped", number=1)
     second = attempt(100, resumed=10, step=20, saved=(20,), end="finished", number=2)  # on a host that is late
     (problem,) = join_attempts([first, second], now=1e9).problems
-    assert problem.startswith(f"attempt {second.id} continued from step 10, which only an attempt saved that began")
+    assert problem.startswith(f"attempt {second.id} continued from step 10, saved only by an attempt that began")
     in_order = replace(second, launched=6000.0, began=6000.0)
     older = attempt(100, resumed=7, step=9, end="stopped", number=3)  # its checkpoint is from before the ledger
     assert not join_attempts([older, first, in_order], now=1e9).problems

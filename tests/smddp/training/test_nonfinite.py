@@ -348,7 +348,7 @@ def test_a_rewind_is_a_resume_that_passes_over_the_samples(tmp_path: Path, preci
 def test_a_rewind_is_in_the_next_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path)})
     Noisy(job, {4}, on_nonfinite="rewind").train()
-    assert "back to the checkpoint of step 2; the data go on behind that step" in caplog.text
+    assert "back to the checkpoint of step 2; the data do not go back" in caplog.text
     newest = list_checkpoints(str(job.checkpoint_dir))[-1].manifest
     assert newest is not None
     assert (newest.step, newest.epoch) == (4, 1)

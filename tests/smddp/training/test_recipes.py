@@ -102,14 +102,14 @@ def test_a_stop_between_the_steps_of_two_trainers_saves_both_after_the_batch(job
 
 def test_a_trainer_that_another_keeps_has_no_loop_of_its_own(job: Job) -> None:
     pair = Pair(job)
-    loop_of_its_own = "call the loader, resume, save, epochs, steps_to, batches and finish_if of that one"
+    loop_of_its_own = "call loader, resume, save, epochs, steps_to, batches and finish_if of that Trainer"
     actions = (pair.inner.resume, pair.inner.save, lambda: next(pair.inner.epochs(1)), lambda: pair.inner.loader([]))
     actions += (lambda: pair.inner.finish_if(True),)
     for action in actions:
         with pytest.raises(ValueError, match=loop_of_its_own):
             action()
     optimizer = torch.optim.SGD(pair.second.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="give it to one other"):
+    with pytest.raises(ValueError, match="give it to one Trainer"):
         Trainer(job, pair.second, optimizer, name="third", state={"inner": pair.inner})
     pair.outer.resume()
     with pytest.raises(ValueError, match="before it resumes or trains"):

@@ -213,7 +213,7 @@ def test_what_would_go_wrong_in_silence_is_refused_by_name(run_ranks: Callable[.
         "its weights are divided among 1 of 2 ranks",
         "data that is sharded by host gives each rank other samples, and tensor parallelism needs the same ones",
         "this DataLoader reads another share of the data than this rank computes on, by tensor parallelism",
-        "by tensor parallelism, several ranks compute on the same batches for one of the models, and not for",
+        "by tensor parallelism, several ranks compute on the same batches for only one of two models",
         "0.weight is under tensor parallelism, and in no module that fully_shard was applied to",
         "ranks 0 and 1 have the same piece of 0.weight, with different values: make the model with the same seed",
         "by tensor parallelism, ranks 0 and 1 compute together on the same batches, and their losses are",

@@ -127,5 +127,5 @@ def _describe_progress(progress: JobProgress) -> dict[str, Any]:
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """Return a member after a change, which replaces single members of a structure."""
+    """Return a member after a change. A structure keeps the members that the change lacks."""
     return {**old, **new} if isinstance(old, dict) and isinstance(new, dict) else new

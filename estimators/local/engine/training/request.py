@@ -145,7 +145,7 @@ def _channels(members: Mapping[str, Any], default_mode: str) -> Iterator[InputCh
     for channel in channels:
         name, mode = channel["ChannelName"], channel.get("InputMode", default_mode)
         if name in (".", ".."):
-            raise invalid(f"InputDataConfig: {name!r} can't be a channel's name: it is no name of a directory.")
+            raise invalid(f"InputDataConfig: {name!r} can't be a channel's name: it is not the name of a directory.")
         source = channel["DataSource"]["S3DataSource"]
         kind, distribution = source["S3DataType"], source.get("S3DataDistributionType", "FullyReplicated")
         if kind not in ("S3Prefix", "ManifestFile", "AugmentedManifestFile"):

@@ -1,4 +1,4 @@
-"""The steps specific to a training job: its /opt/ml, its checkpoints in and out, and its model."""
+"""The steps specific to a training job: its /opt/ml, the transfers of its checkpoints, and its model."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _INSTEAD = {
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Hyperband:
-    """After how many values of the objective a training job may be stopped: from ``least`` to ``most``."""
+    """The number of the objective's values after which a training job may be stopped: ``least`` to ``most``."""
 
     least: int
     most: int
@@ -236,7 +236,7 @@ def _hyperband(config: Mapping[str, Any], static: Mapping[str, str]) -> Hyperban
     least, most = given.get("MinResource", 1), given.get("MaxResource", int(epochs) if epochs.isdecimal() else None)
     if most is None or most <= least:
         raise invalid(
-            f"HyperbandStrategyConfig has MinResource {least} and MaxResource {most}; give how many values of the "
-            "objective a whole training job reports as MaxResource, and fewer as MinResource."
+            f"HyperbandStrategyConfig has MinResource {least} and MaxResource {most}; MaxResource is the number of "
+            "values of the objective that a whole training job reports, MinResource a smaller number."
         )
     return Hyperband(least=least, most=most)

@@ -1,4 +1,4 @@
-"""Nodes that Slurm has allocated to a salloc, which gives them back once this process lets go or is gone."""
+"""Nodes allocated to a salloc process, which releases them if this process ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTLE_SECONDS = 10.0
 
 
 class Allocation:
-    """As many nodes as a job has hosts.
+    """The nodes of a job, one for each host.
 
     ``name`` is shown in squeue. ``cancelled`` is asked while the job waits in the queue; ``say`` writes a line about
     the wait into the log. Raise HostStartError with Slurm's words if it refuses, or if the job is cancelled.
@@ -61,7 +61,9 @@ class Allocation:
             if not self._granted:
                 self._salloc.wait(_RELEASE_SECONDS)
                 reading.join(_RELEASE_SECONDS)  # for the last of its words
-                raise HostStartError(f"Slurm gives no {nodes} nodes: {' '.join(self._words) or 'it does not say why'}")
+                raise HostStartError(
+                    f"Slurm did not allocate {nodes} nodes: {' '.join(self._words) or 'it does not say why'}"
+                )
             self.job, listed = self._granted
             self.addresses = slurm_program.addresses(listed)
             """Addresses by node name, in Slurm's order."""

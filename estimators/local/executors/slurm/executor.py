@@ -1,6 +1,6 @@
 """Run each host of a job as a Slurm task, in an allocation that lasts as long as an attempt of the job.
 
-A host is an srun here, and on the node the supervisor that starts the program and ends it.
+A host is an srun process here, and a supervisor on the node, which starts and ends the program.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SlurmCluster:
         return host if self._settings.isolated else self._addresses[host]
 
     def ml_root(self, host: str) -> PurePath:
-        """Return ``/opt/ml``, or, without namespaces, the directory itself."""
+        """Return ``/opt/ml``, or, without namespaces, the host's directory itself."""
         return _ML_ROOT if self._settings.isolated else self._roots[host]
 
     def start(self, host: HostSpec) -> SlurmHost:
@@ -198,7 +198,7 @@ class SlurmHost(Supervised):
         return lost
 
     def _read_status(self, status: IO[bytes], answers: queue.SimpleQueue[dict[str, Any]]) -> None:
-        """Find the supervisor's answer among the lines of srun, and log those to their end."""
+        """Find the supervisor's answers among srun's lines, and log all other lines."""
         with status:
             for line in status:
                 answer = None

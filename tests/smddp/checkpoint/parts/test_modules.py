@@ -172,7 +172,7 @@ def test_a_run_that_has_changed_them_can_not_go_back(tmp_path: Path) -> None:
 def test_a_first_save_without_a_load_before_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"call load\(\) or open\(\) before training"):
         checkpointer(tmp_path, fine_tuned()).save(1)
-    with pytest.raises(ValueError, match="save_frozen is 'no': True or False"):
+    with pytest.raises(ValueError, match="save_frozen is 'no': give True or False"):
         checkpointer(tmp_path, fine_tuned(), save_frozen="no")  # type: ignore[arg-type]
 
 

@@ -393,13 +393,13 @@ def test_a_change_in_a_nested_schedule_names_it(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("saved", "own", "told"),
     [
-        ("StepLR", "ExponentialLR", "it is that of a StepLR, and this script has a ExponentialLR"),
+        ("StepLR", "ExponentialLR", "it is the state of a StepLR, and this script has a ExponentialLR"),
         (
             "warm-up, then steps",
             "warm-up, then cycles",
             "SequentialLR of ConstantLR, MultiStepLR, and this script has a",
         ),
-        ("StepLR", "chained", "its ChainedScheduler has 0 schedules in it, and this script's has 2"),
+        ("StepLR", "chained", "its ChainedScheduler has 0 inner schedules, and this script's has 2"),
     ],
 )
 @pytest.mark.parametrize("on_change", ["keep", "take", "refuse"])
@@ -410,7 +410,7 @@ def test_another_kind_of_schedule_is_refused(saved: str, own: str, told: str, on
 
 def test_another_kind_of_schedule_is_refused_in_a_checkpoint_of_an_older_version() -> None:
     with pytest.raises(
-        ValueError, match="it is that of a schedule with gamma, step_size, and this script has a Cosine"
+        ValueError, match="it is the state of a schedule with gamma, step_size, and this script has a Cosine"
     ):
         Script(ALL["CosineAnnealingLR"]).resume(without_script(saved_after(3, ALL["StepLR"])))
 
@@ -521,5 +521,7 @@ def test_what_a_schedule_of_ones_own_has_for_each_group_is_not_guessed() -> None
             self.scales = [1.0, 2.0]
             super().__init__(optimizer)
 
-    with pytest.raises(ValueError, match="scales of Scaled may be in the order of those: give the groups as they were"):
+    with pytest.raises(
+        ValueError, match="scales of Scaled may be in the checkpoint's order: give the groups as they were"
+    ):
         Script(Scaled, reverse=True).resume(saved_after(2, Scaled))
