@@ -236,27 +236,29 @@ class ActiveRuns:
         self._trained: WeakSet[Run] = WeakSet()
         self._open: WeakSet[OpenRun] = WeakSet()
         self._own_loops: WeakSet[OwnLoop] = WeakSet()
-        self._script: ExitStack | None = None
+        self._saves: ExitStack | None = None
+        self._views: ExitStack | None = None
 
     @contextmanager
-    def until_script_ends(self, stack: ExitStack) -> Iterator[None]:
-        """Attach the saves of every run that begins in this context to the stack.
+    def until_script_ends(self, saves: ExitStack, views: ExitStack) -> Iterator[None]:
+        """Attach the saves and the view of every run that begins in this context to two stacks.
 
-        Closing the stack after success waits until the last checkpoints are durable; with an exception, ten seconds at
-        most.
+        Closing ``saves`` after success waits until the last checkpoints are durable; with an exception, ten seconds at
+        most. After success, close ``views`` later: what a view tells of the end depends on the saves.
         """
-        self._script, Checkpointer.observe = stack, self._observe
+        self._saves, self._views, Checkpointer.observe = saves, views, self._observe
         try:
             yield
         finally:
-            self._script = Checkpointer.observe = None
+            self._saves = self._views = Checkpointer.observe = None
 
-    def end_with_script(self, ending: AbstractContextManager[object]) -> bool:
+    def end_with_script(self, saves: AbstractContextManager[object]) -> bool:
         """Leave the context when the script ends under ``smddp.run``; return False outside of it."""
-        if self._script is None:
-            return False
-        self._script.enter_context(ending)
-        return True
+        return _enter(self._saves, saves)
+
+    def end_after_saves(self, view: AbstractContextManager[object]) -> bool:
+        """Leave the context when the script ends under ``smddp.run``, after a good end's saves; else return False."""
+        return _enter(self._views, view)
 
     def add(self, run: Run) -> None:
         """Register a run that may take steps."""
@@ -353,6 +355,12 @@ class ActiveRuns:
         """
         unsaved = sum(run.steps for run in list(self._trained) if not run.has_started)
         return unsaved + sum(run.unsaved_steps for run in self.open_runs())
+
+
+def _enter(stack: ExitStack | None, context: AbstractContextManager[object]) -> bool:
+    if stack is not None:
+        stack.enter_context(context)
+    return stack is not None
 
 
 active_runs = ActiveRuns()

@@ -252,7 +252,7 @@ def test_an_interrupted_wait_at_the_scripts_end_is_not_begun_anew(job: Job, monk
     monkeypatch.setattr(background_saves, "GRACE_SECONDS", 0.2)
     release = threading.Timer(20, released.set)
     release.start()
-    with pytest.raises(KeyboardInterrupt), ExitStack() as ending, active_runs.until_script_ends(ending):
+    with pytest.raises(KeyboardInterrupt), ExitStack() as saves, active_runs.until_script_ends(saves, ExitStack()):
         step(guard(job, every=1))
     assert not released.is_set()  # the exit did not wait for the save
     release.cancel()
