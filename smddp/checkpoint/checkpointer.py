@@ -305,20 +305,17 @@ class Checkpointer:
             return self._saves.wait(timeout)
 
     def finish(self) -> bool:
-        """Wait for the last save at the end of training. Log its failure if failures are tolerated.
+        """Wait for the last save, such as at the end of training. Log its failure if it is tolerated.
 
         Returns:
             True if the save is durable, or nothing was saved. False if it failed, now or in an earlier `check`.
 
         Raises:
-            CheckpointError: The save failed, and failures are not tolerated, or the cause is the state itself rather
-                than the disk, the network or the like.
+            CheckpointError: The save failed, and more saves in a row than are tolerated, or the cause is the state
+                itself rather than the disk, the network or the like.
         """
         with self._observed.stall():
-            is_durable = self._saves.finish()
-        if not is_durable and self._saves.is_main:
-            logger.error("training ends without its newest checkpoint: %s", self.last_resort())
-        return is_durable
+            return self._saves.finish()
 
     def make_durable(self, moment: Moment, *, seconds: float) -> None:
         """Return once a checkpoint of this moment is durable. Wait for a save in progress, and repeat a failed one.

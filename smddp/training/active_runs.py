@@ -188,8 +188,12 @@ class OpenRun:
 
     def _end_saves(self) -> None:
         with self.checkpointer:  # if `finish` raises or is interrupted, this waits ten seconds at most
-            self.checkpointer.finish()
-            if self._cluster.is_main and (lost := self.unsaved_steps) > 0:
+            is_durable = self.checkpointer.finish()
+            if not self._cluster.is_main:
+                return
+            if not is_durable:
+                logger.error("training ends without its newest checkpoint: %s", self.checkpointer.last_resort())
+            if (lost := self.unsaved_steps) > 0:
                 logger.warning(
                     "the script ended with %s in no checkpoint: another run would take them again; call "
                     "trainer.save() after the loop, or after a break out of it",

@@ -122,7 +122,6 @@ class TrainingRun:
 
         Raise TrainingDivergedError if there is no checkpoint.
         """
-        self.finish()
         kept = ["progress", *self._parts.position_parts()]
         loaded = None if self._open is None else self._open.checkpointer.load(kept=kept)
         if loaded is None:
@@ -302,9 +301,17 @@ class TrainingRun:
             self._open.checkpointer.wait()
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is durable, or log that it failed."""
-        if self._open is not None:
-            with self._clock.within("checkpoint"):
+        """Wait until the last checkpoint is durable. Repeat a failed save of this moment once, as a stop does.
+
+        Each failure is logged if it is tolerated, else raised.
+        """
+        if self._open is None:
+            return
+        with self._clock.within("checkpoint"):
+            if not self._open.checkpointer.finish() and self._is_saved:  # alike on all ranks, once the save has ended
+                if self._membership.cluster.is_main:
+                    logger.warning("the checkpoint of step %d is made again", self.progress.steps)
+                self.save(again=True)
                 self._open.checkpointer.finish()
 
     def _open_run(self) -> OpenRun:
@@ -349,7 +356,7 @@ class TrainingRun:
 
     @property
     def _is_saved(self) -> bool:
-        """Whether the newest save is of this moment; it may still be under way."""
+        """Whether the newest save is of this moment; it may still be under way, or have failed. Alike on all ranks."""
         if self._open is None or self._saved_as_finished != self.progress.finished:
             return False
         return self._open.checkpointer.newest == self._boundary

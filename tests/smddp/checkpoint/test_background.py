@@ -198,6 +198,27 @@ def test_the_first_few_failures_of_the_environment_are_tolerated_and_logged(
             save(6)
 
 
+@pytest.mark.parametrize("ways", [["finish"] * 3, ["wait", "check", "finish"], ["check", "finish", "next save"]])
+def test_a_failure_counts_whoever_hears_of_it(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, ways: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = new_run(tolerate_failures=2).checkpointer
+    monkeypatch.setattr(DirectoryStore, "write", fail)
+    hear = {
+        "finish": checkpointer.finish,
+        "check": checkpointer.check,
+        "wait": checkpointer.wait,
+        "next save": lambda: checkpointer.save(9),
+    }
+    for step, way in enumerate(ways, start=1):
+        checkpointer.save(step)
+        until_idle(checkpointer)
+        third = pytest.raises(CheckpointError, match="step-000000000003.*Input/output error")
+        with pytest.raises(CheckpointError) if way == "wait" else third if step == 3 else nullcontext():
+            hear[way]()
+    assert "this was failure 2 of 2 in a row that are tolerated" in caplog.text
+
+
 def test_what_is_no_failure_of_the_environment_is_never_tolerated(
     new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +397,7 @@ def test_the_last_save_may_fail_where_failures_are_tolerated(
     checkpointer.save(1)
     if tolerated:
         assert not checkpointer.finish()
-        assert "; training ends without it" in caplog.text
+        assert "; this was failure 1 of 1 in a row that are tolerated" in caplog.text
     else:
         with pytest.raises(CheckpointError, match="Input/output error"):
             checkpointer.finish()

@@ -148,7 +148,8 @@ def test_a_place_that_may_not_be_written_to_is_found_before_training(job: Job, m
         guard(job)
 
 
-def test_a_stop_saves_again_what_has_just_failed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def disk_that_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
     write = DirectoryStore.write
     broken = [True]
 
@@ -158,11 +159,40 @@ def test_a_stop_saves_again_what_has_just_failed(job: Job, monkeypatch: pytest.M
         write(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DirectoryStore, "write", fail_once)
+
+
+@pytest.mark.usefixtures("disk_that_fails_once")
+def test_a_stop_saves_again_what_has_just_failed(job: Job) -> None:
     guarded = guard(job, every=1)
     step(guarded)
     with pytest.raises(Stopped):
         stop_at_once(guarded)
     assert [(found.step, found.valid) for found in list_checkpoints(job.checkpoint_dir)] == [(1, True)]
+
+
+@pytest.mark.usefixtures("disk_that_fails_once")
+@pytest.mark.parametrize("is_heard_before", [False, True])
+def test_a_loops_end_saves_again_what_has_just_failed(
+    job: Job, is_heard_before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = guard(job, every=1)
+    step(guarded)
+    while is_heard_before and guarded.open_run.checkpointer.busy:
+        time.sleep(0.001)
+    guarded.save_or_stop_if_due(Pause.END)
+    guarded.finish()
+    assert caplog.messages[-1] == "the checkpoint of step 1 is made again"
+    assert [(found.step, found.valid) for found in list_checkpoints(job.checkpoint_dir)] == [(1, True)]
+
+
+def test_a_full_disk_ends_a_job_of_many_loops(job: Job, broken_disk: Callable[[], None]) -> None:
+    guarded = guard(job, every=1)
+    broken_disk()
+    step(guarded)
+    guarded.finish()  # the save and its repetition are two failures
+    step(guarded)
+    with pytest.raises(CheckpointError, match=r"step-000000000002.*I/O error"):
+        guarded.finish()
 
 
 def test_a_stop_right_after_a_resume_needs_no_save(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,16 +241,21 @@ def test_the_last_checkpoint_must_not_fail_where_no_failure_is_tolerated(
 def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_said(
     job: Job, broken_disk: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    guarded = guard(job, every=1)
-    step(guarded)
-    guarded.finish()
-    broken_disk()
-    step(guarded)
-    guarded.finish()
-    reason, consequence = caplog.messages[-2:]
-    assert "I/O error" in reason
-    assert reason.endswith("; training ends without it")
-    assert consequence.endswith("the next attempt resumes from " + str(job.checkpoint_dir / "step-000000000001"))
+    with ExitStack() as saves, active_runs.until_script_ends(saves, ExitStack()):
+        guarded = guard(job, every=1)
+        step(guarded)
+        guarded.finish()
+        broken_disk()
+        step(guarded)
+        guarded.finish()
+    *_, reason, consequence = caplog.messages
+    assert reason.endswith(
+        "I/O error; earlier ones are as they were; this was failure 2 of 2 in a row that are tolerated"
+    )
+    assert consequence == (
+        "training ends without its newest checkpoint: the next attempt resumes from "
+        f"{job.checkpoint_dir / 'step-000000000001'}"
+    )
 
 
 def test_who_waits_for_a_checkpoint_hears_that_it_failed(job: Job, broken_disk: Callable[[], None]) -> None:
