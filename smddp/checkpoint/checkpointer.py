@@ -360,6 +360,11 @@ class Checkpointer:
         return None if report is None else (report.step, self.path(report.step))
 
     @property
+    def is_newest_durable(self) -> bool:
+        """Whether the newest save is durable; False while it is under way, and once it has failed."""
+        return self._saves.is_last_durable
+
+    @property
     def loaded_step(self) -> int:
         """The step of the loaded checkpoint; 0 before."""
         return self._loaded_step

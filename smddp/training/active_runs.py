@@ -222,7 +222,7 @@ class Run(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
+        """Whether the model holds exchanged weights, and the trained weights are in no durable checkpoint."""
 
     def check_unsaved(self) -> None:
         """Raise an error if the current state may not be saved."""

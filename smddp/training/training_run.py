@@ -245,8 +245,13 @@ class TrainingRun:
 
     @property
     def is_held(self) -> bool:
-        """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
-        return self._open is not None and not self._is_saved and self._parts.has_other_weights()
+        """Whether the model holds exchanged weights, and the trained weights are in no durable checkpoint.
+
+        A save under way may still fail, and its repetition would save the exchanged weights.
+        """
+        if self._open is None or (self._is_saved and self._open.checkpointer.is_newest_durable):
+            return False
+        return self._parts.has_other_weights()
 
     def check_unsaved(self) -> None:
         """Raise an error if this moment is unsaved and may not be saved."""
@@ -389,9 +394,9 @@ class TrainingRun:
     def _tell_of_weights(self, waiting: str) -> None:
         self._tell_once(
             logging.WARNING if waiting == _THE_STOP else logging.INFO,
-            f"{waiting} is postponed: the model's weights are not those of step %d, and that step is not saved. Put "
-            "them back after the evaluation, or call trainer.save() before you exchange weights; trainer.ema needs no "
-            "exchange",
+            f"{waiting} is postponed: the model's weights are not those of step %d, and that step is not durable. Put "
+            "them back after the evaluation, or call trainer.save(wait=True) before you exchange weights; trainer.ema "
+            "needs no exchange",
             self.progress.steps,
         )
 
