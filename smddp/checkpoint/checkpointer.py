@@ -387,21 +387,19 @@ class Checkpointer:
         self._saves.prepare(self._opened().snapshotter.preparation)
 
     def close(self) -> None:
-        """Wait for the save in progress, unlock the location and free the memory.
+        """Wait for the save in progress, unlock the location, free the memory, and close the listener.
 
         Raises:
             CheckpointError: The save failed.
         """
-        has_arrived = False
         try:
             self.wait()
-            has_arrived = self._has_arrived(_ARRIVAL_SECONDS)
+            self._has_arrived(_ARRIVAL_SECONDS)
         finally:
-            if not has_arrived:
-                self._stop_following()
             self._unlock_location()
             self._rank_saver = None
             self._is_closed = True
+            self._stop_following()
 
     def __enter__(self) -> Checkpointer:
         return self
