@@ -25,7 +25,6 @@ from typing import Any, Generic, TypeVar
 from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
 from smddp.checkpoint.save.commit import RankSaver, SaveFailedError
 from smddp.display_text import as_size, shown_path
-from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -197,12 +196,20 @@ class BackgroundSaves:
         return self._durable == self.count
 
     def prepare(self, preparation: Callable[[], Callable[[], None]]) -> None:
-        """Prepare the first save: call ``preparation`` now, and what it returns in the background."""
+        """Prepare the first save: call ``preparation`` now, and what it returns in the background.
+
+        A failure in the background is only logged: the first save does without the preparation.
+        """
         self.await_turn()
         allocate = preparation()
 
         def run(_cancelled: threading.Event) -> None:
-            allocate()
+            try:
+                allocate()
+            except Exception as error:  # not swallowed: the first save fails with its own, on all ranks
+                logger.warning(
+                    "could not take %s: %s: %s; the first save tries again", _WARMING_UP, type(error).__name__, error
+                )
 
         self._task.submit(run, name=_WARMING_UP)
 
@@ -224,11 +231,11 @@ class BackgroundSaves:
         With a ``failure`` of this rank, the save fails on all ranks, and the failure is raised here.
         """
         self.count += 1
-        earlier: CheckpointError | None = None
+        earlier: Exception | None = None
         started = time.perf_counter()
         try:
             self.await_turn()
-        except CheckpointError as error:  # raised below: the other ranks may wait for this rank's result
+        except Exception as error:  # not swallowed: raised below, as the other ranks may wait for this rank's result
             earlier = error
         waited = time.perf_counter() - started
         request = rank_saver.request(self.count, moment, waited=waited, failure=failure)

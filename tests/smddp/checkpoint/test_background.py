@@ -19,6 +19,7 @@ from smddp.checkpoint.save.attempt import Moment
 from smddp.checkpoint.save.background_saves import BackgroundTask
 from smddp.checkpoint.save.device_copies import DeviceCopies
 from smddp.checkpoint.save.save_group import SaveGroup
+from smddp.checkpoint.save.staging import Staging
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener
 from smddp.distributed import Ranks
@@ -213,7 +214,7 @@ def test_a_failure_counts_whoever_hears_of_it(
     for step, way in enumerate(ways, start=1):
         checkpointer.save(step)
         until_idle(checkpointer)
-        third = pytest.raises(CheckpointError, match="step-000000000003.*Input/output error")
+        third = pytest.raises(CheckpointError, match=r"step-000000000003.*Input/output error")
         with pytest.raises(CheckpointError) if way == "wait" else third if step == 3 else nullcontext():
             hear[way]()
     assert "this was failure 2 of 2 in a row that are tolerated" in caplog.text
@@ -273,6 +274,24 @@ def test_warming_up_leaves_nothing_to_take_for_the_first_save(tmp_path: Path, ca
         caplog.clear()
         checkpointer.save(1)
         assert "taking 0.4 MB" not in caplog.text
+    checkpointer.close()
+    assert [info.valid for info in list_checkpoints(tmp_path)] == [True]
+
+
+def test_a_warming_up_that_finds_no_memory_is_told_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("2 GB")
+
+    checkpointer = Checkpointer(tmp_path, {"model": torch.nn.Linear(3, 3)})
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "prepare", full)
+        checkpointer.warm_up()
+        until_idle(checkpointer)
+        checkpointer.check()
+    assert caplog.messages == ["could not take the memory to save from: MemoryError: 2 GB; the first save tries again"]
+    checkpointer.save(1)
     checkpointer.close()
     assert [info.valid for info in list_checkpoints(tmp_path)] == [True]
 
