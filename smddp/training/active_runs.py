@@ -224,6 +224,10 @@ class Run(Protocol):
     def is_held(self) -> bool:
         """Whether the model holds exchanged weights, and the trained weights are in no durable checkpoint."""
 
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The location of a checkpoint of the current step; None before the first step, which needs none."""
+
     def check_unsaved(self) -> None:
         """Raise an error if the current state may not be saved."""
 

@@ -183,11 +183,7 @@ class TrainingRun:
             metrics=self._metrics_digest,
             evaluation_batches=evaluation_batches,
         )
-        if run is None:  # before the first epoch there is nothing to save or to lose
-            if decision.stop:
-                raise Stopped
-            return
-        if decision.failed:
+        if run is not None and decision.failed:
             raise failure or _failure(run.checkpointer, wait=_NEWS_SECONDS) or PeerFailedError(_ELSEWHERE)
         if decision.metrics_differ:
             self._tell_once(
@@ -202,9 +198,9 @@ class TrainingRun:
             return
         if decision.save:
             self.save()
-        if decision.stop:
-            self._stop(run, seconds_to_save(decision.stop_age, knows_slurm=self._membership.cluster.is_main))
-        if self._is_cold and pause is Pause.STEP:
+        if decision.stop:  # before the first epoch, too: this run has nothing to save, and others may have
+            self._stop(seconds_to_save(decision.stop_age, knows_slurm=self._membership.cluster.is_main))
+        if run is not None and self._is_cold and pause is Pause.STEP:
             self._is_cold = False
             run.checkpointer.warm_up()  # the optimizer has its state now
 
@@ -267,6 +263,11 @@ class TrainingRun:
         with self._clock.within("checkpoint"), self._random_state_to_save():
             self._open.checkpointer.make_durable(self._moment, seconds=seconds)
         self._open.saved()
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The location of a checkpoint of this step; None before the first step, which needs none."""
+        return None if self._open is None or self._boundary == (0, 0) else self._open.checkpointer.path(self.steps)
 
     @property
     def is_durable(self) -> bool:
@@ -405,10 +406,11 @@ class TrainingRun:
             self._told.add(message)
             logger.log(level, message, step)
 
-    def _stop(self, run: OpenRun, seconds: float) -> NoReturn:
+    def _stop(self, seconds: float) -> NoReturn:
         # Order: 1. save every run of the process; 2. agree with the other ranks in any case, so that a rank whose save
         # failed leaves none waiting; 3. close all saves of the process; 4. raise.
         step, epoch = self._boundary
+        runs = active_runs.saving_runs()
         failure: Exception | None = None
         try:
             active_runs.make_durable(seconds)
@@ -416,16 +418,14 @@ class TrainingRun:
             failure = error
         if self._schedule.any_failed(step, failed=failure is not None):
             failure = failure or PeerFailedError("another rank could not save it")
+            last_resort = "" if self._open is None else f"; {self._open.checkpointer.last_resort()}"
             raise CheckpointError(
-                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; "
-                f"{run.checkpointer.last_resort()}"
+                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}{last_resort}"
             ) from failure
         if self._membership.cluster.is_main:
-            there_is = (
-                f"the checkpoint is {shown_path(run.checkpointer.path(step))}"
-                if step or epoch
-                else "nothing was to be saved"
-            )
+            saved = [shown_path(path) for run in runs if (path := run.checkpoint_path) is not None]
+            are = "checkpoint is" if len(saved) == 1 else "checkpoints are"
+            there_is = f"the {are} {', '.join(saved)}" if saved else "nothing was to be saved"
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch + 1, there_is)
         active_runs.close_stopped()
         raise Stopped

@@ -17,7 +17,7 @@ from smddp.checkpoint.save import background_saves
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener, Store
-from smddp.distributed import Membership, join, leave
+from smddp.distributed import Membership, current_membership, join, leave
 from smddp.errors import CheckpointError
 from smddp.goodput import PartClock
 from smddp.job import Job
@@ -146,6 +146,33 @@ def test_a_place_that_may_not_be_written_to_is_found_before_training(job: Job, m
     monkeypatch.setattr(DirectoryStore, "check_writable", refuse)
     with pytest.raises(CheckpointError, match="run/checkpoints is read-only"):
         guard(job)
+
+
+def test_a_stop_that_a_run_meets_before_its_start_saves_the_others(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    critic, parts = job.part("critic"), Parts()
+    training = guard(critic)
+    step(training)
+    membership = current_membership()
+    assert membership is not None
+    unstarted = TrainingRun(job, membership, CheckpointPolicy(), parts, clock=PartClock())
+    with pytest.raises(Stopped):
+        stop_at_once(unstarted)
+    assert [found.step for found in list_checkpoints(critic.checkpoint_dir)] == [1]
+    assert caplog.messages[-1] == (
+        f"stopped at step 0, in epoch 1: the checkpoint is {critic.checkpoint_dir / 'step-000000000001'}"
+    )
+    assert training.open_run.was_stopped
+
+
+def test_a_stop_before_the_start_of_all_runs_saves_nothing(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    parts = Parts()
+    unstarted = TrainingRun(job, join(job.cluster), CheckpointPolicy(), parts, clock=PartClock())
+    with pytest.raises(Stopped):
+        stop_at_once(unstarted)
+    assert caplog.messages[-1] == "stopped at step 0, in epoch 1: nothing was to be saved"
+    assert not list(job.checkpoint_dir.glob("*"))
 
 
 @pytest.fixture
