@@ -361,7 +361,7 @@ class Checkpointer:
 
     @property
     def is_newest_durable(self) -> bool:
-        """Whether the newest save is durable; False while it is under way, and once it has failed."""
+        """Whether the newest save is durable, or none has begun; False while it is under way, or if it failed."""
         return self._saves.is_last_durable
 
     @property
