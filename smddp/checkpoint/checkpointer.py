@@ -306,20 +306,17 @@ class Checkpointer:
             return self._saves.wait(timeout)
 
     def finish(self) -> bool:
-        """Wait for the last save at the end of training. Log its failure if failures are tolerated.
+        """Wait for the last save, such as at the end of training. Log its failure if it is tolerated.
 
         Returns:
             True if the save is durable, or nothing was saved. False if it failed, now or in an earlier `check`.
 
         Raises:
-            CheckpointError: The save failed, and failures are not tolerated, or the cause is the state itself rather
-                than the disk, the network or the like.
+            CheckpointError: The save failed, and more saves in a row than are tolerated, or the cause is the state
+                itself rather than the disk, the network or the like.
         """
         with self._observed.stall():
-            is_durable = self._saves.finish()
-        if not is_durable and self._saves.is_main:
-            logger.error("training ends without its newest checkpoint: %s", self.last_resort())
-        return is_durable
+            return self._saves.finish()
 
     def make_durable(self, moment: Moment, *, seconds: float) -> None:
         """Return once a checkpoint of this moment is durable. Wait for a save in progress, and repeat a failed one.
@@ -364,6 +361,11 @@ class Checkpointer:
         return None if report is None else (report.step, self.path(report.step))
 
     @property
+    def is_newest_durable(self) -> bool:
+        """Whether the newest save is durable, or none has begun; False while it is under way, or if it failed."""
+        return self._saves.is_last_durable
+
+    @property
     def loaded_step(self) -> int:
         """The step of the loaded checkpoint; 0 before."""
         return self._loaded_step
@@ -386,21 +388,19 @@ class Checkpointer:
         self._saves.prepare(self._opened().snapshotter.preparation)
 
     def close(self) -> None:
-        """Wait for the save in progress, unlock the location and free the memory.
+        """Wait for the save in progress, unlock the location, free the memory, and close the listener.
 
         Raises:
             CheckpointError: The save failed.
         """
-        has_arrived = False
         try:
             self.wait()
-            has_arrived = self._has_arrived(_ARRIVAL_SECONDS)
+            self._has_arrived(_ARRIVAL_SECONDS)
         finally:
-            if not has_arrived:
-                self._stop_following()
             self._unlock_location()
             self._rank_saver = None
             self._is_closed = True
+            self._stop_following()
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -131,8 +131,12 @@ class OpenRun:
 
     def _end_saves(self) -> None:
         with self.checkpointer:  # if `finish` raises or is interrupted, this waits ten seconds at most
-            self.checkpointer.finish()
-            if self._cluster.is_main and (lost := self.unsaved_steps) > 0:
+            is_durable = self.checkpointer.finish()
+            if not self._cluster.is_main:
+                return
+            if not is_durable:
+                logger.error("training ends without its newest checkpoint: %s", self.checkpointer.last_resort())
+            if (lost := self.unsaved_steps) > 0:
                 logger.warning(
                     "the script ended with %s in no checkpoint: another run would take them again; call "
                     "trainer.save() after the loop, or after a break out of it",
@@ -161,7 +165,11 @@ class Run(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether the model holds exchanged weights, and the trained weights are in no checkpoint."""
+        """Whether the model holds exchanged weights, and the trained weights are in no durable checkpoint."""
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The location of a checkpoint of the current step; None before the first step, which needs none."""
 
     def check_unsaved(self) -> None:
         """Raise an error if the current state may not be saved."""
@@ -179,27 +187,29 @@ class ActiveRuns:
         self._trained: WeakSet[Run] = WeakSet()
         self._open: WeakSet[OpenRun] = WeakSet()
         self._own_loops: WeakSet[OwnLoop] = WeakSet()
-        self._script: ExitStack | None = None
+        self._saves: ExitStack | None = None
+        self._views: ExitStack | None = None
 
     @contextmanager
-    def until_script_ends(self, stack: ExitStack) -> Iterator[None]:
-        """Attach the saves of every run that begins in this context to the stack.
+    def until_script_ends(self, saves: ExitStack, views: ExitStack) -> Iterator[None]:
+        """Attach the saves and the view of every run that begins in this context to two stacks.
 
-        Closing the stack after success waits until the last checkpoints are durable; with an exception, ten seconds at
-        most.
+        Closing ``saves`` after success waits until the last checkpoints are durable; with an exception, ten seconds at
+        most. After success, close ``views`` later: what a view tells of the end depends on the saves.
         """
-        self._script, Checkpointer.observe = stack, self._observe
+        self._saves, self._views, Checkpointer.observe = saves, views, self._observe
         try:
             yield
         finally:
-            self._script = Checkpointer.observe = None
+            self._saves = self._views = Checkpointer.observe = None
 
-    def end_with_script(self, ending: AbstractContextManager[object]) -> bool:
+    def end_with_script(self, saves: AbstractContextManager[object]) -> bool:
         """Leave the context when the script ends under ``smddp.run``; return False outside of it."""
-        if self._script is None:
-            return False
-        self._script.enter_context(ending)
-        return True
+        return _enter(self._saves, saves)
+
+    def end_after_saves(self, view: AbstractContextManager[object]) -> bool:
+        """Leave the context when the script ends under ``smddp.run``, after a good end's saves; else return False."""
+        return _enter(self._views, view)
 
     def add(self, run: Run) -> None:
         """Register a run that may take steps."""
@@ -296,6 +306,12 @@ class ActiveRuns:
         """
         unsaved = sum(run.steps for run in list(self._trained) if not run.has_started)
         return unsaved + sum(run.unsaved_steps for run in self.open_runs())
+
+
+def _enter(stack: ExitStack | None, context: AbstractContextManager[object]) -> bool:
+    if stack is not None:
+        stack.enter_context(context)
+    return stack is not None
 
 
 active_runs = ActiveRuns()

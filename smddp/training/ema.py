@@ -26,8 +26,8 @@ _COARSE = (torch.half, torch.bfloat16)
 class ExponentialMovingAverage(AveragedModel):
     """An AveragedModel with ``average = decay × average + (1 - decay) × weights``, in evaluation mode.
 
-    It is a copy of the model, on its devices. The first update copies the weights. Floating-point buffers are averaged,
-    too, so that BatchNorm's running statistics fit the averaged weights; other buffers, such as
+    It is a copy of the model, on its devices. The first update copies the weights. Floating-point and complex buffers
+    are averaged, too, so that BatchNorm's running statistics fit the averaged weights; other buffers, such as
     ``num_batches_tracked``, are copied. A layer that is added or replaced later begins as a copy. Making it raises
     ValueError for a decay outside of 0 to 1, and for trained float16 or bfloat16 weights, which are too coarse.
 
@@ -63,7 +63,7 @@ class ExponentialMovingAverage(AveragedModel):
         kinds: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
         for average, value in zip(chain(*tensors_of(self.module)), chain(*tensors_of(model)), strict=True):
             own, new = local_values(average.detach()), local_values(value.detach())
-            if is_first or not own.dtype.is_floating_point:
+            if is_first or not (own.dtype.is_floating_point or own.dtype.is_complex):
                 own.copy_(new)
             else:
                 averages, values = kinds.setdefault((own.device, own.dtype), ([], []))

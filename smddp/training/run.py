@@ -205,27 +205,28 @@ def _train(
             hangs=active_runs.begin_hang,
             moves=active_runs.end_hang,
         )
-    saves = ExitStack()
+    ending = ExitStack()  # exits in reverse: after a failure, trackers need not wait for the saves
+    saves, views = ending.enter_context(ExitStack()), ending.enter_context(ExitStack())
     process = os.getpid()
-    # Order of a good end: 1. main returns, 2. the last checkpoints become durable, 3. the exit code is recorded, 4. the
-    # rank leaves the group. Order of a failure: 1. record this rank's own report, since the rest may be cut short,
-    # 2. let saves under way end, for ten seconds, 3. settle which rank failed first, 4. wait until the others have read
-    # it, 5. end, by force after 15 seconds. A rank that only lost contact skips 1, as the cause is another rank's, and
-    # ends its saves in step 5, where its trackers hear that the run has failed.
+    # Order of a good end: 1. main returns, 2. the last checkpoints become durable, 3. the trackers hear of the end,
+    # which is good only now, 4. the exit code is recorded, 5. the rank leaves the group. Order of a failure: 1. record
+    # this rank's own report, since the rest may be cut short, 2. tell the trackers, and let saves under way end, for
+    # ten seconds, 3. settle which rank failed first, 4. wait until the others have read it, 5. end, by force after
+    # 15 seconds. A rank that only lost contact skips 1, as the cause is another rank's, and does 2 within 5.
     try:
-        with _watchdog or nullcontext(), active_runs.until_script_ends(saves):
+        with _watchdog or nullcontext(), active_runs.until_script_ends(saves, views):
             code = _run_well(main)
         _end_fork(process, code)
-        lost = active_runs.steps_in_no_checkpoint() if code == RESUMABLE else 0
-        if code == RESUMABLE and not lost:
+        if code == RESUMABLE:
+            if lost := active_runs.steps_in_no_checkpoint():
+                raise CheckpointError(
+                    f"the script ended with exit code {RESUMABLE}, which promises that it can resume, and {lost} steps "
+                    "are in no checkpoint: call trainer.save(wait=True) before"
+                )
             active_runs.note_stop()
         following = _following_run(job)
         saves.close()  # waits until the last checkpoint is durable or has failed, with a log line
-        if lost:
-            raise CheckpointError(
-                f"the script ended with exit code {RESUMABLE}, which promises that it can resume, and {lost} steps are "
-                "in no checkpoint: call trainer.save(wait=True) before"
-            )
+        views.close()
     except BaseException as error:
         _end_fork(process, exit_code_of(error))
         code = exit_code_of(error)
@@ -240,7 +241,7 @@ def _train(
             if not lost_contact:
                 report = _with_reason_of_workers(report, job.output_dir, earlier)
                 record_failure(job.output_dir, report)  # at once: the rest may be cut short
-                saves.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
+                ending.__exit__(type(error), error, error.__traceback__)  # the other ranks save, too, and still wait
             settled = first_failure.settle(report, lost_contact=lost_contact)
             record_failure(job.output_dir, settled)
             if is_hang(settled):
@@ -254,7 +255,7 @@ def _train(
         first_failure.close()
         end_soon(membership)
         if code != INTERRUPTED:
-            saves.__exit__(type(error), error, error.__traceback__)  # trackers hear of the failure, if contact was lost
+            ending.__exit__(type(error), error, error.__traceback__)  # does nothing unless contact was lost
         active_runs.end_ledgers("failed")  # after Ctrl-C, no other line has
         return code
     first_failure.close(code=code)

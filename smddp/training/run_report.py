@@ -222,7 +222,7 @@ class RunView:
         step = run.checkpointer.loaded_step
         self._trackers.start(TrackedRun(id=self.run, step=step, job=self._job, part=self._name))
         self._tell_trackers()
-        if not active_runs.end_with_script(self):
+        if not active_runs.end_after_saves(self):
             weakref.finalize(self, self._ending.end_without_run, getattr(sys, "last_value", None))
         self._show_line()
 
@@ -301,9 +301,10 @@ class RunView:
                 epochs=self._epochs,
                 trainer=self._name,
             )
-        if error is None and not self._open_run.was_stopped:
+        status: Status = "failed" if error is not None else "stopped" if self._open_run.was_stopped else "finished"
+        if status == "finished":
             self._say_done()
-        self._ending.end("stopped" if self._open_run.was_stopped else "finished" if error is None else "failed")
+        self._ending.end(status)
 
     def _say_done(self) -> None:
         progress, model, saved = self._progress, self._ending.model, self._newest_checkpoint()

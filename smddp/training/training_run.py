@@ -122,7 +122,6 @@ class TrainingRun:
 
         Raise TrainingDivergedError if there is no checkpoint.
         """
-        self.finish()
         kept = ["progress", *self._parts.position_parts()]
         loaded = None if self._open is None else self._open.checkpointer.load(kept=kept)
         if loaded is None:
@@ -183,11 +182,7 @@ class TrainingRun:
             metrics=self._metrics_digest,
             evaluation_batches=evaluation_batches,
         )
-        if run is None:  # before the first epoch there is nothing to save or to lose
-            if decision.stop:
-                raise Stopped
-            return
-        if decision.failed:
+        if run is not None and decision.failed:
             raise failure or _failure(run.checkpointer, wait=_NEWS_SECONDS) or PeerFailedError(_ELSEWHERE)
         if decision.metrics_differ:
             self._tell_once(
@@ -202,9 +197,9 @@ class TrainingRun:
             return
         if decision.save:
             self.save()
-        if decision.stop:
-            self._stop(run, seconds_to_save(decision.stop_age, knows_slurm=self._membership.cluster.is_main))
-        if self._is_cold and pause is Pause.STEP:
+        if decision.stop:  # before the first epoch, too: this run has nothing to save, and others may have
+            self._stop(seconds_to_save(decision.stop_age, knows_slurm=self._membership.cluster.is_main))
+        if run is not None and self._is_cold and pause is Pause.STEP:
             self._is_cold = False
             run.checkpointer.warm_up()  # the optimizer has its state now
 
@@ -245,8 +240,13 @@ class TrainingRun:
 
     @property
     def is_held(self) -> bool:
-        """Whether the model has other weights than the trained ones, and those are in no checkpoint."""
-        return self._open is not None and not self._is_saved and self._parts.has_other_weights()
+        """Whether the model has other weights than the trained ones, and those are in no durable checkpoint.
+
+        A save under way may still fail, and its repetition would save the exchanged weights.
+        """
+        if self._open is None or (self._is_saved and self._open.checkpointer.is_newest_durable):
+            return False
+        return self._parts.has_other_weights()
 
     def check_unsaved(self) -> None:
         """Raise the error that a save of this moment would raise, unless it is saved already."""
@@ -262,6 +262,11 @@ class TrainingRun:
         with self._clock.within("checkpoint"), self._random_state_to_save():
             self._open.checkpointer.make_durable(self._moment, seconds=seconds)
         self._open.saved()
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """The location of a checkpoint of this step; None before the first step, which needs none."""
+        return None if self._open is None or self._boundary == (0, 0) else self._open.checkpointer.path(self.steps)
 
     @property
     def is_durable(self) -> bool:
@@ -301,9 +306,17 @@ class TrainingRun:
             self._open.checkpointer.wait()
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is durable, or log that it failed."""
-        if self._open is not None:
-            with self._clock.within("checkpoint"):
+        """Wait until the last checkpoint is durable. Repeat a failed save of this moment once, as a stop does.
+
+        Each failure is logged if it is tolerated, else raised.
+        """
+        if self._open is None:
+            return
+        with self._clock.within("checkpoint"):
+            if not self._open.checkpointer.finish() and self._is_saved:  # alike on all ranks, once the save has ended
+                if self._membership.cluster.is_main:
+                    logger.warning("the checkpoint of step %d is made again", self.progress.steps)
+                self.save(again=True)
                 self._open.checkpointer.finish()
 
     def _open_run(self) -> OpenRun:
@@ -348,7 +361,7 @@ class TrainingRun:
 
     @property
     def _is_saved(self) -> bool:
-        """Whether the newest save is of this moment; it may still be under way."""
+        """Whether the newest save is of this moment; it may still be under way, or have failed. Alike on all ranks."""
         if self._open is None or self._saved_as_finished != self.progress.finished:
             return False
         return self._open.checkpointer.newest == self._boundary
@@ -381,9 +394,9 @@ class TrainingRun:
     def _tell_of_weights(self, waiting: str) -> None:
         self._tell_once(
             logging.WARNING if waiting == _THE_STOP else logging.INFO,
-            f"{waiting} is postponed: the model's weights are not those of step %d, and that step is not saved. Put "
-            "them back after the evaluation, or call trainer.save() before you exchange weights; trainer.ema needs no "
-            "exchange",
+            f"{waiting} is postponed: the model's weights are not those of step %d, and that step is not durable. Put "
+            "them back after the evaluation, or call trainer.save(wait=True) before you exchange weights; trainer.ema "
+            "needs no exchange",
             self.progress.steps,
         )
 
@@ -392,10 +405,11 @@ class TrainingRun:
             self._told.add(message)
             logger.log(level, message, step)
 
-    def _stop(self, run: OpenRun, seconds: float) -> NoReturn:
+    def _stop(self, seconds: float) -> NoReturn:
         # Order: 1. save every run of the process; 2. agree with the other ranks in any case, so that a rank whose save
         # failed leaves none waiting; 3. close all saves of the process; 4. raise.
         step, epoch = self._boundary
+        runs = active_runs.saving_runs()
         failure: Exception | None = None
         try:
             active_runs.make_durable(seconds)
@@ -403,16 +417,14 @@ class TrainingRun:
             failure = error
         if self._schedule.any_failed(step, failed=failure is not None):
             failure = failure or PeerFailedError("another rank could not save it")
+            last_resort = "" if self._open is None else f"; {self._open.checkpointer.last_resort()}"
             raise CheckpointError(
-                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}; "
-                f"{run.checkpointer.last_resort()}"
+                f"told to stop at step {step}, and its checkpoint cannot be relied on: {failure}{last_resort}"
             ) from failure
         if self._membership.cluster.is_main:
-            there_is = (
-                f"the checkpoint is {shown_path(run.checkpointer.path(step))}"
-                if step or epoch
-                else "nothing was to be saved"
-            )
+            saved = [shown_path(path) for run in runs if (path := run.checkpoint_path) is not None]
+            are = "checkpoint is" if len(saved) == 1 else "checkpoints are"
+            there_is = f"the {are} {', '.join(saved)}" if saved else "nothing was to be saved"
             logger.info("stopped at step %d, in epoch %d: %s", step, epoch + 1, there_is)
         active_runs.close_stopped()
         raise Stopped

@@ -25,7 +25,6 @@ from typing import Any, Generic, TypeVar
 from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
 from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
 from smddp.display_text import as_size, shown_path
-from smddp.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -191,13 +190,26 @@ class BackgroundSaves:
         """Whether a save or the preparation is under way."""
         return self._task.under_way is not None
 
+    @property
+    def is_last_durable(self) -> bool:
+        """Whether the last save is durable, or none has begun."""
+        return self._durable == self.count
+
     def prepare(self, preparation: Callable[[], Callable[[], None]]) -> None:
-        """Prepare the first save: call ``preparation`` now, and what it returns in the background."""
+        """Prepare the first save: call ``preparation`` now, and what it returns in the background.
+
+        A failure in the background is only logged: the first save does without the preparation.
+        """
         self.await_turn()
         allocate = preparation()
 
         def run(_cancelled: threading.Event) -> None:
-            allocate()
+            try:
+                allocate()
+            except Exception as error:  # not swallowed: the first save fails with its own, on all ranks
+                logger.warning(
+                    "could not take %s: %s: %s; the first save tries again", _WARMING_UP, type(error).__name__, error
+                )
 
         self._task.submit(run, name=_WARMING_UP)
 
@@ -219,11 +231,11 @@ class BackgroundSaves:
         With a ``failure`` of this rank, the save fails on all ranks, and the failure is raised here.
         """
         self.count += 1
-        earlier: CheckpointError | None = None
+        earlier: Exception | None = None
         started = time.perf_counter()
         try:
             self.await_turn()
-        except CheckpointError as error:  # raised below: the other ranks may wait for this rank's result
+        except Exception as error:  # not swallowed: raised below, as the other ranks may wait for this rank's result
             earlier = error
         waited = time.perf_counter() - started
         request = rank_saver.request(self.count, moment, waited=waited, failure=failure)
@@ -234,30 +246,29 @@ class BackgroundSaves:
     def check(self) -> None:
         """Raise the error of a save that failed, or log it if it is tolerated."""
         try:
-            if self._task.result() is not None:
-                self._failures = 0
+            self._take_outcome()
         except SaveFailedError as error:
-            self._failures += 1
-            self._tolerate(
-                error,
-                self._failures <= self._tolerate_failures,
-                f"training continues, this was failure {self._failures} of {self._tolerate_failures} in a row that are "
-                "tolerated",
-            )
+            if not (self._failures <= self._tolerate_failures and error.environmental):
+                raise  # always if the state itself is the cause
+            if self.is_main:
+                logger.error(
+                    "%s; this was failure %d of %d in a row that are tolerated",
+                    error,
+                    self._failures,
+                    self._tolerate_failures,
+                )
 
     def wait(self, timeout: float | None = None) -> SaveReport | None:
         """Wait until the last save is durable; return None if it is not within the timeout. Raise its error."""
-        if self._task.wait(timeout) and self._task.result() is not None:
-            self._failures = 0
-        return self.last_report if self._durable == self.count else None
+        if self._task.wait(timeout):
+            self._take_outcome()
+        return self.last_report if self.is_last_durable else None
 
     def finish(self) -> bool:
-        """Wait for the last save, and return whether nothing is lost. Log its error if failures are tolerated."""
-        try:
-            return self.wait() is not None or self.count == 0
-        except SaveFailedError as error:
-            self._tolerate(error, self._tolerate_failures > 0, "training ends without it")
-            return False
+        """Wait for the last save, and return whether nothing is lost. Raise or log its error, as `check` does."""
+        self._task.wait()
+        self.check()
+        return self.is_last_durable
 
     def give_up(self) -> bool:
         """Wait ten seconds for a save in progress, and log its error; return whether it has ended."""
@@ -270,12 +281,14 @@ class BackgroundSaves:
             logger.error("%s", failure)
         return True
 
-    def _tolerate(self, error: SaveFailedError, is_tolerated: bool, what_next: str) -> None:
-        """Log the error of a save, or raise it. An error that the state itself causes is always raised."""
-        if not (is_tolerated and error.environmental):
-            raise error
-        if self.is_main:
-            logger.error("%s; %s", error, what_next)
+    def _take_outcome(self) -> None:
+        """Take the outcome of an ended save, once: count the failures in a row, and raise the failure."""
+        try:
+            if self._task.result() is not None:
+                self._failures = 0
+        except SaveFailedError:
+            self._failures += 1
+            raise
 
     def _save(self, rank_saver: RankSaver, request: SaveRequest, cancelled: threading.Event) -> SaveReport | None:
         """Save, report and prune, in the background thread."""

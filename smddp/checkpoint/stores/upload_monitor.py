@@ -119,7 +119,7 @@ class UploadMonitor(CommitListener):
         return settled.is_set()
 
     def close(self) -> None:
-        """Stop watching, after one second at most, and log the checkpoints that have not arrived."""
+        """Look once more and stop watching, after one second at most, and log the checkpoints that have not arrived."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
@@ -129,7 +129,9 @@ class UploadMonitor(CommitListener):
             logger.warning("%s; this process ends before it has seen them arrive", self._lateness(expected))
 
     def _watch(self) -> None:
-        while not self._closing.wait(min(_LONGEST_PAUSE, self._bound / 10)):
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(min(_LONGEST_PAUSE, self._bound / 10))  # `close` tells what this look misses
             with self._lock:
                 pending = list(self._expected.values())
             for expected in pending:

@@ -19,6 +19,7 @@ from smddp.checkpoint.save.attempt import Moment
 from smddp.checkpoint.save.background_saves import BackgroundTask
 from smddp.checkpoint.save.device_copies import DeviceCopies
 from smddp.checkpoint.save.save_group import SaveGroup
+from smddp.checkpoint.save.staging import Staging
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener
 from smddp.distributed import Ranks
@@ -198,6 +199,27 @@ def test_the_first_few_failures_of_the_environment_are_tolerated_and_logged(
             save(6)
 
 
+@pytest.mark.parametrize("ways", [["finish"] * 3, ["wait", "check", "finish"], ["check", "finish", "next save"]])
+def test_a_failure_counts_whoever_hears_of_it(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, ways: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = new_run(tolerate_failures=2).checkpointer
+    monkeypatch.setattr(DirectoryStore, "write", fail)
+    hear = {
+        "finish": checkpointer.finish,
+        "check": checkpointer.check,
+        "wait": checkpointer.wait,
+        "next save": lambda: checkpointer.save(9),
+    }
+    for step, way in enumerate(ways, start=1):
+        checkpointer.save(step)
+        until_idle(checkpointer)
+        third = pytest.raises(CheckpointError, match=r"step-000000000003.*Input/output error")
+        with pytest.raises(CheckpointError) if way == "wait" else third if step == 3 else nullcontext():
+            hear[way]()
+    assert "this was failure 2 of 2 in a row that are tolerated" in caplog.text
+
+
 def test_what_is_no_failure_of_the_environment_is_never_tolerated(
     new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +274,24 @@ def test_warming_up_leaves_nothing_to_take_for_the_first_save(tmp_path: Path, ca
         caplog.clear()
         checkpointer.save(1)
         assert "taking 0.4 MB" not in caplog.text
+    checkpointer.close()
+    assert [info.valid for info in list_checkpoints(tmp_path)] == [True]
+
+
+def test_a_warming_up_that_finds_no_memory_is_told_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("2 GB")
+
+    checkpointer = Checkpointer(tmp_path, {"model": torch.nn.Linear(3, 3)})
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "prepare", full)
+        checkpointer.warm_up()
+        until_idle(checkpointer)
+        checkpointer.check()
+    assert caplog.messages == ["could not take the memory to save from: MemoryError: 2 GB; the first save tries again"]
+    checkpointer.save(1)
     checkpointer.close()
     assert [info.valid for info in list_checkpoints(tmp_path)] == [True]
 
@@ -317,7 +357,7 @@ def test_a_closed_run_waits_for_the_second_place_only_if_its_last_save_is_durabl
     checkpointer.save(1)
     with pytest.raises(CheckpointError, match="I/O error") if fails else nullcontext():
         checkpointer.close()
-    assert watch.calls == (["close"] if fails else ["settle"])
+    assert watch.calls == (["close"] if fails else ["settle", "close"])
 
 
 def test_what_a_save_costs_counts_the_time_for_which_the_gpu_copied(
@@ -376,7 +416,7 @@ def test_the_last_save_may_fail_where_failures_are_tolerated(
     checkpointer.save(1)
     if tolerated:
         assert not checkpointer.finish()
-        assert "; training ends without it" in caplog.text
+        assert "; this was failure 1 of 1 in a row that are tolerated" in caplog.text
     else:
         with pytest.raises(CheckpointError, match="Input/output error"):
             checkpointer.finish()

@@ -46,6 +46,21 @@ def test_a_count_is_copied_and_a_buffer_that_the_module_replaced_is_followed() -
     assert torch.allclose(average.module[1].running_mean, torch.full((4,), expected))
 
 
+def test_complex_weights_and_buffers_are_averaged_as_by_torch() -> None:
+    model = nn.ParameterDict({"spectrum": nn.Parameter(torch.ones(3, dtype=torch.complex64))})
+    model.register_buffer("filter", torch.ones(2, dtype=torch.complex128))
+    ours = ExponentialMovingAverage(model, 0.9)
+    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(3):
+        model["spectrum"].data.add_(1.0 + 2.0j)
+        model.get_buffer("filter").mul_(1.0j)
+        ours.update_parameters(model)
+        theirs.update_parameters(model)
+    assert not torch.equal(ours.module["spectrum"], model["spectrum"])
+    for name, value in theirs.module.state_dict().items():
+        assert torch.equal(ours.module.state_dict()[name], value), name
+
+
 def test_weights_that_are_one_stay_one() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight

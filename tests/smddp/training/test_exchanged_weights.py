@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,8 +14,10 @@ from torch.utils.data import TensorDataset
 
 from smddp import Trainer
 from smddp.checkpoint import list_checkpoints
+from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
+from smddp.training.active_runs import active_runs
 
 Exchange = Callable[[nn.Module, Sequence[Tensor]], object]
 
@@ -33,7 +37,13 @@ def by_another_tensor(model: nn.Module, values: Sequence[Tensor]) -> None:
 
 
 def train(
-    job: Job, exchange: Exchange, *, stop_in: int | None = None, leaves_by_break: bool = False, saves: bool = False
+    job: Job,
+    exchange: Exchange,
+    *,
+    stop_in: int | None = None,
+    leaves_by_break: bool = False,
+    saves: bool = False,
+    waits: bool = False,
 ) -> tuple[list[Tensor], Stopped | None]:
     """Trains two epochs, each with an evaluation of other weights, and returns the trained ones and a stop."""
     torch.manual_seed(0)
@@ -49,7 +59,7 @@ def train(
                 if leaves_by_break and number == 3:
                     break
             if saves:
-                trainer.save()
+                trainer.save(wait=waits)
             own = [weight.detach().clone() for weight in model.parameters()]
             exchange(model, [torch.full_like(weight, 9.0) for weight in own])
             stop_signal.requested = epoch == stop_in
@@ -89,11 +99,40 @@ def test_a_stop_waits_for_nothing_once_the_trained_weights_are_saved(
 ) -> None:
     undisturbed, _ = train(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), by_state_dict)
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
-    weights, stop = train(job, by_state_dict, stop_in=0, saves=True)
+    weights, stop = train(job, by_state_dict, stop_in=0, saves=True, waits=True)
     assert stop is not None
-    assert not [message for message in caplog.messages if "waits" in message]
+    assert not [message for message in caplog.messages if "postponed" in message]
     assert all((weight == 9.0).all() for weight in weights), "the stop was heeded after the evaluation"
     assert [found.step for found in list_checkpoints(job.checkpoint_dir)] == [6]
+    resumed, _ = train(job, by_state_dict)
+    assert all(map(torch.equal, resumed, undisturbed))
+
+
+@pytest.mark.parametrize("ends_before_the_exchange", [True, False])
+def test_a_stop_waits_for_the_trained_weights_whose_save_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends_before_the_exchange: bool
+) -> None:
+    """Else the checkpoint that repeats the failed one would have the exchanged weights."""
+    undisturbed, _ = train(Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "undisturbed")}), by_state_dict)
+    job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
+    commit, restored = DirectoryStore.commit, threading.Event()
+
+    def fail_first(store: DirectoryStore, step: int, directory: str, *rest: object, **options: object) -> None:
+        if directory.endswith("-0001"):
+            assert ends_before_the_exchange or restored.wait(30)
+            raise OSError(5, "I/O error")
+        commit(store, step, directory, *rest, **options)  # type: ignore[arg-type]
+
+    def exchange(model: nn.Module, values: Sequence[Tensor]) -> None:
+        while ends_before_the_exchange and active_runs.open_runs()[0].checkpointer.busy:
+            time.sleep(0.001)
+        by_state_dict(model, values)
+        threading.Timer(0.2, restored.set).start()
+
+    monkeypatch.setattr(DirectoryStore, "commit", fail_first)
+    _, stop = train(job, exchange, stop_in=0, saves=True)
+    assert stop is not None
+    assert "the stop is postponed: the model's weights are not those of step 6" in caplog.text
     resumed, _ = train(job, by_state_dict)
     assert all(map(torch.equal, resumed, undisturbed))
 
@@ -104,4 +143,4 @@ def test_a_stop_in_an_evaluation_of_the_trained_weights_does_not_wait(
     job = Job.detect({"SMDDP_RUN_DIR": str(tmp_path / "run")})
     _, stop = train(job, lambda _model, _values: None, stop_in=0)
     assert stop is not None
-    assert not [message for message in caplog.messages if "waits" in message]
+    assert not [message for message in caplog.messages if "postponed" in message]

@@ -223,7 +223,7 @@ def test_under_run_a_loop_around_a_checkpointer_has_a_ledger(
 def test_a_checkpointer_beside_a_trainer_or_outside_of_run_has_no_ledger(job: Job, tmp_path: Path) -> None:
     training = trainer(job)
     training.step(training.model(torch.ones(2, 4)).sum())
-    with active_runs.until_script_ends(ExitStack()):
+    with active_runs.until_script_ends(ExitStack(), ExitStack()):
         other = smddp.Checkpointer(tmp_path / "other", {"model": nn.Linear(1, 1)})
         other.save(1)
         other.close()

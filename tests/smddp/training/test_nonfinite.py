@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from smddp import CheckpointPolicy, Retention, Trainer
 from smddp.checkpoint import list_checkpoints
+from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.distributed import leave
 from smddp.errors import TrainingDivergedError
 from smddp.job import Job
@@ -356,6 +358,25 @@ def test_a_rewind_is_in_the_next_checkpoint(tmp_path: Path, caplog: pytest.LogCa
     again = Noisy(job, {4}, on_nonfinite="rewind")
     again.train()
     assert again.trainer.steps == 4
+
+
+def test_a_save_that_fails_before_a_rewind_counts_and_ends_no_training(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit = DirectoryStore.commit
+
+    def full(store: DirectoryStore, step: int, *arguments: Any, **options: Any) -> None:
+        if step == 4:
+            raise OSError(28, "No space left on device")
+        commit(store, step, *arguments, **options)
+
+    monkeypatch.setattr(DirectoryStore, "commit", full)
+    run = Noisy(job, {5}, on_nonfinite="rewind")
+    for batch in itertools.islice(run.trainer.batches(run.loader), 6):
+        run.trainer.step(run.trainer.model(batch[0]).square().mean())
+    assert "back to the checkpoint of step 2" in caplog.text
+    assert "No space left on device; earlier ones are as they were; this was failure 1 of 2 in a row" in caplog.text
+    assert "training ends" not in caplog.text
 
 
 def test_metrics_of_a_step_that_was_undone_are_in_no_checkpoint(tmp_path: Path) -> None:

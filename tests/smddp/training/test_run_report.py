@@ -2,9 +2,11 @@ import gc
 import itertools
 import json
 import logging
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import smddp
 from smddp import CheckpointPolicy, Trainer
+from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.distributed import leave, ranks
 from smddp.job import Job
 from smddp.metrics import CsvFile, Status, TrackedRun, Tracker
@@ -69,12 +73,19 @@ def train(job: Job, epochs: int, tracker: Tracker, *, stop_at: int | None = None
     trainer.save_model()
 
 
+@contextmanager
+def script() -> Iterator[None]:
+    """What smddp.run does around main()."""
+    with ExitStack() as views, ExitStack() as saves, active_runs.until_script_ends(saves, views):
+        yield
+
+
 def test_a_tracker_is_told_of_a_run_and_of_the_same_one_after_a_resume(job: Job) -> None:
     first, second = Told(), Told()
-    with ExitStack() as ending, active_runs.until_script_ends(ending), pytest.raises(Stopped):
+    with script(), pytest.raises(Stopped):
         train(job, 2, first, stop_at=5)
     stop_signal.requested = False
-    with ExitStack() as ending, active_runs.until_script_ends(ending):
+    with script():
         train(job, 2, second)
 
     own = ["epoch", "loss", "lr", "samples_per_second"]
@@ -100,18 +111,18 @@ def test_the_last_line_counts_the_steps_and_the_seconds_of_all_attempts(
     caplog.set_level(logging.INFO)
     saved = Progress.state_dict
     monkeypatch.setattr(Progress, "state_dict", lambda self: {**saved(self), "seconds": 100.0})
-    with ExitStack() as ending, active_runs.until_script_ends(ending), pytest.raises(Stopped):
+    with script(), pytest.raises(Stopped):
         train(job, 2, Told(), stop_at=5)
     assert "done: " not in caplog.text
     stop_signal.requested = False
-    with ExitStack() as ending, active_runs.until_script_ends(ending):
+    with script():
         train(job, 2, Told())
     assert f"done: 2 epochs, 8 steps in 1:40 min; saved step 8; model in {job.model_dir}" in caplog.messages
 
 
 def test_the_last_line_of_one_epoch_has_no_plural(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with ExitStack() as ending, active_runs.until_script_ends(ending):
+    with script():
         train(job, 1, Told())
     assert "done: 1 epoch, 4 steps in " in caplog.text
     (saved,) = [message for message in caplog.messages if message.startswith("saved ")]
@@ -140,13 +151,88 @@ def test_a_loop_without_a_line_so_far_says_at_which_step_it_is(
 
 def test_a_failure_is_told_and_a_script_without_smddp_run_ends_its_trackers_too(job: Job) -> None:
     failed, alone = Told(), Told()
-    with pytest.raises(ZeroDivisionError), ExitStack() as ending, active_runs.until_script_ends(ending):
+    with pytest.raises(ZeroDivisionError), script():
         train(job, 1, failed)
         raise ZeroDivisionError
     train(job, 2, alone)
     gc.collect()
     assert failed.calls[-1][:2] == ("finish", "failed")
     assert alone.calls[-1] == ("finish", "finished", str(job.model_dir))
+
+
+def run(tracker: Tracker, ending: Callable[[Trainer], None]) -> object:
+    """Run a script with a loop of its own of two steps, of which the first is saved; return the exit code."""
+
+    def main(job: Job) -> None:
+        model = nn.Linear(1, 1)
+        policy = CheckpointPolicy(seconds=None, tolerate_failures=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        trainer = Trainer(job, model, optimizer, trackers=[tracker], checkpoints=policy)
+        for step in (1, 2):
+            trainer.step(trainer.model(torch.ones(2, 1)).square().mean())
+            if step == 1:
+                trainer.save(wait=True)
+        ending(trainer)
+
+    with pytest.raises(SystemExit) as end:
+        smddp.run(main)
+    return end.value.code
+
+
+def test_a_tracker_is_told_of_the_last_checkpoint_before_the_end(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(job.output_dir.parent))
+    may_commit, commit = threading.Event(), DirectoryStore.commit
+
+    def late(*arguments: Any, **options: Any) -> None:
+        assert may_commit.wait(30)
+        commit(*arguments, **options)
+
+    def save(trainer: Trainer) -> None:
+        monkeypatch.setattr(DirectoryStore, "commit", late)
+        trainer.save()
+        threading.Timer(0.3, may_commit.set).start()  # main has returned by then
+
+    told = Told()
+    assert run(told, save) == 0
+    assert told.calls[-2:] == [
+        ("checkpoint", 2, str(job.checkpoint_dir / "step-000000000002")),
+        ("finish", "finished", None),
+    ]
+    assert [line for line in caplog.messages if line.startswith("done: 2 steps in ") and line.endswith("saved step 2")]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_tracker_is_told_of_a_failure_if_the_last_save_fails(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stops: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(job.output_dir.parent))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def save(trainer: Trainer) -> None:
+        monkeypatch.setattr(DirectoryStore, "commit", full)
+        trainer.save()
+        if stops:
+            raise Stopped
+
+    told = Told()
+    assert run(told, save) == 1
+    assert told.calls[-1] == ("finish", "failed", None)
+    assert "done: " not in caplog.text
+
+
+def test_a_tracker_is_told_of_a_failure_if_a_script_calls_its_end_resumable_and_it_is_not(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMDDP_RUN_DIR", str(job.output_dir.parent))
+    told = Told()
+    assert run(told, lambda _: sys.exit(75)) == 1
+    assert told.calls[-1] == ("finish", "failed", None)
 
 
 CRASH = """

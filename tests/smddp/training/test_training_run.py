@@ -17,7 +17,7 @@ from smddp.checkpoint.save import background_saves
 from smddp.checkpoint.stores import StoreError
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener, Store
-from smddp.distributed import Membership, join, leave
+from smddp.distributed import Membership, current_membership, join, leave
 from smddp.errors import CheckpointError
 from smddp.goodput import PartClock
 from smddp.job import Job
@@ -149,7 +149,35 @@ def test_a_place_that_may_not_be_written_to_is_found_before_training(job: Job, m
         guard(job)
 
 
-def test_a_stop_saves_again_what_has_just_failed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_a_run_meets_before_its_start_saves_the_others(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    critic, parts = job.part("critic"), Parts()
+    training = guard(critic)
+    step(training)
+    membership = current_membership()
+    assert membership is not None
+    unstarted = TrainingRun(job, membership, CheckpointPolicy(), parts, clock=PartClock())
+    with pytest.raises(Stopped):
+        stop_at_once(unstarted)
+    assert [found.step for found in list_checkpoints(critic.checkpoint_dir)] == [1]
+    assert caplog.messages[-1] == (
+        f"stopped at step 0, in epoch 1: the checkpoint is {critic.checkpoint_dir / 'step-000000000001'}"
+    )
+    assert training.open_run.was_stopped
+
+
+def test_a_stop_before_the_start_of_all_runs_saves_nothing(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    parts = Parts()
+    unstarted = TrainingRun(job, join(job.cluster), CheckpointPolicy(), parts, clock=PartClock())
+    with pytest.raises(Stopped):
+        stop_at_once(unstarted)
+    assert caplog.messages[-1] == "stopped at step 0, in epoch 1: nothing was to be saved"
+    assert not list(job.checkpoint_dir.glob("*"))
+
+
+@pytest.fixture
+def disk_that_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
     write = DirectoryStore.write
     broken = [True]
 
@@ -159,11 +187,40 @@ def test_a_stop_saves_again_what_has_just_failed(job: Job, monkeypatch: pytest.M
         write(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(DirectoryStore, "write", fail_once)
+
+
+@pytest.mark.usefixtures("disk_that_fails_once")
+def test_a_stop_saves_again_what_has_just_failed(job: Job) -> None:
     guarded = guard(job, every=1)
     step(guarded)
     with pytest.raises(Stopped):
         stop_at_once(guarded)
     assert [(found.step, found.valid) for found in list_checkpoints(job.checkpoint_dir)] == [(1, True)]
+
+
+@pytest.mark.usefixtures("disk_that_fails_once")
+@pytest.mark.parametrize("is_heard_before", [False, True])
+def test_a_loops_end_saves_again_what_has_just_failed(
+    job: Job, is_heard_before: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = guard(job, every=1)
+    step(guarded)
+    while is_heard_before and guarded.open_run.checkpointer.busy:
+        time.sleep(0.001)
+    guarded.save_or_stop_if_due(Pause.END)
+    guarded.finish()
+    assert caplog.messages[-1] == "the checkpoint of step 1 is made again"
+    assert [(found.step, found.valid) for found in list_checkpoints(job.checkpoint_dir)] == [(1, True)]
+
+
+def test_a_full_disk_ends_a_job_of_many_loops(job: Job, broken_disk: Callable[[], None]) -> None:
+    guarded = guard(job, every=1)
+    broken_disk()
+    step(guarded)
+    guarded.finish()  # the save and its repetition are two failures
+    step(guarded)
+    with pytest.raises(CheckpointError, match=r"step-000000000002.*I/O error"):
+        guarded.finish()
 
 
 def test_a_stop_right_after_a_resume_needs_no_save(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,16 +269,21 @@ def test_the_last_checkpoint_must_not_fail_where_no_failure_is_tolerated(
 def test_the_last_checkpoint_may_fail_where_failures_are_tolerated_and_that_is_said(
     job: Job, broken_disk: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    guarded = guard(job, every=1)
-    step(guarded)
-    guarded.finish()
-    broken_disk()
-    step(guarded)
-    guarded.finish()
-    reason, consequence = caplog.messages[-2:]
-    assert "I/O error" in reason
-    assert reason.endswith("; training ends without it")
-    assert consequence.endswith("the next attempt resumes from " + str(job.checkpoint_dir / "step-000000000001"))
+    with ExitStack() as saves, active_runs.until_script_ends(saves, ExitStack()):
+        guarded = guard(job, every=1)
+        step(guarded)
+        guarded.finish()
+        broken_disk()
+        step(guarded)
+        guarded.finish()
+    *_, reason, consequence = caplog.messages
+    assert reason.endswith(
+        "I/O error; earlier ones are as they were; this was failure 2 of 2 in a row that are tolerated"
+    )
+    assert consequence == (
+        "training ends without its newest checkpoint: the next attempt resumes from "
+        f"{job.checkpoint_dir / 'step-000000000001'}"
+    )
 
 
 def test_who_waits_for_a_checkpoint_hears_that_it_failed(job: Job, broken_disk: Callable[[], None]) -> None:
@@ -253,7 +315,7 @@ def test_an_interrupted_wait_at_the_scripts_end_is_not_begun_anew(job: Job, monk
     monkeypatch.setattr(background_saves, "GRACE_SECONDS", 0.2)
     release = threading.Timer(20, released.set)
     release.start()
-    with pytest.raises(KeyboardInterrupt), ExitStack() as ending, active_runs.until_script_ends(ending):
+    with pytest.raises(KeyboardInterrupt), ExitStack() as saves, active_runs.until_script_ends(saves, ExitStack()):
         step(guard(job, every=1))
     assert not released.is_set()  # the exit did not wait for the save
     release.cancel()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import weakref
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from smddp.checkpoint.save.attempt import Moment, SaveReport
 from smddp.checkpoint.save.background_saves import BackgroundSaves, BackgroundTask
+from smddp.errors import CheckpointError
 
 if TYPE_CHECKING:
     from smddp.checkpoint.save.rank_saver import RankSaver
@@ -184,6 +186,26 @@ class Instant:
 
     def prune(self, request: SimpleNamespace) -> None:
         pass
+
+
+@pytest.mark.parametrize("failure", [CheckpointError("lost contact"), ZeroDivisionError("a defect")])
+def test_a_rank_takes_part_in_a_save_whatever_became_of_the_one_before(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    saves = BackgroundSaves(tolerate_failures=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Instant, "save", fail)
+        saves.save(cast("RankSaver", Instant()), Moment(step=1), None)
+        while saves.are_busy:
+            time.sleep(0.001)
+    with pytest.raises(type(failure), match=str(failure)):
+        saves.save(cast("RankSaver", Instant()), Moment(step=2), None)
+    report = saves.wait()
+    assert report is not None  # the other ranks would wait for this rank's part
+    assert report.step == 2
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(600.0, [1]), (0.0, [1, 2, 3])])

@@ -100,6 +100,20 @@ def test_what_arrives_in_time_is_not_spoken_of(
     assert said() == []
 
 
+def test_what_has_arrived_since_the_last_look_is_not_missed_at_the_end(
+    source: DirectoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = DirectoryStore(tmp_path / "target")
+    with watching(source, target) as arrival:  # which looks every ten seconds
+        for step in (1, 2):
+            saved(source, arrival, step)
+            shutil.copytree(source.root, target.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("target"))
+        assert arrival.settle(20.0)  # asks for the newest alone
+    assert not [record for record in caplog.records if record.name == LOGGER]
+    assert arrival._thread is not None
+    assert not arrival._thread.is_alive()
+
+
 def test_what_does_not_arrive_is_said_once_aloud_and_that_it_came_after_all(
     source: DirectoryStore, store: S3Store, agent: Agent, said: Callable[[], list[str]]
 ) -> None:
