@@ -2,9 +2,11 @@
 
 The launcher of the ranks is forked from such a parent, too, before that imports the script's own packages.
 
-The parent runs none of the script's code. So it imports only what the script imports before any statement that may
-change what an import does, such as a call or a change of ``os.environ``, and in the script's order. A script that
-imports neither torch nor smddp there starts faster without a parent.
+The parent runs none of the script's code, nor of the packages that come with it: an import of those may read the
+arguments, seed random numbers or look for a checkpoint, which each rank does for itself. So it imports only installed
+packages, those that the script imports before any statement that may change what an import does, such as a call or a
+change of ``os.environ``, and in the script's order. A script that imports neither torch nor smddp there starts faster
+without a parent.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
+from smddp.job.distribution_names import is_in
 from smddp.process.warm_parent import VARIABLE, WarmParent
 from smddp.script_syntax.executed import executed
 from smddp.script_syntax.imports import outside_imports
@@ -35,6 +39,8 @@ OF_LAUNCHER = ("smddp.launch.torchrun", "smddp.launch.agent", "smddp.launch.node
 """What torchrun's agent imports."""
 _USUALLY_FIRST = frozenset({"torch", "torchvision", "numpy", PACKAGE})
 """Packages before which torch may be imported. Others may want to be first."""
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Directories of packages that are installed. Code elsewhere is the user's, an editable installation, too."""
 _SETS_VARIABLES = re.compile(rb"environ\s*(?:\[[^\]]*\]\s*=[^=]|\.(?:setdefault|update|pop)\b|\|=)|putenv|dotenv")
 _OF_RANKS = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -126,8 +132,9 @@ def choose_imports(modules: Modules, environ: Mapping[str, str]) -> Imports | No
     """Return what a warm parent of the script imports; None if it starts faster, or surely right, without one."""
     if environ.get(VARIABLE) == "0" or sys.platform != "linux" or modules.path.suffix != ".py":
         return None
+    modules = replace(modules, directories=[*modules.directories, *_own_directories(environ.get("PYTHONPATH", ""))])
     try:
-        first = list(dict.fromkeys(_imported_first(modules)))
+        first, is_cut = _imported_first(modules)
         texts = [module.text for module in modules.reached]
     except (OSError, RecursionError):  # running the script reports it
         return None
@@ -136,7 +143,7 @@ def choose_imports(modules: Modules, environ: Mapping[str, str]) -> Imports | No
     if not uses_own and "torch" not in packages:
         return None
     common = [*_TORCH, *(_OWN if uses_own else ())]
-    sets_variables = any(map(_SETS_VARIABLES.search, texts))
+    sets_variables = is_cut or any(map(_SETS_VARIABLES.search, texts))
     if sets_variables and "torch" not in packages:  # ``import smddp`` imports no torch, which may read the variable
         return None
     if any(b"optim" in text for text in texts) and not sets_variables:
@@ -146,17 +153,48 @@ def choose_imports(modules: Modules, environ: Mapping[str, str]) -> Imports | No
     return Imports(common, first, frozenset({_OF_OPTIMIZERS} if sets_variables else ()))
 
 
-def _imported_first(modules: Modules) -> Iterator[str]:
-    """Yield the modules from outside that every run imports before anything else happens, and smddp's, in order."""
+def _own_directories(pythonpath: str) -> list[Path]:
+    """Return the directories of PYTHONPATH that have code of the user's, and no installed packages."""
+    directories = [Path(each) for each in pythonpath.split(os.pathsep) if each]
+    return [each for each in directories if each.is_dir() and next(each.glob("*.dist-info"), None) is None]
+
+
+def _imported_first(modules: Modules) -> tuple[list[str], bool]:
+    """Return the installed modules, and smddp's, that every run imports before anything else happens, in order.
+
+    Also return whether an import of user's code that is not among `modules` ends them: it may do anything.
+    """
     outside = {id(statement) for _, statement, _ in outside_imports(modules, modules.directories)}
-    for _, node in executed(modules):
+    first: dict[str, None] = {}
+    for module, node in executed(modules):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            # One statement may also import modules of Python's own, which may be imported before torch.
+            names = [name for name in names if name and name.partition(".")[0] not in sys.stdlib_module_names]
+            is_read = any(modules.imported_by(module, node))
+            if not is_read and any(_is_users(name.partition(".")[0], modules.directories) for name in names):
+                return list(first), True
             if id(node) in outside or any(name.partition(".")[0] == PACKAGE for name in names):
-                # One statement may also import modules of Python's own, which may be imported before torch.
-                yield from (name for name in names if name and name.partition(".")[0] not in sys.stdlib_module_names)
+                first |= dict.fromkeys(names)
         elif isinstance(node, ast.stmt) and not _is_neutral(node):
-            return
+            break
+    return list(first), False
+
+
+def _is_users(package: str, directories: Sequence[Path]) -> bool:
+    """Return whether a package is in one of the directories, or is found here and not among installed packages."""
+    if package == PACKAGE:
+        return False
+    if any(is_in(directory, package) for directory in directories):
+        return True
+    try:
+        spec = find_spec(package)
+    except ValueError:  # a module without a specification, such as __main__
+        return True
+    if spec is None:
+        return False
+    places = [*(spec.submodule_search_locations or ()), spec.origin or ""]
+    return not any(_INSTALLED.intersection(Path(place).parts) for place in places)
 
 
 def _is_neutral(statement: ast.stmt) -> bool:

@@ -66,6 +66,35 @@ def test_what_every_run_imports_before_anything_else_is_imported_before(
     assert imports.not_before == ({"torch._dynamo"} if "environ" in text else set())
 
 
+@pytest.mark.parametrize(
+    ("text", "extras"),
+    [
+        ("import torch\nimport mylib.config\nimport yaml\n", ["torch"]),  # it is read, and parses arguments
+        ("import torch\nfrom mylib import names\nimport yaml\n", ["torch", "yaml"]),
+        ("import torch\nimport built\nimport yaml\n", ["torch"]),  # it can't be read
+        ("import torch\nimport edited\nimport yaml\n", ["torch"]),  # an editable installation
+        ("import smddp\nimport edited\nimport torch\n", None),  # it may set what torch reads
+    ],
+)
+def test_code_of_the_users_that_is_no_installed_package_is_left_to_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, extras: list[str] | None
+) -> None:
+    """Such an import may read the arguments, seed random numbers or look for a checkpoint."""
+    for name, content in {
+        "src/mylib/__init__.py": "",
+        "src/mylib/config.py": "import argparse\nARGS = argparse.ArgumentParser().parse_known_args()\n",
+        "src/mylib/names.py": "SIZE = 3\n",
+        "src/built.cpython-311.so": "",
+        "elsewhere/edited.py": "",
+        "code/train.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    imports = chosen(tmp_path / "code", text, PYTHONPATH=str(tmp_path / "src"))
+    assert (None if imports is None else imports.extras) == extras
+
+
 def test_a_package_that_wants_to_be_first_is(tmp_path: Path) -> None:
     imports = chosen(tmp_path, "import comet_ml\nimport torch\n")
     assert imports is not None
