@@ -140,11 +140,15 @@ class WarmImports:
         sys.path[:] = self.path
         # TMPDIR may exist for the programs only. Each one looks for it when it needs it.
         tempfile.tempdir = os.environ.get("TMPDIR")
+        before = _state()
         for module in modules:
             with self._noted(module), suppress(Exception):  # the script's own import shows the error
                 importlib.import_module(module)
             if name := self._read(of_ranks):
                 return f"the import of {module} reads {name}, which each rank has for itself"
+            after = _state()
+            if changed := [what for what in before if after[what] != before[what]]:
+                return f"the import of {module} changes {changed[0]}, which a fork would not"
         self.path[:] = sys.path
         tempfile.tempdir = None
         return _why_not_forked(files)
@@ -171,6 +175,20 @@ class WarmImports:
             os._exit(0)
         os.close(telling)
         return ""
+
+
+def _state() -> dict[str, object]:
+    """Return what a program begins with anew, whatever imports did; of random numbers, those that are imported."""
+    modules: Any = sys.modules
+    state: dict[str, object] = {
+        "the working directory": os.readlink("/proc/self/cwd"),  # noqa: PTH115, it may be removed
+        "sys.stdout or sys.stderr": (id(sys.stdout), id(sys.stderr)),
+    }
+    if "random" in modules:
+        state["the state of random"] = modules["random"].getstate()
+    if "torch" in modules:
+        state["torch's seed"] = modules["torch"].default_generator.initial_seed()
+    return state
 
 
 def _directories(pythonpath: str) -> list[str]:

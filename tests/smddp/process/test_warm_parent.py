@@ -332,6 +332,9 @@ IMPORTS = {
         "an import started a thread",
     ),
     "a file": ("file = open('/etc/hostname')", "an import opened /etc/hostname"),
+    "a directory": ("import os; os.chdir('/')", "the import of beside changes the working directory"),
+    "a seed": ("import random; random.seed(42)", "the import of beside changes the state of random"),
+    "a stream": ("import io, sys; sys.stdout = io.StringIO()", "the import of beside changes sys.stdout"),
     "a socket": ("import socket; file = socket.socket()", "an import opened socket:"),
 }
 
