@@ -182,7 +182,7 @@ def test_what_has_no_default_is_known_to_nobody(script: str, session: Any) -> No
 @pytest.mark.parametrize("option", [{"rehearse": 2}, {"on_event": print}])
 def test_a_step_has_nothing_to_rehearse_or_to_tell(option: dict[str, Any], script: str, session: Any) -> None:
     job = Estimator(script, role=ROLE, instance_type="ml.m5.xlarge", sagemaker_session=session)
-    with pytest.raises(EstimatorError, match="With a PipelineSession fit\\(\\) trains nothing"):
+    with pytest.raises(EstimatorError, match="With a PipelineSession, fit\\(\\) starts no job"):
         job.fit(**option)
 
 

@@ -139,7 +139,7 @@ def test_a_trainer_that_a_kept_one_keeps_is_saved_and_resumed_by_the_outer_one(j
     assert [each.steps for each in again] == [3, 3, 3]
     for before, after in zip(models, resumed, strict=True):
         assert torch.equal(before.weight, after.weight)
-    with pytest.raises(ValueError, match="call the loader, resume"):
+    with pytest.raises(ValueError, match="call loader, resume"):
         again[0].resume()
 
 
