@@ -222,6 +222,25 @@ def test_failures_that_are_tolerated_are_errors_in_the_log_and_training_goes_on(
         assert f"{failures} of 2" in error
 
 
+def test_a_failed_last_save_is_made_again_by_all_ranks(start: Start) -> None:
+    broken = """
+full_at = [7]
+
+def full(self, step, directory, name, content):
+    if rank == 1 and step in full_at:
+        full_at.clear()
+        raise OSError(errno.ENOSPC, "No space left on device")
+    write(self, step, directory, name, content)
+
+DirectoryStore.write = full
+"""
+    job = start(broken + "def main(job: smddp.Job):\n    for _ in train(job, steps=7): pass")
+    assert job.end() == 0, job.log
+    assert job.steps == [7]
+    assert "failure 1 of 2 in a row" in job.log
+    assert job.log.count("the checkpoint of step 7 is made again") == 1
+
+
 def test_the_one_failure_too_many_ends_the_job_with_its_own_traceback(start: Start) -> None:
     broken = FULL.format(rank=1, steps="range(20, 100)")
     body = "def main(job: smddp.Job):\n    for _ in train(job, steps=80, every=10, tolerate_failures=1): pass"
