@@ -17,6 +17,8 @@ from typing import Any
 from smddp.process.warm_parent import is_read_at_load
 
 _SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
+_SERVES = "serves"
+"""The answer of a child that takes this process's place."""
 _OF_STARTS = ("sitecustomize", "usercustomize")
 """Modules that Python imports when it starts."""
 
@@ -162,17 +164,18 @@ class WarmImports:
         if child := os.fork():
             os.close(telling)
             with os.fdopen(told, "rb") as pipe:
-                problem = pipe.read().decode()
-            os.waitpid(child, 0)
-            if not problem:
+                answer = pipe.read().decode()
+            os.waitpid(child, 0)  # a child that serves ends with this process
+            if answer == _SERVES:
                 os._exit(0)
-            return problem
+            return answer or f"an import of {', '.join(extras)} ended the process"
         os.close(told)
         end_with_parent()
         pipe_of_child = f"pipe:[{os.fstat(telling).st_ino}]"
         if problem := self._import(extras, {*files, pipe_of_child}, of_ranks):
             os.write(telling, problem.encode())
             os._exit(0)
+        os.write(telling, _SERVES.encode())
         os.close(telling)
         return ""
 

@@ -334,7 +334,10 @@ IMPORTS = {
     "a file": ("file = open('/etc/hostname')", "an import opened /etc/hostname"),
     "a directory": ("import os; os.chdir('/')", "the import of beside changes the working directory"),
     "a seed": ("import random; random.seed(42)", "the import of beside changes the state of random"),
-    "a stream": ("import io, sys; sys.stdout = io.StringIO()", "the import of beside changes sys.stdout"),
+    "a stream": (
+        "import io, sys; KEPT, sys.stdout = sys.stdout, io.TextIOWrapper(sys.stdout.buffer, write_through=True)",
+        "the import of beside changes sys.stdout",
+    ),
     "a socket": ("import socket; file = socket.socket()", "an import opened socket:"),
 }
 
@@ -354,6 +357,17 @@ def test_an_import_that_a_fork_would_not_repeat_is_left_to_the_rank(
     if extra and "reads" not in why:
         assert told[0]["problem"] == ""
         assert told[1]["out"] == "ran\n"  # without the module
+
+
+def test_an_extra_import_that_ends_the_process_leaves_the_parent_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "beside.py").write_text("import sys; sys.exit()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    ready, ended = drive(tmp_path, "warm", "print('ran')", modules=["csv"], extras=["beside"], RANK="1")
+    assert ready == {"problem": "", "note": "an import of beside ended the process"}
+    assert ended["out"] == "ran\n"
 
 
 def test_a_variable_of_each_rank_that_an_import_reads_is_known_before_the_first_fork(
