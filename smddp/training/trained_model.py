@@ -308,12 +308,17 @@ class TrainedModel:
         return self._loss.mean(self._items.loss_factor)
 
     def check_loss(self, loss: float) -> None:
-        """Raise TrainingDivergedError if neither the mean loss of the last step nor the weights are finite."""
+        """Raise TrainingDivergedError if neither the mean loss of the last step nor the weights are finite.
+
+        Raise it also if the loss scaler skips all steps.
+        """
         self._loss.check_finite(self.progress.steps, loss)
+        self.optimizer_step.check_scale(self.progress.steps)
 
     def check_weights(self) -> None:
-        """Raise TrainingDivergedError if some weights are not finite."""
+        """Raise TrainingDivergedError if some weights are not finite, or the loss scaler skips all steps."""
         self._weights.check_finite(self.progress.steps)
+        self.optimizer_step.check_scale(self.progress.steps)
 
     def before_save(self) -> None:
         """Prepare a save; collective.
