@@ -8,8 +8,10 @@ import sys
 import pytest
 import torch
 
+from smddp.distributed import Replica, ShardedModel
 from smddp.job import failure_report
 from smddp.job.printed_error import PrintedError, find_error, hint
+from smddp.training.precision import AutocastModel, HalfWeightsModel, PureHalfModel
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    main()\n'
 BROKEN = TRACEBACK + "ValueError: the data is broken\n"
@@ -187,3 +189,32 @@ def test_pythons_own_words_on_a_crash_are_told_with_the_frames_innermost_last() 
 )
 def test_a_script_that_no_launcher_has_started_is_told_to_use_one(said: str) -> None:
     assert 'distribution="torchrun"' in str(hint(said))
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "Raise accumulate="),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "Raise accumulate="),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", "SMDDP_DEVICE=cpu"),
+        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with", "tensors of the CPU"),
+        ("RuntimeError: Too many open files. Communication with the workers is no longer possible.", r".clone()"),
+        ("RuntimeError: received 0 items of ancdata", "ulimit -n"),
+        ("OSError: [Errno 28] No space left on device: '/root/.cache/huggingface/hub'", "a larger volume_size"),
+    ],
+)
+def test_a_frequent_error_of_torch_is_told_with_the_remedy(said: str, remedy: str) -> None:
+    assert remedy in str(hint(said))
+
+
+def test_batchnorm_on_one_sample_is_told_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match="Expected more than 1 value") as raised:
+        torch.nn.BatchNorm1d(2)(torch.ones(1, 2))
+    assert 'tail="short"' in failure_report.describe(raised.value, None).splitlines()[1]
+
+
+@pytest.mark.parametrize("wrapper", [AutocastModel, HalfWeightsModel, PureHalfModel, Replica, ShardedModel])
+def test_an_attribute_of_the_scripts_model_is_looked_for_at_trainer_module(wrapper: type[torch.nn.Module]) -> None:
+    with pytest.raises(AttributeError) as raised:
+        _ = object.__new__(wrapper).generate
+    assert "trainer.module" in failure_report.describe(raised.value, None).splitlines()[1]
