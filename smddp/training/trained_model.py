@@ -40,6 +40,7 @@ from smddp.process.heartbeat import Heartbeat
 from smddp.training.active_runs import Progress
 from smddp.training.argument_checks import check_options_agree, optimizer_options
 from smddp.training.ema import ExponentialMovingAverage
+from smddp.training.evaluation_mode import EvaluationMode
 from smddp.training.model_checks import (
     check_added_parameters,
     check_comm_hook,
@@ -218,6 +219,7 @@ class TrainedModel:
         self._items = ItemWeights(membership, self.device, accumulate, self.progress)
         self._optimized = self.optimizer_step.parameters()
         self._outside_gradients = OutsideGradients(self.optimizer_step, logs=self._logs)
+        self._evaluation_mode = EvaluationMode(self.module, logs=self._logs)
 
     @property
     def own_state(self) -> dict[str, Stateful]:
@@ -254,6 +256,7 @@ class TrainedModel:
         replica, step = self._replica, self.optimizer_step
         if step.micro_batch == 0:
             self._outside_gradients.look()
+            self._evaluation_mode.look()
         if replica is not None and not step.accumulates:
             if not replica.averages:
                 raise ValueError(
