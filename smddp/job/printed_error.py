@@ -67,6 +67,16 @@ _HINTS = (
         "tensors of the CPU: trainer.batches moves each batch to the GPU.",
     ),
     (
+        re.compile(r"to be on the same device"),
+        "trainer.batches and trainer.model move batches and the model to the GPU. Move tensors of your own there, too, "
+        "such as masks and a loss's weight=: .to(trainer.device).",
+    ),
+    (
+        re.compile(r"Can't (pickle|get) local object|Can't pickle <"),
+        "A worker process that spawn or forkserver starts gets its dataset and functions by pickle. Define them at the "
+        'top of a module, without lambda; or give the loader multiprocessing_context="fork".',
+    ),
+    (
         re.compile(r"Too many open files|received 0 items of ancdata"),
         "Each tensor that comes from a DataLoader's worker keeps a file open until it is freed. Keep only copies of "
         "them, such as by .clone(), in lists; use fewer num_workers; or raise the limit: ulimit -n 65536.",

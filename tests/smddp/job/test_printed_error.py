@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
@@ -20,6 +21,8 @@ GLOO = (
     "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
     "  what():  [enforce fail at gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 1001000 vs 12\n"
 )
+
+NAMELESS = lambda: None  # noqa: E731, what a script may have
 
 
 def found(printed: str, **options: bool) -> PrintedError:
@@ -198,6 +201,7 @@ def test_a_script_that_no_launcher_has_started_is_told_to_use_one(said: str) -> 
         ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "Raise accumulate="),
         ("torch.AcceleratorError: CUDA error: device-side assert triggered", "SMDDP_DEVICE=cpu"),
         ("RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with", "tensors of the CPU"),
+        ("RuntimeError: Expected all tensors to be on the same device, but got mat2 is on cpu", ".to(trainer.device)"),
         ("RuntimeError: Too many open files. Communication with the workers is no longer possible.", r".clone()"),
         ("RuntimeError: received 0 items of ancdata", "ulimit -n"),
         ("OSError: [Errno 28] No space left on device: '/root/.cache/huggingface/hub'", "a larger volume_size"),
@@ -205,6 +209,13 @@ def test_a_script_that_no_launcher_has_started_is_told_to_use_one(said: str) -> 
 )
 def test_a_frequent_error_of_torch_is_told_with_the_remedy(said: str, remedy: str) -> None:
     assert remedy in str(hint(said))
+
+
+@pytest.mark.parametrize("of_module", [True, False])
+def test_what_a_started_worker_cannot_unpickle_is_told_with_the_remedy(of_module: bool) -> None:
+    with pytest.raises((AttributeError, pickle.PicklingError)) as raised:
+        pickle.dumps(NAMELESS if of_module else lambda: None)
+    assert 'multiprocessing_context="fork"' in failure_report.describe(raised.value, None).splitlines()[1]
 
 
 def test_batchnorm_on_one_sample_is_told_with_the_remedy() -> None:
