@@ -58,6 +58,7 @@ from smddp.training.nonfinite import NonfiniteGuard, OnNonfinite
 from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, ScheduleEach
 from smddp.training.outside_gradients import OutsideGradients
 from smddp.training.precision import Precision, PrecisionName
+from smddp.training.schedule_unit import warn_of_other_unit
 from smddp.training.step_loss import ItemWeights, StepLoss, refused_loss
 
 logger = logging.getLogger(__name__)
@@ -299,6 +300,12 @@ class TrainedModel:
         step.finish_window(sum(taken) / len(taken))
         self._after_step()
         return True
+
+    def begin_epochs(self, epochs: int, steps_per_epoch: int | None) -> None:
+        """Look whether the schedules fit a training of so many epochs, if the optimizer steps of an epoch are known."""
+        if self._logs and steps_per_epoch is not None:
+            each: ScheduleEach = "step" if self._epoch_schedules is None else "epoch"
+            warn_of_other_unit(self.schedulers, each, epochs=epochs, steps_per_epoch=steps_per_epoch)
 
     def end_epoch(self) -> None:
         """Count the epoch, and step the schedules that go by epochs."""
