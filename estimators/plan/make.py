@@ -26,6 +26,7 @@ from estimators.plan.global_batch import GlobalBatch
 from estimators.plan.plan import Plan
 from estimators.plan.prices import price_table
 from estimators.plan.resources import Resources, Topology
+from estimators.plan.runtime import torch_here
 from estimators.request.completed_job import Backend, CompletedJob, check_bundled
 from estimators.request.job_request import JobRequest
 from smddp.job import CHECKPOINT_URI_VARIABLE
@@ -192,6 +193,17 @@ def _import_problems(job: CompletedJob, script: ScriptFacts | None, session: Ses
         yield from imports.check(job.source, script.nodes, has)
 
 
+def _torch_of(job: CompletedJob, session: Session | None) -> str | None:
+    """Return the full version of PyTorch that a job finds installed, or None if unknown."""
+    from estimators.sdk import sessions
+
+    is_here = sessions.runs_in_this_python(session)
+    if is_here:
+        return torch_here()
+    version = job.chosen.version if job.chosen is not None and is_here is None else None
+    return version if version is not None and version.count(".") == 2 else None  # "2.8" may be any of its releases
+
+
 def _with_defaults(call: FitArguments) -> FitArguments:
     from estimators.sdk.request_values import with_defaults
 
@@ -286,6 +298,7 @@ def _problems(
         launcher=None if launcher == distribution.ALONE else launcher,
         runs_here=sessions.runs_in_this_python(session) is True
         and "PYTHONPATH" not in (arguments.get("environment") or {}),
+        torch=_torch_of(job, session),
     )
     yield from parameters.check_metrics(arguments)
     if local_mode:

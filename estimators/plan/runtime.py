@@ -64,13 +64,19 @@ def versions_of(image: str | None) -> tuple[str | None, str | None]:
     return (None, None) if tag is None else (tag["torch"], f"3.{tag['python']}")
 
 
+def torch_here() -> str | None:
+    """Return the version of the installed PyTorch, None if absent."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
 def versions_here() -> tuple[str | None, str]:
     """Return the major and minor versions of the installed PyTorch, None if absent, and of this Python."""
-    try:
-        torch = ".".join(version("torch").split(".")[:2])
-    except PackageNotFoundError:
-        torch = None
-    return torch, f"{sys.version_info[0]}.{sys.version_info[1]}"
+    torch = torch_here()
+    named_torch = None if torch is None else ".".join(torch.split(".")[:2])
+    return named_torch, f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def named(torch: str | None, python: str | None) -> str:

@@ -39,12 +39,13 @@ def check(
     isolated: bool,
     launcher: str | None = None,
     runs_here: bool = False,
+    torch: str | None = None,
 ) -> Iterator[Problem]:
     """Yield what would fail in the container, or during the upload.
 
     `py_version` is the container's Python as in ``py312``, or None if unknown. `isolated` means no network and no
     wheels. `launcher` starts the script's ranks; None means that the script starts alone. With `runs_here`, this Python
-    runs the job in place of the container's.
+    runs the job in place of the container's. `torch` is the version of PyTorch that runs it, None if unknown.
     """
     if isinstance(source.git, Mapping) and not source.git.get("commit"):
         yield warning(
@@ -73,7 +74,7 @@ def check(
         )
     yield from _check_left_out(source)
     with suppress(EstimatorError):  # `_check_left_out` reports it
-        yield from check_requirements(source)
+        yield from check_requirements(source, torch=torch)
     for dependency in source.dependencies:
         if not Path(dependency).exists():
             meant = _did_you_mean(near_path(Path(dependency)))

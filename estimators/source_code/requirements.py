@@ -1,4 +1,4 @@
-"""Check a job's requirements.txt before it is uploaded: lines that pip can't read, and files that the job will lack.
+"""Check a job's requirements.txt before it is uploaded: lines that pip can't read, absent files, another PyTorch.
 
 pip's rules of the file: https://pip.pypa.io/en/stable/reference/requirements-file-format/. Whether an index has a
 package is left to pip.
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from estimators.errors import Problem, error
+from estimators.errors import Problem, error, warning
 from estimators.source_code.source import REQUIREMENTS, SourceCode
 from smddp.python_syntax import call_parser
 
@@ -27,8 +27,12 @@ _EXTRAS = re.compile(r"\[[^\]]*\]$")
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tar.xz", ".tgz")
 
 
-def check_requirements(source: SourceCode) -> Iterator[Problem]:
-    """Yield the lines of requirements.txt that pip refuses; raise EstimatorError if a directory can't be read."""
+def check_requirements(source: SourceCode, *, torch: str | None = None) -> Iterator[Problem]:
+    """Yield the lines of requirements.txt that pip refuses, and those that replace PyTorch.
+
+    `torch` is the version that the job finds installed, or None if unknown. Raise EstimatorError if a directory can't
+    be read.
+    """
     given = [(source.source_dir, ""), *((path, source.name_in_bundle(path)) for path in source.dependencies)]
     files = dict[str, Path]()
     for path, name in given:
@@ -54,6 +58,13 @@ def check_requirements(source: SourceCode) -> Iterator[Problem]:
             elif fault := _fault(line):
                 remedy = "Write a package with its versions, such as einops>=0.8, or a comment with #."
                 yield error("source_dir", f"{place}: {line!r} is no requirement: {fault}", remedy)
+            elif torch is not None and _replaces_torch(line, torch):
+                yield warning(
+                    "source_dir",
+                    f"{place}: by {line!r} pip replaces PyTorch {torch}, which the job has. Libraries that were built "
+                    "for that version, such as torchvision and NCCL's plug-ins, may fail with another one",
+                    "Take the line away, or let it allow that version. framework_version chooses AWS's image by it.",
+                )
 
 
 def _missing(place: str, line: str, path: str, bundled: Collection[str]) -> Iterator[Problem]:
@@ -94,6 +105,17 @@ def _path_in(line: str) -> str | None:
     if editable or "/" in path or path.endswith(_ARCHIVES) or path == ".":
         return os.path.normpath(path)
     return None
+
+
+def _replaces_torch(line: str, installed: str) -> bool:
+    """Return whether pip replaces this version of PyTorch for a line; False if the line has a marker or a variable."""
+    try:
+        requirement = call_parser(Requirement, _OPTIONS_OF_LINE.sub("", line))
+    except InvalidRequirement:
+        return False
+    if requirement.name.lower() != "torch" or requirement.marker is not None:
+        return False
+    return requirement.url is not None or not requirement.specifier.contains(installed, prereleases=True)
 
 
 def _fault(line: str) -> str | None:

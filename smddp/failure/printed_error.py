@@ -51,6 +51,51 @@ _HINTS = (
         'No launcher has started this rank. In a job, give the Estimator distribution="torchrun"; elsewhere start the '
         "script by smddp run or torchrun.",
     ),
+    (
+        re.compile(r"OutOfMemoryError: "),
+        "Raise accumulate= of the Trainer: each rank computes smaller micro-batches, and batch_size stays the same. "
+        'Or compute in half precision (precision="auto"), or divide the model (parallel=smddp.Sharded(...)).',
+    ),
+    (
+        re.compile(r"device-side assert triggered"),
+        "An index was out of range on the GPU, such as a label of a class that the model lacks, or a token beyond the "
+        "embedding. Run the script with SMDDP_DEVICE=cpu: there the error names the line and the index.",
+    ),
+    (
+        re.compile(r"Cannot re-initialize \w+ in forked subprocess"),
+        "A process that was forked from a rank, such as a DataLoader's worker, used the GPU. Let the dataset return "
+        "tensors of the CPU: trainer.batches moves each batch to the GPU.",
+    ),
+    (
+        re.compile(r"to be on the same device"),
+        "trainer.batches and trainer.model move batches and the model to the GPU. Move tensors of your own there, too, "
+        "such as masks and a loss's weight=: .to(trainer.device).",
+    ),
+    (
+        re.compile(r"Can't (pickle|get) local object|Can't pickle <"),
+        "A worker process that spawn or forkserver starts gets its dataset and functions by pickle. Define them at the "
+        'top of a module, without lambda; or give the loader multiprocessing_context="fork".',
+    ),
+    (
+        re.compile(r"Too many open files|received 0 items of ancdata"),
+        "Each tensor that comes from a DataLoader's worker keeps a file open until it is freed. Keep only copies of "
+        "them, such as by .clone(), in lists; use fewer num_workers; or raise the limit: ulimit -n 65536.",
+    ),
+    (
+        re.compile(r"Expected more than 1 value per channel when training"),
+        "BatchNorm can't train on a micro-batch of one sample. Give trainer.loader() a larger batch_size or a smaller "
+        'accumulate, and no tail="short"; or replace BatchNorm, such as by GroupNorm.',
+    ),
+    (
+        re.compile(r"'(AutocastModel|HalfWeightsModel|PureHalfModel|Replica|ShardedModel)' object has no attribute"),
+        "trainer.model and trainer.ema only compute. Attributes and methods of your own model are those of "
+        "trainer.module and trainer.ema.module.",
+    ),
+    (
+        re.compile(r"No space left on device|Disk quota exceeded"),
+        "A disk is full: free some space. In a job, give the Estimator a larger volume_size, which is the size of "
+        "/opt/ml and /tmp in GB, and keep caches there, such as by HF_HOME=/tmp/hf.",
+    ),
 )
 _DECORATION = re.compile(r"(?:\[rank\d+\]: |\[[a-z_]+\d+\]:|\[\d+,\d+\]<std\w+>:)+")
 _TRACEBACK = re.compile(r"(?P<group>\s+\+ Exception Group )?Traceback \(most recent call last\):")

@@ -17,11 +17,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from smddp.dtensor import local_values, whole_values
+from smddp.errors import TrainingDivergedError
 from smddp.metrics import StepTimer
 from smddp.training.nonfinite import NonfiniteGuard
 from smddp.training.step_loss import refused_backward
 
 ScheduleEach = Literal["step", "epoch"]
+
+_LEAST_SCALE = 2.0**-24
+"""Float16's smallest number. A lower loss scale makes gradients of 1 zero; from the first scale, 2**16, it takes 41
+skipped steps."""
 
 
 class Steppable(Protocol):
@@ -124,6 +129,20 @@ class OptimizerStep:
         It waits for the GPU.
         """
         return None if self._norm is None else float(self._norm)
+
+    def check_scale(self, step: int) -> None:
+        """Raise TrainingDivergedError if the loss scaler skips step after step. It waits for the GPU.
+
+        The ranks average their gradients, so the scale is the same on all of them.
+        """
+        if self._scaler is None or (scale := self._scaler.get_scale()) >= _LEAST_SCALE:
+            return
+        raise TrainingDivergedError(
+            f"at step {step} the loss scale is {scale:.3g}: the last steps had gradients of NaN or inf at every scale, "
+            "so the loss scaler skipped them, and the weights have not changed since. Look for NaN in the backward "
+            'pass, such as that of sqrt(0): Trainer(precision="fp32", on_nonfinite="raise") names the first parameter '
+            "that gets it. If values are only too large for float16, train in bf16"
+        )
 
     @property
     def accumulates(self) -> bool:

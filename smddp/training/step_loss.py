@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 
 _FREED_GRAPH = "backward through the graph a second time"
 """What torch says of a graph whose saved tensors are freed; it has no type of its own for this error."""
+_READY_TWICE = re.compile(
+    r"Expected to mark a variable ready only once.*?(?: with name (\S+) has been marked|$)", re.DOTALL
+)
+"""What DDP says of a weight whose gradient it has averaged already."""
 
 _SAME, _NOTHING = 0.01, 1e-9
 """Far above the rounding of ranks that compute the same, and below what other samples or other dropout make."""
@@ -205,7 +210,17 @@ def refused_loss(loss: object, weights: Sequence[Tensor]) -> TypeError | ValueEr
 
 
 def refused_backward(error: RuntimeError) -> ValueError | None:
-    """Return the error for a loss whose graph an earlier backward pass has freed; None for another error of torch's."""
+    """Return the error for a loss that torch can't compute the gradients of in one pass; None for another error.
+
+    An earlier backward pass has freed its graph, or DDP would average the gradient of a weight twice.
+    """
+    if twice := _READY_TWICE.search(str(error)):
+        return ValueError(
+            f"the gradient of {twice[1] or 'a weight'} came twice in one backward pass, and DDP averages it once: give "
+            "torch.utils.checkpoint use_reentrant=False; with find_unused_parameters, use weights in the model's "
+            "forward pass alone, not in the loss; or give parallel=smddp.DDPOptions(static_graph=True) if each step "
+            "uses the same weights"
+        )
     if _FREED_GRAPH not in str(error):
         return None
     return ValueError(

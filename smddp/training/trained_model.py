@@ -39,6 +39,7 @@ from smddp.metrics.device_use import StepFlops
 from smddp.process.heartbeat import Heartbeat
 from smddp.training.argument_checks import check_options_agree, optimizer_options
 from smddp.training.ema import ExponentialMovingAverage
+from smddp.training.evaluation_mode import EvaluationMode
 from smddp.training.model_checks import (
     check_added_parameters,
     check_comm_hook,
@@ -57,6 +58,7 @@ from smddp.training.optimizer_step import EpochSchedules, OptimizerStep, Schedul
 from smddp.training.outside_gradients import OutsideGradients
 from smddp.training.precision import Precision, PrecisionName
 from smddp.training.progress import Progress
+from smddp.training.schedule_unit import warn_of_other_unit
 from smddp.training.step_loss import ItemWeights, StepLoss, refused_loss
 
 logger = logging.getLogger(__name__)
@@ -218,6 +220,7 @@ class TrainedModel:
         self._items = ItemWeights(membership, self.device, accumulate, self.progress)
         self._optimized = self.optimizer_step.parameters()
         self._outside_gradients = OutsideGradients(self.optimizer_step, logs=self._logs)
+        self._evaluation_mode = EvaluationMode(self.module, logs=self._logs)
 
     @property
     def own_state(self) -> dict[str, Stateful]:
@@ -254,6 +257,7 @@ class TrainedModel:
         replica, step = self._replica, self.optimizer_step
         if step.micro_batch == 0:
             self._outside_gradients.look()
+            self._evaluation_mode.look()
         if replica is not None and not step.accumulates:
             if not replica.averages:
                 raise ValueError(
@@ -297,6 +301,12 @@ class TrainedModel:
         self._after_step()
         return True
 
+    def begin_epochs(self, epochs: int, steps_per_epoch: int | None) -> None:
+        """Look whether the schedules fit a training of so many epochs, if the optimizer steps of an epoch are known."""
+        if self._logs and steps_per_epoch is not None:
+            each: ScheduleEach = "step" if self._epoch_schedules is None else "epoch"
+            warn_of_other_unit(self.schedulers, each, epochs=epochs, steps_per_epoch=steps_per_epoch)
+
     def end_epoch(self) -> None:
         """Count the epoch, and step the schedules that go by epochs."""
         if self._epoch_schedules is not None:
@@ -308,12 +318,17 @@ class TrainedModel:
         return self._loss.mean(self._items.loss_factor)
 
     def check_loss(self, loss: float) -> None:
-        """Raise TrainingDivergedError if a weight is not finite; check only if the mean ``loss`` is not finite."""
+        """Raise TrainingDivergedError if a weight is not finite, or if the loss scaler skips all steps.
+
+        The weights are checked only if the mean ``loss`` is not finite.
+        """
         self._loss.check_finite(self.progress.steps, loss)
+        self.optimizer_step.check_scale(self.progress.steps)
 
     def check_weights(self) -> None:
-        """Raise TrainingDivergedError if some weights are not finite."""
+        """Raise TrainingDivergedError if some weights are not finite, or the loss scaler skips all steps."""
         self._weights.check_finite(self.progress.steps)
+        self.optimizer_step.check_scale(self.progress.steps)
 
     def before_save(self) -> None:
         """Prepare a save; collective.

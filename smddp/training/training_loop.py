@@ -140,6 +140,8 @@ class TrainingLoop:
             elif self._is_over:
                 _say_nothing_is_left(most, max_steps)
         self._report.aim(epochs=count, most=most)
+        order = self._data.order
+        self._trained.begin_epochs(count, None if order is None else order.steps_per_epoch)
         try:
             while progress.epoch < count and not self._is_over:
                 self._report.restart()

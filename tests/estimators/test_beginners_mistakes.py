@@ -167,6 +167,9 @@ MISTAKES: dict[str, Mistake] = {
         said="albumentations is imported (train.py, line 1), and neither in requirements.txt nor in source_dir",
         script="import albumentations\n" + SCRIPT,
     ),
+    "another PyTorch than the job's": Mistake(
+        said="by 'torch==2.6.0' pip replaces PyTorch", files={"requirements.txt": "torch==2.6.0\n"}
+    ),
     # the data
     "data on this machine": Mistake(said="aws s3 cp --recursive data s3://bucket/data", inputs={"training": "./data"}),
     "a file URI": Mistake(said="where SageMaker can't read it", inputs={"training": "file:///data"}),

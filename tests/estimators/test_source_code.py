@@ -426,6 +426,25 @@ def test_requirements_that_pip_may_take_pass(code: Path, tmp_path: Path, text: s
     assert problems(local("train.py", code, tmp_path / "more.whl")) == []
 
 
+@pytest.mark.parametrize(
+    "line", ["torch==2.6.0", "Torch<2.8 --hash=sha256:0a", "torch @ https://example.invalid/t.whl"]
+)
+def test_a_requirement_that_replaces_pytorch_is_warned_of(code: Path, line: str) -> None:
+    (code / "requirements.txt").write_text(f"{line}\n")
+    (problem,) = problems(local("train.py", code), torch="2.8.0")
+    assert problem.startswith("warning: source_dir: ")
+    assert f"requirements.txt, line 1: by '{line}' pip replaces PyTorch 2.8.0" in problem
+    assert problems(local("train.py", code)) == []  # nothing is known of what runs the job
+
+
+@pytest.mark.parametrize(
+    "line", ["torch", "torch>=2.4", "torch==2.8.*", "torch==1; python_version < '3'", "torch==${T}"]
+)
+def test_a_requirement_that_keeps_pytorch_passes(code: Path, line: str) -> None:
+    (code / "requirements.txt").write_text(f"torchmetrics==1.0\n{line}\n")
+    assert problems(local("train.py", code), torch="2.8.0+cu129") == []
+
+
 def test_requirements_in_another_encoding_are_left_to_pip(code: Path) -> None:
     (code / "requirements.txt").write_bytes("einops !!".encode("utf-16"))
     assert problems(local("train.py", code)) == []

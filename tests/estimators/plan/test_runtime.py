@@ -55,3 +55,12 @@ def test_a_python_path_of_the_job_may_lead_to_any_module(build: Any, script: str
         for plan in [build(environment=environment).plan()]
     }
     assert told == {False: True, True: False}
+
+
+@pytest.mark.parametrize(("version", "warned"), [("2.7.1", False), ("2.8.0", True), ("2.8", False)])
+def test_a_requirement_is_compared_with_the_images_pytorch(build: Any, script: str, version: str, warned: bool) -> None:
+    path = Path(script)
+    path.with_name("requirements.txt").write_text("torch==2.7.1\n")
+    job = build(dependencies=[str(path.with_name("requirements.txt"))], framework_version=version)
+    told = [problem.found for problem in job.plan().warnings if "pip replaces PyTorch 2.8.0" in problem.found]
+    assert bool(told) is warned  # of "2.8" no release is known

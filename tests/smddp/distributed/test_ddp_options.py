@@ -179,6 +179,8 @@ def test_gradients_are_those_of_pytorchs_ddp_with_the_same_option(
 REFUSALS = (
     HEAD
     + """
+from torch.utils.checkpoint import checkpoint
+
 def trainer_of(job, model, options, name, **others):
     return smddp.Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), parallel=options, name=name, **others)
 
@@ -191,6 +193,15 @@ def main(job):
         for step in range(2):
             trainer.step(trainer.model(batch(0, step), False).square().mean())
     print(refusal(train))
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.shared = nn.Linear(2, 2), nn.Linear(2, 2)
+        def forward(self, x):
+            once = checkpoint(self.shared, self.first(x), use_reentrant=True)
+            return checkpoint(self.shared, once, use_reentrant=True)
+    trainer = trainer_of(job, Twice(), DDPOptions(), "twice")
+    print(refusal(lambda: trainer.step(trainer.model(torch.ones(1, 2)).sum())))
 
 smddp.run(main)
 """
@@ -201,11 +212,14 @@ smddp.run(main)
 def test_what_ddp_cannot_do_is_told_with_the_remedy(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     ranks = run_ranks(REFUSALS, [{"SMDDP_RUN_DIR": str(tmp_path / "run")}] * 2)
     assert [rank.code for rank in ranks] == [0, 0], ranks
-    static, norm, unused = ranks[0].printed.splitlines()
+    static, norm, unused, twice = ranks[0].printed.splitlines()
     assert "static_graph can't be combined with accumulate" in static
     assert "sync_batchnorm needs the model on GPUs" in norm
     assert "did not depend on branch.weight, branch.bias of the model" in unused
     assert "find_unused_parameters=True" in unused
+    assert "the gradient of shared." in twice
+    assert "came twice in one backward pass" in twice
+    assert "use_reentrant=False" in twice
 
 
 POWERSGD = (

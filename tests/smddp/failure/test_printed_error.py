@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from smddp.distributed import Replica, ShardedModel
 from smddp.failure.printed_error import PrintedError, find_error, hint
 from smddp.failure.report import describe_error
+from smddp.training.precision import AutocastModel, HalfWeightsModel, PureHalfModel
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    main()\n'
 BROKEN = TRACEBACK + "ValueError: the data is broken\n"
@@ -18,6 +21,8 @@ GLOO = (
     "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
     "  what():  [enforce fail at gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 1001000 vs 12\n"
 )
+
+NAMELESS = lambda: None  # noqa: E731, what a script may have
 
 
 def found(printed: str, **options: bool) -> PrintedError:
@@ -187,3 +192,40 @@ def test_pythons_own_words_on_a_crash_are_told_with_the_frames_innermost_last() 
 )
 def test_a_script_that_no_launcher_has_started_is_told_to_use_one(said: str) -> None:
     assert 'distribution="torchrun"' in str(hint(said))
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "Raise accumulate="),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "Raise accumulate="),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", "SMDDP_DEVICE=cpu"),
+        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with", "tensors of the CPU"),
+        ("RuntimeError: Expected all tensors to be on the same device, but got mat2 is on cpu", ".to(trainer.device)"),
+        ("RuntimeError: Too many open files. Communication with the workers is no longer possible.", r".clone()"),
+        ("RuntimeError: received 0 items of ancdata", "ulimit -n"),
+        ("OSError: [Errno 28] No space left on device: '/root/.cache/huggingface/hub'", "a larger volume_size"),
+    ],
+)
+def test_a_frequent_error_of_torch_is_told_with_the_remedy(said: str, remedy: str) -> None:
+    assert remedy in str(hint(said))
+
+
+@pytest.mark.parametrize("of_module", [True, False])
+def test_what_a_started_worker_cannot_unpickle_is_told_with_the_remedy(of_module: bool) -> None:
+    with pytest.raises((AttributeError, pickle.PicklingError)) as raised:
+        pickle.dumps(NAMELESS if of_module else lambda: None)
+    assert 'multiprocessing_context="fork"' in describe_error(raised.value, None).splitlines()[1]
+
+
+def test_batchnorm_on_one_sample_is_told_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match="Expected more than 1 value") as raised:
+        torch.nn.BatchNorm1d(2)(torch.ones(1, 2))
+    assert 'tail="short"' in describe_error(raised.value, None).splitlines()[1]
+
+
+@pytest.mark.parametrize("wrapper", [AutocastModel, HalfWeightsModel, PureHalfModel, Replica, ShardedModel])
+def test_an_attribute_of_the_scripts_model_is_looked_for_at_trainer_module(wrapper: type[torch.nn.Module]) -> None:
+    with pytest.raises(AttributeError) as raised:
+        _ = object.__new__(wrapper).generate
+    assert "trainer.module" in describe_error(raised.value, None).splitlines()[1]

@@ -179,6 +179,21 @@ def test_a_step_that_only_fp16_cannot_hold_is_the_scalers_business(job: Job, cap
     assert "smddp.training.nonfinite" not in {record.name for record in caplog.records}
 
 
+@pytest.mark.parametrize("steps", [50, 45], ids=["metric line", "save"])
+def test_a_loss_scaler_that_skips_every_step_ends_the_training(job: Job, steps: int) -> None:
+    model = network()
+    first = {name: value.clone() for name, value in model.named_parameters()}
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1), precision="fp16")
+    with pytest.raises(TrainingDivergedError, match=rf"at step {steps} the loss scale is .* sqrt\(0\)"):
+        for _ in trainer.epochs(1):
+            for _ in range(steps):
+                output = trainer.model(torch.ones(2, 2))
+                zero = (output - output.detach()).square().sum()
+                trainer.step(output.square().mean() + zero.sqrt())  # finite, with a gradient of NaN
+    assert all(torch.equal(value, first[name]) for name, value in model.named_parameters())
+    assert not list_checkpoints(job.checkpoint_dir)
+
+
 def test_a_skipped_step_leaves_the_loss_scale_as_it_was(job: Job) -> None:
     run = Run(job, {1}, precision="fp16", on_nonfinite="skip")
     scales = []
