@@ -89,7 +89,7 @@ class SageMaker:
 
         assert plan.job is not None and plan.call is not None
         arguments, data = plan.job.arguments, channels.by_name(plan.call.inputs)
-        with api_retries.credentials_explained():
+        with api_retries.errors_explained():
             yield from s3_places.check(arguments, data, sessions.s3_client(self.session))
 
     def run(self, plan: Plan, options: FitOptions) -> TrainingJob:
@@ -100,7 +100,7 @@ class SageMaker:
         job = plan.job
         assert job is not None
         job.log_choice(self.arguments)
-        with api_retries.credentials_explained():
+        with api_retries.errors_explained():
             request = self._recipe(plan) if "training_recipe" in job.arguments else plan.request
             assert request is not None
             sent = request.complete(lambda: upload_code(job, request.session))
@@ -208,6 +208,9 @@ class PipelineStep:
 
     def run(self, plan: Plan, options: FitOptions) -> Any:  # noqa: ARG002
         """Return the arguments of a step, as ``PyTorch.fit`` does."""
+        from estimators import api_retries
+
         call = plan.call
         assert call is not None
-        return self.trainer().fit(call.inputs, job_name=call.job_name, experiment_config=call.experiment_config)
+        with api_retries.errors_explained():
+            return self.trainer().fit(call.inputs, job_name=call.job_name, experiment_config=call.experiment_config)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from estimators import source_code
+from estimators import api_retries, source_code
 from estimators.checks import parameters
 from estimators.checks.arguments import as_hyperparameters, as_path, as_paths, check_names, check_session
 from estimators.destinations import Destination, DockerEngine, FitOptions, PipelineStep, SageMaker, SdkLocalMode
@@ -250,7 +250,7 @@ class Estimator:
                 is unknown.
 
         Raises:
-            EstimatorError: The prices can't be read, or the Price List API fails.
+            EstimatorError: The prices or AWS's configuration can't be read, or the Price List API fails.
 
         Examples:
             Show the cost, and refuse a job of more than 50 dollars:
@@ -264,6 +264,7 @@ class Estimator:
         )
         return self._plan(call)
 
+    @api_retries.errors_explained()
     def _plan(self, call: FitArguments) -> Plan:
         return make_plan(self._configured(self.arguments), call, session=self._session)
 
@@ -335,6 +336,7 @@ class Estimator:
             _require(tuple(local_problems(Backend.of(self.arguments, session), self.arguments, {}, session)))
         return self._trainer(self.arguments)
 
+    @api_retries.errors_explained()
     def _trainer(self, given: Mapping[str, Any]) -> Any:
         from estimators.local_mode import request
         from estimators.request.code import upload_code

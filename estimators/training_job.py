@@ -247,6 +247,7 @@ class TrainingJob:
         Raises:
             EstimatorError: The job has not ended, has no valid checkpoint, or does not allow a change; or AWS refused
                 the new job, or did not answer.
+            StoreError: The checkpoints in S3 can't be read.
         """
         from estimators.job_handle import files
         from estimators.job_handle.resumed_request import Changes, new_name, resumed_request
