@@ -209,7 +209,7 @@ def is_about_asking(error: Exception) -> bool:
 
     if isinstance(error, ClientError):
         return code_of(error) not in _NO_SUCH_JOB
-    return isinstance(error, BotoCoreError) and not has_no_server(error)
+    return isinstance(error, BotoCoreError)
 
 
 def has_no_server(error: Exception) -> bool:

@@ -13,9 +13,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from estimators import Estimator
+from estimators.errors import EstimatorError
 from estimators.local import LocalSageMaker, Processes, running_jobs
 from estimators.local.errors import LocalPlatformError
 from estimators.source_code.tree import Tree
+from estimators.training_job import TrainingJob
 from tests.estimators.local.processes import is_alive, processes_of, processes_with, running
 from tests.estimators.local.submitted_jobs import await_end, await_that
 
@@ -371,6 +373,18 @@ def test_each_ctrl_c_in_a_block_is_one_line_and_nothing_is_left(fork_python):
     assert first.startswith("the local platform ends, and deaf with it, unfinished. ")
     assert rest == "Ctrl-C: the local platform ended at once, and its jobs saved nothing more\n"
     assert not processes_with(marker)
+
+
+@pytest.mark.slow
+def test_a_platform_that_has_ended_is_named_by_what_is_asked_of_it(tmp_path):
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    with LocalSageMaker() as platform:
+        session, role = platform.session, platform.role
+    with pytest.raises(EstimatorError, match="gone can't be reached, because its local platform has ended"):
+        TrainingJob("gone", session).status  # noqa: B018
+    job = Estimator(tmp_path / "train.py", role=role, instance_type="ml.m5.xlarge", sagemaker_session=session)
+    with pytest.raises(EstimatorError, match="The local platform of the session has ended: start one"):
+        job.fit()
 
 
 INTERRUPTED_EARLY = """
