@@ -30,7 +30,7 @@ def test_needs_to_be_started():
 
 
 def test_starts_once_at_a_time(platform):
-    with pytest.raises(LocalPlatformError, match="running already"):
+    with pytest.raises(LocalPlatformError, match=r"running already: use it, or call stop\(\) first"):
         platform.start()
 
 
@@ -373,6 +373,70 @@ def test_each_ctrl_c_in_a_block_is_one_line_and_nothing_is_left(fork_python):
     assert first.startswith("the local platform ends, and deaf with it, unfinished. ")
     assert rest == "Ctrl-C: the local platform ended at once, and its jobs saved nothing more\n"
     assert not processes_with(marker)
+
+
+WITHOUT_A_BLOCK = """
+import os, sys
+from estimators.local import LocalSageMaker
+from tests.estimators.local.submitted_jobs import job_request
+sagemaker = LocalSageMaker().start()
+client = sagemaker.boto_session.client("sagemaker")
+client.create_training_job(**job_request(sagemaker, "left", "sleep 60"))
+if os.fork() == 0:
+    sys.exit()  # calls what is to be called at the exit, as the parent does later
+assert os.wait()[1] == 0
+assert client.describe_training_job(TrainingJobName="left")["TrainingJobStatus"] == "InProgress"
+if sys.argv[1] == "stop":
+    sagemaker.stop()
+if sys.argv[1] == "raise":
+    raise ValueError("of the script")
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "raise", "stop"])
+@pytest.mark.slow
+def test_a_program_that_ends_without_a_stop_says_which_jobs_end_with_it(fork_python, monkeypatch, tmp_path, end):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-c", WITHOUT_A_BLOCK, end]
+    program = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (
+        program.stderr.count("the local platform ends, and left with it, unfinished. Its objects were in memory") == 1
+    )
+    assert (program.returncode, "ValueError: of the script" in program.stderr) == (
+        (1, True) if end == "raise" else (0, False)
+    )
+    assert not list(tmp_path.iterdir())
+
+
+ON_DISK_WITHOUT_A_BLOCK = """
+import signal, sys
+from estimators.local import LocalSageMaker, running_jobs
+from tests.estimators.local.submitted_jobs import await_that, job_request
+sagemaker = LocalSageMaker(sys.argv[1], storage="disk", grace_seconds=10).start()
+request = job_request(sagemaker, "busy", "trap 'exit 0' TERM; echo trapped; while :; do sleep 0.1; done")
+client = sagemaker.boto_session.client("sagemaker")
+client.create_training_job(**request)
+await_that(lambda: client.describe_training_job(TrainingJobName="busy")["SecondaryStatus"] == "Training")
+if sys.argv[2] == "Ctrl-C":
+    running_jobs._stop = lambda *_: signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("wait", "busy is Stopped; it had no checkpoint_s3_uri: it begins anew\n"),
+        ("Ctrl-C", "Ctrl-C: the local platform ended at once, and its jobs saved nothing more\n"),
+    ],
+)
+@pytest.mark.seaweedfs
+@pytest.mark.slow
+def test_a_program_that_ends_without_a_stop_stops_its_jobs_on_disk(fork_python, tmp_path, ending, said):
+    command = [sys.executable, "-c", ON_DISK_WITHOUT_A_BLOCK, str(tmp_path), ending]
+    program = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    first, _, rest = program.stderr.partition("\n")
+    assert first.startswith("the local platform ends: busy may save a checkpoint, for 10 s at most.")
+    assert (program.returncode, rest) == (0, said)
 
 
 @pytest.mark.slow
