@@ -98,21 +98,23 @@ def create_training_job(sagemaker: Any, request: Mapping[str, Any]) -> None:
         with credentials_explained():
             Retries(_explain_sending, seconds=_PATIENCE_SECONDS).ask(call)
     except (ClientError, BotoCoreError) as error:
-        raise EstimatorError(_not_started(name, error)) from error
+        raise _not_started(name, error) from error
 
 
-def _not_started(name: str, error: Exception) -> str:
+def _not_started(name: str, error: Exception) -> EstimatorError:
     """Return AWS's reason not to start a job, or that AWS did not answer, and what to do."""
     from botocore.exceptions import ClientError, ParamValidationError
 
     from smddp.storage.s3_errors import explain
 
     if isinstance(error, ParamValidationError):
-        return f"{name} was not started: {error}\nCorrect what it names."
+        return EstimatorError(f"{name} was not started: {error}\nCorrect what it names.")
+    if has_no_server(error):
+        return _unasked(error)
     refused = isinstance(error, ClientError) and error.operation_name == "CreateTrainingJob"
     if refused and not _explain(error).transient:
-        return f"{explain(f'{name} was not started', error, _REMEDIES).message}."
-    return (
+        return EstimatorError(f"{explain(f'{name} was not started', error, _REMEDIES).message}.")
+    return EstimatorError(
         f"AWS did not answer the request to start {name}: {error}. Check the network and the region. An attempt may "
         f"have started it: look for it by TrainingJob.attach({name!r}) before you send it again."
     )
@@ -136,6 +138,44 @@ def credentials_explained() -> Iterator[None]:
             "Sign in (aws configure, or aws sso login), or train on this machine: give the session of "
             "LocalSageMaker().",
         ) from None  # the message has all that the fault says; its frames are those of botocore
+
+
+@contextmanager
+def errors_explained() -> Iterator[None]:
+    """Turn each error of boto3, before a job is sent, into an EstimatorError that says what to do.
+
+    The checks, the SDK and the upload meet AWS in many places. A place may explain a refusal better. Errors of the
+    credentials, the configuration and the network can come in every place, and are explained here.
+    """
+    from boto3.exceptions import Boto3Error
+
+    from smddp.storage.s3_errors import S3_ERRORS
+
+    try:
+        with credentials_explained():
+            yield
+    except (*S3_ERRORS, Boto3Error) as fault:
+        raise _unasked(fault) from fault
+
+
+def _unasked(error: Exception) -> EstimatorError:
+    """Return the error of a job that was not sent because of boto3's error, which is not about the credentials."""
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError, ParamValidationError  # noqa: A004
+    from urllib3.exceptions import HTTPError
+
+    from smddp.storage.s3_errors import explain
+
+    if isinstance(error, ClientError):
+        return EstimatorError(f"{explain('The job was not sent', error, _REMEDIES).message}.")
+    if has_no_server(error):
+        remedy = "The local platform of the session has ended: start one, and give its session."
+    elif isinstance(error, (ConnectionError, HTTPClientError, HTTPError)):
+        remedy = "Check the network, the region, and AWS_ENDPOINT_URL if it is set."
+    elif isinstance(error, ParamValidationError):
+        remedy = "Correct what it names."
+    else:
+        remedy = "Correct the configuration of AWS."
+    return not_sent(f"AWS can't be asked: {error}", remedy)
 
 
 def _may_have_been_done(error: Exception) -> bool:
@@ -169,10 +209,10 @@ def is_about_asking(error: Exception) -> bool:
 
     if isinstance(error, ClientError):
         return code_of(error) not in _NO_SUCH_JOB
-    return isinstance(error, BotoCoreError) and not _has_no_server(error)
+    return isinstance(error, BotoCoreError)
 
 
-def _has_no_server(error: Exception) -> bool:
+def has_no_server(error: Exception) -> bool:
     """Return whether the endpoint is on this machine and nothing listens there: the local platform has ended."""
     from botocore.exceptions import EndpointConnectionError
 
@@ -200,4 +240,4 @@ def _explain(error: Exception) -> Refusal:
         transient = code_of(error) in _THROTTLED or status == _TOO_MANY or status >= _SERVER_ERROR
         return Refusal(message=message, transient=transient)
     unreachable = isinstance(error, (ConnectionError, HTTPClientError))
-    return Refusal(message=message, transient=unreachable and not _has_no_server(error))
+    return Refusal(message=message, transient=unreachable and not has_no_server(error))

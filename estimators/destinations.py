@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from estimators.checks import channels
 from estimators.errors import EstimatorError, Problem
-from estimators.plan import FitArguments, Plan, recipe_plan
+from estimators.plan import Plan, recipe_plan
 from estimators.training_job import TrainingJob
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class Destination(Protocol):
     def check(self, options: FitOptions) -> None:
         """Raise EstimatorError if an option has no meaning here."""
 
-    def problems(self, inputs: Any) -> Iterator[Problem]:
+    def problems(self, plan: Plan) -> Iterator[Problem]:
         """Yield the problems that need a look at the data. The job has no other errors."""
 
-    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
+    def run(self, plan: Plan, options: FitOptions) -> TrainingJob:
         """Send or run the job. Raise EstimatorError, TrainingJobFailed or TrainingJobStopped as `fit` does."""
 
 
@@ -81,16 +81,18 @@ class SageMaker:
                 "on_event receives events only during the wait for the job. Give it to job.wait(), or pass wait=True."
             )
 
-    def problems(self, inputs: Any) -> Iterator[Problem]:
+    def problems(self, plan: Plan) -> Iterator[Problem]:
         """Yield the problems of the job's inputs and output buckets on S3."""
         from estimators import api_retries
         from estimators.checks import s3_places
         from estimators.sdk import sessions
 
-        with api_retries.credentials_explained():
-            yield from s3_places.check(self.arguments, channels.by_name(inputs), sessions.s3_client(self.session))
+        assert plan.job is not None and plan.call is not None
+        arguments, data = plan.job.arguments, channels.by_name(plan.call.inputs)
+        with api_retries.errors_explained():
+            yield from s3_places.check(arguments, data, sessions.s3_client(self.session))
 
-    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
+    def run(self, plan: Plan, options: FitOptions) -> TrainingJob:
         """Upload the code, send the request that the plan has checked, and wait for the job's end."""
         from estimators import api_retries
         from estimators.request.code import upload_code
@@ -98,8 +100,9 @@ class SageMaker:
         job = plan.job
         assert job is not None
         job.log_choice(self.arguments)
-        with api_retries.credentials_explained():
-            request = plan.request or self._recipe(plan, call)
+        with api_retries.errors_explained():
+            request = self._recipe(plan) if "training_recipe" in job.arguments else plan.request
+            assert request is not None
             sent = request.complete(lambda: upload_code(job, request.session))
             api_retries.create_training_job(request.session.sagemaker_client, sent)
         handle = TrainingJob(request.name, request.session)
@@ -109,12 +112,12 @@ class SageMaker:
             handle.wait(logs=options.logs, on_event=options.on_event)
         return handle
 
-    def _recipe(self, plan: Plan, call: FitArguments) -> JobRequest:
+    def _recipe(self, plan: Plan) -> JobRequest:
         """Return the checked request of a training recipe, which the SDK downloads only now."""
         from estimators.sdk import sessions
 
-        assert plan.job is not None
-        recipe = recipe_plan(plan.job, call, self.session or sessions.session())
+        assert plan.job is not None and plan.call is not None
+        recipe = recipe_plan(plan.job, plan.call, self.session or sessions.session())
         recipe.require()
         assert recipe.request is not None
         return recipe.request
@@ -139,7 +142,7 @@ class _ThisMachine:
             "on_event gets nothing for instance_type='local'. Leave it out, or send the job to a LocalSageMaker."
         )
 
-    def problems(self, inputs: Any) -> Iterator[Problem]:  # noqa: ARG002 - part of the interface
+    def problems(self, plan: Plan) -> Iterator[Problem]:  # noqa: ARG002 - part of the interface
         """Yield nothing: the plan has looked at the data on this machine."""
         return iter(())
 
@@ -151,14 +154,13 @@ class _ThisMachine:
 class DockerEngine(_ThisMachine):
     """Docker containers of this machine, by the local platform's engine in this process."""
 
-    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:
+    def run(self, plan: Plan, options: FitOptions) -> TrainingJob:
         """Run the job to its end."""
         from estimators.local_mode.fit import fit
 
-        assert plan.job is not None
-        assert plan.request is not None
+        assert plan.job is not None and plan.call is not None and plan.request is not None
         self._warn(options)
-        return fit(plan.job, plan.request, inputs=call.inputs, logs=options.logs)
+        return fit(plan.job, plan.request, inputs=plan.call.inputs, logs=options.logs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,13 +170,14 @@ class SdkLocalMode(_ThisMachine):
     trainer: Callable[[], Any]
     """Makes the SDK's own object for the job."""
 
-    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> TrainingJob:  # noqa: ARG002
+    def run(self, plan: Plan, options: FitOptions) -> TrainingJob:
         """Run the job to its end, by the SDK's own code."""
         from estimators.job_handle.service import EndedLocalJob
 
+        assert plan.call is not None
         self._warn(options)
         pytorch = self.trainer()
-        pytorch.fit(call.inputs, wait=False, logs=options.logs, job_name=call.job_name)
+        pytorch.fit(plan.call.inputs, wait=False, logs=options.logs, job_name=plan.call.job_name)
         name, description = pytorch.latest_training_job.name, pytorch.latest_training_job.describe()
         return TrainingJob(name, EndedLocalJob(name, description))
 
@@ -199,10 +202,15 @@ class PipelineStep:
                 "rehearse() of an Estimator without pipeline variables."
             )
 
-    def problems(self, inputs: Any) -> Iterator[Problem]:  # noqa: ARG002 - part of the interface
+    def problems(self, plan: Plan) -> Iterator[Problem]:  # noqa: ARG002 - part of the interface
         """Yield nothing: the data need exist only when the pipeline runs."""
         return iter(())
 
-    def run(self, plan: Plan, call: FitArguments, options: FitOptions) -> Any:  # noqa: ARG002
+    def run(self, plan: Plan, options: FitOptions) -> Any:  # noqa: ARG002
         """Return the arguments of a step, as ``PyTorch.fit`` does."""
-        return self.trainer().fit(call.inputs, job_name=call.job_name, experiment_config=call.experiment_config)
+        from estimators import api_retries
+
+        call = plan.call
+        assert call is not None
+        with api_retries.errors_explained():
+            return self.trainer().fit(call.inputs, job_name=call.job_name, experiment_config=call.experiment_config)

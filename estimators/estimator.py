@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from estimators import source_code
+from estimators import api_retries, source_code
 from estimators.checks import parameters
 from estimators.checks.arguments import as_hyperparameters, as_path, as_paths, check_names, check_session
 from estimators.destinations import Destination, DockerEngine, FitOptions, PipelineStep, SageMaker, SdkLocalMode
@@ -223,21 +223,25 @@ class Estimator:
         )
         plan = self._plan(call)
         _require(plan.problems, (*plan.unchecked, *destination.checked_last))
-        _require(tuple(destination.problems(inputs)))
+        _require(tuple(destination.problems(plan)))
         if rehearse is not None:
             logger.info("%s", self.rehearse(inputs, steps=rehearse, logs=options.logs))
-        return destination.run(plan, call, options)
+        return destination.run(plan, options)
 
     def _destination(self) -> Destination:
         """Return where the job is brought: the session and the instance type decide."""
+        from estimators.sdk import request_values
         from estimators.sdk.adapter import adapter
 
         if self._session is not None and adapter().is_pipeline(self._session):
-            return PipelineStep(trainer=self._trainer)
-        backend = Backend.of(self.arguments, self._session)
+            return PipelineStep(trainer=lambda: self._trainer(self.arguments))
+        known = request_values.with_defaults(self.arguments)
+        backend = Backend.of(known, self._session)
         if backend is Backend.SAGEMAKER:
             return SageMaker(arguments=self.arguments, session=self._session)
-        return DockerEngine() if backend is Backend.DOCKER else SdkLocalMode(trainer=self._trainer)
+        if backend is Backend.DOCKER:
+            return DockerEngine()
+        return SdkLocalMode(trainer=lambda: self._trainer(known))
 
     def plan(
         self,
@@ -260,7 +264,7 @@ class Estimator:
                 is unknown.
 
         Raises:
-            EstimatorError: The prices can't be read, or the Price List API fails.
+            EstimatorError: The prices or AWS's configuration can't be read, or the Price List API fails.
 
         Examples:
             Show the cost, and refuse a job of more than 50 dollars:
@@ -274,6 +278,7 @@ class Estimator:
         )
         return self._plan(call)
 
+    @api_retries.errors_explained()
     def _plan(self, call: FitArguments) -> Plan:
         return make_plan(self._configured(self.arguments), call, session=self._session)
 
@@ -308,14 +313,17 @@ class Estimator:
             TrainingJobFailed: The job can't train; its reason says why.
         """
         from estimators.rehearsal import rehearse
-        from estimators.sdk import sessions
+        from estimators.sdk import request_values, sessions
+
+        given = {**self.arguments, "inputs": inputs}
+        _require(tuple(request_values.check_variables(given, in_pipeline=False)))
 
         def fit(arguments: Mapping[str, Any], session: Session, data: Mapping[str, Any]) -> TrainingJob:
             return Estimator(**arguments, sagemaker_session=session).fit(dict(data) or None, logs=logs)
 
         return rehearse(
-            self.arguments,
-            inputs,
+            request_values.with_defaults(self.arguments),
+            request_values.with_defaults(inputs),
             fit=fit,
             steps=steps,
             seconds=seconds,
@@ -348,19 +356,20 @@ class Estimator:
         if parameters.is_local_mode(self.arguments):
             session = adapter().local_session(self._session)
             _require(tuple(local_problems(Backend.of(self.arguments, session), self.arguments, {}, session)))
-        return self._trainer()
+        return self._trainer(self.arguments)
 
-    def _trainer(self) -> Any:
+    @api_retries.errors_explained()
+    def _trainer(self, given: Mapping[str, Any]) -> Any:
         from estimators.local_mode import request
         from estimators.request.code import upload_code
         from estimators.sdk import sessions
         from estimators.sdk.adapter import adapter
 
-        local_mode = parameters.is_local_mode(self.arguments)
+        local_mode = parameters.is_local_mode(given)
         # The SDK's Local Mode mounts the code itself, writable, and forgets the dependencies: so it gets a copy.
         into = Path(tempfile.gettempdir(), f"smddp-source-{secrets.token_hex(8)}") if local_mode else None
         session = adapter().local_session(self._session) if local_mode else self._session or sessions.session()
-        arguments = request.for_sdk(self.arguments) if local_mode else self._configured(self.arguments)
+        arguments = request.for_sdk(given) if local_mode else self._configured(given)
         job = CompletedJob.of(arguments, session)
         job.log_choice(arguments)
         bundle = source_code.stage(job.source, into=into, more=job.bundled.files)

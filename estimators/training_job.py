@@ -75,7 +75,13 @@ class TrainingJob:
         return job
 
     def describe(self) -> DescribeTrainingJobResponseTypeDef:
-        """Return the API's full description of the job (DescribeTrainingJob)."""
+        """Return the API's full description of the job (DescribeTrainingJob).
+
+        Raises:
+            EstimatorError: The job's local platform has ended.
+            botocore.exceptions.ClientError: AWS refuses the request.
+            botocore.exceptions.BotoCoreError: AWS can't be reached.
+        """
         return self._service.describe()
 
     @property
@@ -247,6 +253,7 @@ class TrainingJob:
         Raises:
             EstimatorError: The job has not ended, has no valid checkpoint, or does not allow a change; or AWS refused
                 the new job, or did not answer.
+            StoreError: The checkpoints in S3 can't be read.
         """
         from estimators.job_handle import files
         from estimators.job_handle.resumed_request import Changes, new_name, resumed_request
@@ -400,7 +407,7 @@ class TrainingJob:
 
         try:
             return summary.job_html(self.name, self.describe())
-        except (BotoCoreError, ClientError) as error:
+        except (BotoCoreError, ClientError, EstimatorError) as error:
             return notebook_html.title(self.name, f"the state can't be read: {error}")
 
     def __repr__(self) -> str:

@@ -79,6 +79,9 @@ def check(
     if in_studio and not by_sdk:  # the SDK's Local Mode supports Studio
         remedy = "Use estimators.local.LocalSageMaker, which needs no Docker, or an instance_type of SageMaker's."
         yield error("instance_type", "in SageMaker Studio, containers have neither the files nor the network", remedy)
+    if "training_recipe" in arguments and not by_sdk:
+        remedy = "Give an instance_type of SageMaker's, or the script as entry_point."
+        yield error("training_recipe", "the SDK uploads a recipe's code, and a local job uploads nothing", remedy)
     if arguments["instance_type"] == "local_gpu" and arguments.get("instance_count", 1) != 1:
         remedy = "Use one host; distribution='torchrun' gives it a rank for each GPU."
         yield error("instance_count", "each host would take all GPUs of this machine", remedy)

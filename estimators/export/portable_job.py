@@ -6,6 +6,7 @@ All files that a shell runs get the job's names and values as shell text from he
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 import sys
@@ -19,6 +20,8 @@ from estimators.distribution import enabled_kinds, launcher, processes_per_host
 from estimators.errors import EstimatorError, Problem, error
 from estimators.source_code import REQUIREMENTS, SourceCode
 from estimators.submit_script.run import SentJob
+
+logger = logging.getLogger(__name__)
 
 _STARTED_BY_RUN = frozenset({"torch_distributed", "mpi", "parameter_server"})
 """Distributions whose ranks ``smddp run`` can start; the others are AWS's own libraries."""
@@ -72,8 +75,10 @@ class PortableJob:
         is the source directory on the hosts, None for its path on this machine. Raise EstimatorError with the list of
         everything that only SageMaker has.
         """
-        given = job.estimator.arguments
-        if problems := (*_problems(given, job.inputs, data, code), *_errors_anywhere(job)):
+        given, inputs, variables = _without_variables(job)
+        if problems := tuple(
+            dict.fromkeys((*variables, *_problems(given, inputs, data, code), *_errors_anywhere(job)))
+        ):
             listed = "\n".join(f"  - {problem}" for problem in problems)
             raise EstimatorError(f"The job can't run without SageMaker as it is:\n{listed}", problems)
         source = SourceCode.of(given)
@@ -86,7 +91,7 @@ class PortableJob:
             hosts=given["instance_count"],
             processes_per_host=1 if is_alone else processes_per_host(given["distribution"]),
             instance_type=given.get("instance_type", ""),
-            environment={**_environment(given, source), **_places(job.inputs, data)},
+            environment={**_environment(given, source), **_places(inputs, data)},
             checkpoint_s3_uri=given.get("checkpoint_s3_uri"),
             max_run=given["max_run"],
             requirements=_requirements(source),
@@ -118,6 +123,22 @@ class PortableJob:
         if self.checkpoint_s3_uri is not None:
             command.append(["--checkpoint-s3-uri", self.checkpoint_s3_uri])
         return [*command, [str(self.script)], *([word] for word in self.arguments)]
+
+
+def _without_variables(job: SentJob) -> tuple[Mapping[str, Any], Any, list[Problem]]:
+    """Return a job's parameters and inputs with the defaults of a pipeline's variables, and an error for each without.
+
+    Each default is logged.
+    """
+    from estimators.sdk import request_values
+
+    given = {**job.estimator.arguments, "inputs": job.inputs}
+    problems = list(request_values.check_variables(given, in_pipeline=False))
+    for problem in problems:
+        if problem.severity == "warning":
+            logger.warning("%s", problem)
+    known: dict[str, Any] = request_values.with_defaults(given)
+    return known, known.pop("inputs"), [problem for problem in problems if problem.severity == "error"]
 
 
 def _problems(given: Mapping[str, Any], inputs: Any, data: Mapping[str, Path], code: Path | None) -> Iterator[Problem]:

@@ -212,7 +212,9 @@ def require_checkpoint(uri: str, s3: Any) -> None:
     if passed_over:
         raise EstimatorError(f"No checkpoint in {uri} is valid ({'; '.join(passed_over)}). Restore one from a copy.")
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    if not s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix.rstrip('/')}/", MaxKeys=1).get("Contents"):
+    with _in_words(uri):
+        found = s3.list_objects_v2(Bucket=bucket, Prefix=f"{prefix.rstrip('/')}/", MaxKeys=1).get("Contents")
+    if not found:
         raise EstimatorError(f"There is nothing in {uri} to resume from. Send the job anew, by Estimator.fit().")
     logger.info("%s itself has no checkpoint of smddp; the script resumes from what it finds there", uri)
 

@@ -38,9 +38,10 @@ class SageMakerService:
         self._api: Any = getattr(session, "sagemaker_client", None) or self._boto_session.client("sagemaker")
 
     def describe(self) -> DescribeTrainingJobResponseTypeDef:
-        """Return the API's full description of the job."""
-        description: DescribeTrainingJobResponseTypeDef = self._api.describe_training_job(TrainingJobName=self._name)
-        return description
+        """Return the API's full description of the job; raise EstimatorError if the job's local platform has ended."""
+        with self._end_of_platform_told():
+            described: DescribeTrainingJobResponseTypeDef = self._api.describe_training_job(TrainingJobName=self._name)
+        return described
 
     @property
     def await_change(self) -> Callable[[int, float], None] | None:
@@ -73,7 +74,8 @@ class SageMakerService:
     def leaving_told(self) -> Iterator[None]:
         """Log that the job continues, and how to wait again, if the block ends before the job."""
         try:
-            yield
+            with self._end_of_platform_told():
+                yield
         except (KeyboardInterrupt, CancelledError) as interrupt:  # an interrupt cancels an awaiting cell of a notebook
             if not getattr(self._boto_session, "ends_with_block", False):
                 self._tell_leaving("")
@@ -84,6 +86,38 @@ class SageMakerService:
             if api_retries.is_about_asking(error):
                 self._tell_leaving(f", but its status can't be read: {error}. Renew the credentials or the permissions")
             raise
+
+    @contextmanager
+    def _end_of_platform_told(self) -> Iterator[None]:
+        """Turn the error of a request to a local platform that has ended into an EstimatorError that says so.
+
+        Each method of a handle describes the job first, so `describe` and `leaving_told` are enough.
+        """
+        from botocore.exceptions import EndpointConnectionError
+
+        try:
+            yield
+        except EndpointConnectionError as error:
+            if not api_retries.has_no_server(error):
+                raise
+            raise EstimatorError(
+                f"{self._name} can't be reached, because its local platform has ended ({error}). {self._after_the_end}"
+            ) from error
+
+    @property
+    def _after_the_end(self) -> str:
+        """What to do about a job whose local platform has ended."""
+        if self._kept_in is not None:
+            return (
+                f"{self._kept_in} keeps its records, log and objects: start LocalSageMaker({self._kept_in!r}, "
+                f"storage='disk'), and call TrainingJob.attach({self._name!r}, platform.session)."
+            )
+        if self._is_on_local_platform:
+            return (
+                "Use the job before that: inside the with block, or before stop(). LocalSageMaker(directory, "
+                "storage='disk') keeps its records, log and objects for a later platform there."
+            )
+        return "Start the platform again (smddp local up)."
 
     def _tell_leaving(self, why: str) -> None:
         until, by_command = "without you", f", or: aws sagemaker stop-training-job --training-job-name {self._name}"
@@ -106,6 +140,11 @@ class SageMakerService:
         return getattr(self._boto_session, "ends_with_program", False)
 
     @property
+    def _kept_in(self) -> str | None:
+        """The directory in which a later local platform finds the job again; None if there is none."""
+        return getattr(self._boto_session, "kept_in", None)
+
+    @property
     def _attached(self) -> str:
         """The arguments with which ``TrainingJob.attach`` finds the job, as the script of its Estimator has them."""
         return f"{self._name!r}, sagemaker_session" if self._is_on_local_platform else repr(self._name)
@@ -116,8 +155,8 @@ class SageMakerService:
             stream = f"CloudWatch {LOG_GROUP}, {self._name}/algo-…"
             return f"\nIts log: TrainingJob.attach({self._attached}).logs(), or {stream}"
         until = "until its local platform ends. To keep them longer, use LocalSageMaker(directory, storage='disk')"
-        if (kept_in := getattr(self._boto_session, "kept_in", None)) is not None:
-            until = f"on this platform or a later LocalSageMaker({kept_in!r}, storage='disk')"
+        if self._kept_in is not None:
+            until = f"on this platform or a later LocalSageMaker({self._kept_in!r}, storage='disk')"
         return (
             f"\nIts log and output, with whole tracebacks: TrainingJob.attach({self._attached}) has .logs() and "
             f".download(directory), {until}"

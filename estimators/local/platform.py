@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import secrets
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -99,7 +101,7 @@ class LocalSageMaker:
         self._ends_with_block = False
 
     def start(self) -> LocalSageMaker:
-        """Start the platform, and return once it answers.
+        """Start the platform, and return once it answers. It ends by `stop`, or as by `stop` at the program's exit.
 
         Raises:
             LocalPlatformError: It is running already, or could not start; it needs a Docker engine and none answers;
@@ -108,7 +110,7 @@ class LocalSageMaker:
         """
         refuse_in_import("LocalSageMaker")
         if self._server is not None:
-            raise LocalPlatformError("The local platform is running already.")
+            raise LocalPlatformError("The local platform is running already: use it, or call stop() first.")
         kept, earlier = None, None
         if self._directory is not None:
             try:
@@ -145,6 +147,7 @@ class LocalSageMaker:
                     keys=earlier.keys if earlier is not None else KeyPair.random(),
                 )
             )
+        atexit.register(self._stop_at_exit)
         if kept is not None:
             try:
                 kept.write(self._server.access)
@@ -154,14 +157,17 @@ class LocalSageMaker:
         return self
 
     def stop(self) -> None:
-        """End the platform with all its jobs, and log which of them ran. Does nothing if it is not running.
+        """End the platform with all its jobs, and log which of them ran.
+
+        Does nothing if it is not running, or in a forked process: the platform is that of the process that started it.
 
         With ``storage="disk"`` in a directory of yours, running jobs are stopped as by StopTrainingJob, and the
         platform waits for them: their checkpoints are kept. Ctrl-C ends them at once. In all other cases they end at
         once.
         """
-        if self._server is None:
+        if self._server is None or not self._server.is_own:
             return
+        atexit.unregister(self._stop_at_exit)
         keeps = self._kept_in is not None
         with interruption_told(logger, "the local platform ended at once, and its jobs saved nothing more"):
             try:
@@ -169,6 +175,11 @@ class LocalSageMaker:
             finally:
                 self._server.stop()
                 self._server = self._session = self._boto_session = None
+
+    def _stop_at_exit(self) -> None:
+        """Stop at the interpreter's exit, after an exception, too: no job ends without a line that says so."""
+        with suppress(KeyboardInterrupt):  # `stop` has told it, and no caller is left
+            self.stop()
 
     def __enter__(self) -> LocalSageMaker:
         self._ends_with_block = True

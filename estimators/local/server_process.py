@@ -70,6 +70,7 @@ class ServerProcess:
 
         Raise LocalPlatformError with the server's reason, or the end of its log, if it can't start.
         """
+        self._parent = os.getpid()
         self.directory = Path(settings.run_directory)
         self.client_directory = Path(settings.client_directory)
         # 1. The reaper starts before the directory exists, so that a SIGKILL at any moment leaves nothing.
@@ -113,6 +114,11 @@ class ServerProcess:
     def pid(self) -> int:
         """The process ID of the server, and of its process group."""
         return self._process.pid
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has started the server, and is no fork of that process."""
+        return os.getpid() == self._parent
 
     @property
     def is_running(self) -> bool:

@@ -46,9 +46,10 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     from estimators.sdk import request_values, sessions
 
     given = {**arguments, "inputs": call.inputs, "job_name": call.job_name, "experiment_config": call.experiment_config}
-    not_known_yet = request_values.any_unknown(given)
-    in_pipeline = list(request_values.check_variables(given))
-    decided_later = arguments.get("instance_type")
+    in_pipeline = sessions.is_of_pipeline(session)
+    not_known_yet = in_pipeline and request_values.any_unknown(given)
+    variables = list(request_values.check_variables(given, in_pipeline=in_pipeline))
+    instance_type, as_called = arguments.get("instance_type"), call
     arguments, call = request_values.with_defaults(arguments), _with_defaults(call)
     if Backend.of(arguments, session) is Backend.DOCKER:
         session = sessions.session_here(session)  # a local job needs no region
@@ -56,7 +57,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
     script = _script(job.source, arguments)
     batch = GlobalBatch.of(script, arguments.get("hyperparameters", {})) if script else None
     problems = [
-        *in_pipeline,
+        *variables,
         *_problems(job, arguments, call, session),
         *check_bundled(job.bundled, job.source),
         *_script_problems(script, topology, arguments, call),
@@ -65,8 +66,9 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         *_ssh_problems(job, topology, session),
         *global_batch.check(batch, topology),
     ]
-    if decided_later is not arguments.get("instance_type") and not DECIDE_IMAGE & _faulty(problems):
-        problems += _refused_variable(job, decided_later)
+    is_decided_later = in_pipeline and instance_type is not arguments.get("instance_type")
+    if is_decided_later and not DECIDE_IMAGE & _faulty(problems):
+        problems += _refused_variable(job, instance_type)
     unchecked = [*_unread_script(job, script, _faulty(problems))]
     if not not_known_yet:
         built = checked_request(job, call, session, _faulty(problems))
@@ -85,6 +87,7 @@ def make_plan(arguments: Mapping[str, Any], call: FitArguments, *, session: Sess
         resources=resources,
         cost=paid,
         job=job,
+        call=as_called if in_pipeline else call,
         request=request,
     )
 
@@ -329,6 +332,7 @@ def recipe_plan(job: CompletedJob, call: FitArguments, session: Session) -> Plan
         problems=tuple(checked.problems),
         unchecked=tuple(checked.unchecked),
         job=job,
+        call=call,
         request=checked.request,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from estimators.errors import EstimatorError, Problem, require_valid
+from estimators.plan.checked_request import FitArguments
 from estimators.plan.cost import Cost
 from estimators.plan.policies import Policies
 from estimators.plan.resources import Resources, Topology
@@ -34,6 +35,8 @@ class Plan:
     """The cost of the hosts, or None without prices."""
     job: CompletedJob | None = field(default=None, repr=False)
     """The completed parameters and the code; None for `to_sagemaker`'s plan of a local job."""
+    call: FitArguments | None = field(default=None, repr=False)
+    """The arguments of ``fit``; a pipeline's variables in them have their defaults, unless a pipeline runs the job."""
     request: JobRequest | None = field(default=None, repr=False)
     """The CreateTrainingJob that `fit` sends. None if there are errors, for a training recipe, and for the SDK's Local
     Mode."""

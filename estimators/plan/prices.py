@@ -169,8 +169,8 @@ def _aws_prices(instance_types: Collection[str], session: Session | None) -> Pri
         ) from fault
     except BotoCoreError as fault:
         raise EstimatorError(
-            f"AWS can't be asked for its prices: {str(fault).rstrip('.')}. Sign in (aws configure, or aws sso login). "
-            f"{_OFFER}"
+            f"AWS can't be asked for its prices: {str(fault).rstrip('.')}. Sign in (aws configure, or aws sso login), "
+            f"or check the network. {_OFFER}"
         ) from fault
     return PriceTable(prices=prices, source=f"AWS's price list for {region}", missing=missing)
 

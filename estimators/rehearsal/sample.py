@@ -64,7 +64,11 @@ def bring(
             content = here.get_object(Bucket=origin, Key=key)["Body"].read()
             there.put_object(Bucket=bucket, Key=prefix + _below(key, wanted), Body=content)
     except (ClientError, BotoCoreError) as fault:
-        raise EstimatorError(f"inputs[{name!r}]: no sample of {uri} can be fetched: {fault}") from fault
+        reason = str(fault).rstrip(".")
+        raise EstimatorError(
+            f"inputs[{name!r}]: no sample of {uri} can be fetched: {reason}. Call rehearse() with a directory that has "
+            "some of it."
+        ) from fault
     said = _said(name, taken, found)
     if isinstance(place, str):
         return brought, said

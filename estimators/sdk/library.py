@@ -20,6 +20,7 @@ try:
             from sagemaker.session import Session
             from sagemaker.utils import format_tags, get_config_value
             from sagemaker.workflow import is_pipeline_variable
+            from sagemaker.workflow.pipeline_context import PipelineSession
         else:
             from sagemaker.core import fw_utils, git_utils, image_uris, instance_types_gpu_info
             from sagemaker.core.common_utils import format_tags, get_config_value
@@ -27,6 +28,7 @@ try:
             from sagemaker.core.helper.session_helper import Session
             from sagemaker.core.local.utils import check_for_studio
             from sagemaker.core.workflow import is_pipeline_variable
+            from sagemaker.core.workflow.pipeline_context import PipelineSession
 except ImportError as fault:
     if (fault.name or "").partition(".")[0] != "sagemaker":
         raise
@@ -36,6 +38,7 @@ except ImportError as fault:
     ) from fault
 
 __all__ = [
+    "PipelineSession",
     "Session",
     "check_for_studio",
     "config_schema",

@@ -40,18 +40,16 @@ def with_defaults(value: Any) -> Any:
     return copied
 
 
-def check_variables(values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield the parameters, and the arguments of ``fit``, that can't be checked before the pipeline runs."""
+def check_variables(values: Mapping[str, Any], *, in_pipeline: bool) -> Iterator[Problem]:
+    """Yield the parameters, and the arguments of ``fit``, that have a pipeline's variable.
+
+    `in_pipeline` is whether a pipeline sets the variables when it runs. Otherwise the job is sent at once, with their
+    defaults.
+    """
     for parameter, value in values.items():
         for variable in _variables(value):
-            default = with_defaults(variable)
-            checked = "nothing of it is" if isinstance(default, Unknown) else f"its default, {default!r}, is"
-            yield warning(
-                parameter,
-                f"is decided by the pipeline's {_name(variable)} when it runs: {checked} checked",
-                "AWS checks it then.",
-            )
-    hyperparameters = values.get("hyperparameters")
+            yield _of_pipeline(parameter, variable) if in_pipeline else _without_pipeline(parameter, variable)
+    hyperparameters = values.get("hyperparameters") if in_pipeline else None
     for name, value in hyperparameters.items() if isinstance(hyperparameters, Mapping) else ():
         inner = None if is_pipeline_variable(value) else next(_variables(value), None)
         if inner is not None:
@@ -61,6 +59,24 @@ def check_variables(values: Mapping[str, Any]) -> Iterator[Problem]:
                 "pipeline runs",
                 "Give the variable as a hyperparameter of its own, and put the two together in the script.",
             )
+
+
+def _of_pipeline(parameter: str, variable: Any) -> Problem:
+    default = with_defaults(variable)
+    checked = "nothing of it is" if isinstance(default, Unknown) else f"its default, {default!r}, is"
+    return warning(
+        parameter,
+        f"is decided by the pipeline's {_name(variable)} when it runs: {checked} checked",
+        "AWS checks it then.",
+    )
+
+
+def _without_pipeline(parameter: str, variable: Any) -> Problem:
+    default, remedy = with_defaults(variable), "Give the value itself, or a PipelineSession as sagemaker_session."
+    found = f"is a pipeline's variable, {_name(variable)}, and no pipeline runs this job"
+    if isinstance(default, Unknown):
+        return error(parameter, f"{found}: it has no value", remedy)
+    return warning(parameter, f"{found}: its default, {default!r}, is used", remedy)
 
 
 def any_unknown(value: Any) -> bool:

@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 
 from estimators.errors import not_sent
 from estimators.sdk.library import (
+    PipelineSession,
     Session,
     check_for_studio,
     config_schema,
@@ -98,6 +99,11 @@ def runs_in_this_python(session: Session | None) -> bool | None:
 def hosts_are_processes(session: Session | None) -> bool:
     """Return whether the hosts of a job are processes of this machine: those of a LocalSageMaker may be."""
     return session is not None and getattr(session.boto_session, "hosts_are_processes", False)
+
+
+def is_of_pipeline(session: Session | None) -> bool:
+    """Return whether a session only records calls for a pipeline, which sets its variables when it runs."""
+    return isinstance(session, PipelineSession)
 
 
 def session_here(given: Session | None) -> Session:

@@ -15,7 +15,7 @@ import boto3
 from estimators.errors import EstimatorError
 from estimators.instances import BEYOND_PYTORCH, complete, for_pytorch
 from estimators.sdk import request_values, training_images
-from estimators.sdk.library import Session
+from estimators.sdk.library import PipelineSession, Session
 from estimators.sdk.quiet import program_kept, without_maintenance_notice
 from estimators.sdk.sessions import NO_REGION, OPT_OUT, opted_out, region
 
@@ -26,7 +26,7 @@ with without_maintenance_notice(), program_kept():
     from sagemaker.local import LocalSagemakerClient, LocalSession
     from sagemaker.pytorch import PyTorch as PyTorch
     from sagemaker.workflow.entities import PipelineVariable
-    from sagemaker.workflow.pipeline_context import LocalPipelineSession, PipelineSession
+    from sagemaker.workflow.pipeline_context import LocalPipelineSession
 
 
 _ENCRYPTION = "EnableInterContainerTrafficEncryption"

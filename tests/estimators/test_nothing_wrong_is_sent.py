@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from botocore.endpoint import Endpoint
+from botocore.exceptions import EndpointConnectionError, InvalidRegionError, ProxyConnectionError
 
 from estimators import Estimator
 from estimators.errors import EstimatorError
@@ -358,3 +362,68 @@ def test_syntax_of_another_python_is_a_warning_for_an_image_of_ones_own(script: 
     assert [problem.parameter for problem in own.warnings] == ["entry_point"]
     old = job(framework_version="2.2.0", py_version="py310")().plan(script, sagemaker_session)
     assert [problem.parameter for problem in old.errors] == ["entry_point"]
+
+
+UNREACHABLE = {
+    "data": ("ListObjectsV2", {}, {"inputs": "s3://data/train"}),
+    "a bucket": ("HeadBucket", {"checkpoint_s3_uri": "s3://data/run"}, {}),
+    "a role by its name": ("GetRole", {"role": "Team"}, {}),
+    "the code": ("PutObject", {}, {}),
+}
+
+
+UNKNOWN_HOST = EndpointConnectionError(endpoint_url="https://aws.nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "remedy"),
+    [
+        *((name, UNKNOWN_HOST, "Check the network, the region, and AWS_ENDPOINT_URL") for name in UNREACHABLE),
+        ("data", ProxyConnectionError(proxy_url="http://proxy:1"), "Check the network"),
+        ("data", InvalidRegionError(region_name="no region"), "Correct the configuration of AWS"),
+        (
+            "data",
+            EndpointConnectionError(endpoint_url="http://127.0.0.1:1"),
+            "The local platform of the session has ended: start one, and give its session",
+        ),
+    ],
+    ids=str,
+)
+def test_aws_that_can_not_be_asked_is_told_with_a_remedy(
+    name: str,
+    fault: Exception,
+    remedy: str,
+    script: str,
+    sagemaker_session: Any,
+    requests: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operation, parameters, call = UNREACHABLE[name]
+    send = Endpoint.make_request
+
+    def fail(endpoint: Endpoint, operation_model: Any, request: Any) -> Any:
+        if operation_model.name == operation:
+            raise fault
+        return send(endpoint, operation_model, request)
+
+    monkeypatch.setattr(Endpoint, "make_request", fail)
+    Path(script).write_text(f"print({name!r}, {str(fault)!r})\n")  # code that was never uploaded
+    with pytest.raises(
+        EstimatorError, match=re.escape(f"The job was not sent: AWS can't be asked: {fault}".rstrip("."))
+    ) as raised:
+        Job(parameters=parameters).estimator(script, sagemaker_session).fit(**call, wait=False)
+    assert remedy in str(raised.value)
+    assert raised.value.__cause__ is fault
+    assert not requests
+
+
+@pytest.mark.parametrize("ask", [Estimator.plan, Estimator.fit, Estimator.to_sagemaker])
+def test_a_profile_that_does_not_exist_is_told_with_a_remedy(
+    ask: Callable[[Estimator], Any], script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    with pytest.raises(
+        EstimatorError, match=r"profile \(nobody\) could not be found\. Correct the configuration of AWS"
+    ):
+        ask(Estimator(script, role=ROLE, instance_type="ml.m5.xlarge"))

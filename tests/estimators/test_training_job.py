@@ -55,7 +55,7 @@ class Platform:
         return self
 
     def client(self, service: str) -> Any:
-        assert service == "logs"
+        assert service in ("logs", "s3")
         return self.logs
 
     def describe_training_job(self, TrainingJobName: str) -> dict[str, Any]:  # noqa: N803
@@ -563,12 +563,64 @@ def test_what_will_pass_does_not_end_the_waiting(platform: Platform, error: Exce
     assert shown.getvalue().count("algo-1 | a") == 1
 
 
+ENDED_PLATFORM = EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")
+
+
 @pytest.mark.parametrize(
-    "error", [refused("AccessDeniedException"), EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")]
+    ("error", "raised"), [(refused("AccessDeniedException"), ClientError), (ENDED_PLATFORM, EstimatorError)]
 )
-def test_what_will_not_pass_ends_the_waiting(platform: Platform, error: Exception) -> None:
-    with failing(platform, "describe_training_job", repeat(error)), pytest.raises(type(error)):
+def test_what_will_not_pass_ends_the_waiting(platform: Platform, error: Exception, raised: type[Exception]) -> None:
+    with failing(platform, "describe_training_job", repeat(error)), pytest.raises(raised):
         TrainingJob(NAME, platform).wait(logs=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ({}, r"Start the platform again \(smddp local up\)\.$"),
+        ({"ends_with_program": True}, r"Use the job before that: .* LocalSageMaker\(directory, storage='disk'\) keeps"),
+        (
+            {"ends_with_program": True, "kept_in": "/kept"},
+            r"/kept keeps .*LocalSageMaker\('/kept', storage='disk'\), .*TrainingJob.attach\('digits-1', platform",
+        ),
+    ],
+    ids=["any", "in memory", "on disk"],
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda job: job.status,
+        lambda job: list(job.logs()),
+        lambda job: job.metrics(),
+        lambda job: job.checkpoints(),
+        lambda job: job.download("."),
+        lambda job: job.resume(),
+        lambda job: job.stop(),
+    ],
+    ids=["status", "logs", "metrics", "checkpoints", "download", "resume", "stop"],
+)
+def test_a_job_whose_local_platform_has_ended_says_so(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, ask: Callable[[TrainingJob], Any], kind: Any, said: str
+) -> None:
+    for name, value in kind.items():
+        monkeypatch.setattr(platform, name, value, raising=False)
+    with (
+        failing(platform, "describe_training_job", repeat(ENDED_PLATFORM)),
+        pytest.raises(EstimatorError, match=f"{NAME} can't be reached, because its local platform has ended .*{said}"),
+    ):
+        ask(TrainingJob(NAME, platform))
+
+
+def test_a_local_platform_that_ends_while_its_log_is_read_says_so(platform: Platform) -> None:
+    platform.descriptions = [described("Training")]
+    platform.log("algo-1", "a")
+    with failing_logs(platform, ENDED_PLATFORM), pytest.raises(EstimatorError, match="its local platform has ended"):
+        list(TrainingJob(NAME, platform).logs())
+
+
+def test_a_notebook_shows_that_the_local_platform_has_ended(platform: Platform) -> None:
+    with failing(platform, "describe_training_job", repeat(ENDED_PLATFORM)):
+        assert "its local platform has ended" in TrainingJob(NAME, platform)._repr_html_()
 
 
 def wait(platform: Platform) -> None:
@@ -598,12 +650,12 @@ def test_who_can_not_ask_any_more_is_told_that_the_job_goes_on_and_how_to_wait_a
 
 
 @pytest.mark.parametrize(
-    "error", [refused("ValidationException"), EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")]
+    ("error", "raised"), [(refused("ValidationException"), ClientError), (ENDED_PLATFORM, EstimatorError)]
 )
 def test_nothing_is_said_of_a_job_that_is_not_there_any_more(
-    platform: Platform, caplog: pytest.LogCaptureFixture, error: Exception
+    platform: Platform, caplog: pytest.LogCaptureFixture, error: Exception, raised: type[Exception]
 ) -> None:
-    with failing(platform, "describe_training_job", repeat(error)), pytest.raises(type(error)):
+    with failing(platform, "describe_training_job", repeat(error)), pytest.raises(raised):
         wait(platform)
     assert "continues without you" not in caplog.text
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sagemaker.core.local.local_session import LocalSession
 from sagemaker.core.s3 import S3Uploader, s3_path_join
-from sagemaker.core.workflow.pipeline_context import PipelineSession
 
 from estimators.errors import EstimatorError
+from estimators.sdk.library import PipelineSession
 from estimators.sdk.v3.request import ResolvedJob
 
 if TYPE_CHECKING:

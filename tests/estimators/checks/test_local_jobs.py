@@ -48,6 +48,13 @@ def test_a_good_job_needs_no_role_no_region_and_no_account(plan: Any, tmp_path: 
     assert str(good) == "2 × local, torchrun"
 
 
+def test_a_recipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    (tmp_path / "recipe.yaml").write_text("run: {name: nova}\n")
+    job = Estimator(training_recipe=str(tmp_path / "recipe.yaml"), instance_type="local", image_uri="mine")
+    assert parameters_of(job.plan().errors) == ["training_recipe"]
+
+
 @pytest.mark.parametrize(
     ("parameters", "warned", "by_sdk"),
     [

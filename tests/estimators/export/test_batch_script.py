@@ -136,6 +136,15 @@ def test_what_the_shell_itself_reads_is_set_for_the_command_alone(sbatch) -> Non
         assert f"export {name}=" not in written
 
 
+VARIABLE = "__import__('sagemaker.workflow.parameters').workflow.parameters.ParameterInteger"
+
+
+def test_a_pipelines_variable_has_its_default(sbatch, caplog: pytest.LogCaptureFixture) -> None:
+    written = sbatch(inputs="", hosts=f"{VARIABLE}('Hosts', 3)")
+    assert "#SBATCH --nodes=3" in written.stdout.splitlines()
+    assert "instance_count: is a pipeline's variable, Hosts" in caplog.text
+
+
 def test_a_run_directory_in_s3_is_refused(sbatch) -> None:
     refused = sbatch("--run-dir=s3://bucket/run", inputs="")
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -205,6 +214,11 @@ def test_requirements_that_sagemaker_would_install_are_told_of(sbatch, tmp_path:
             "environment: the name 'B C;touch PWN;' is not of the form that the API takes",
         ),
         ((), {"inputs": "", "more": "use_spot_instances='yes',"}, "use_spot_instances: is 'yes', of type str"),
+        (
+            (),
+            {"inputs": "", "more": f"volume_size={VARIABLE}('Size'),"},
+            "volume_size: is a pipeline's variable, Size, and no pipeline runs this job: it has no value",
+        ),
         ((), {"inputs": "", "more": "git_config={'repo': 'https://x'},"}, "entry_point: it is not on this machine"),
     ],
 )

@@ -7,7 +7,9 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -167,3 +169,13 @@ def test_a_place_without_a_valid_checkpoint_is_nothing_to_go_on_from(s3: Any) ->
     with pytest.raises(EstimatorError, match=r"No checkpoint in s3://jobs/checkpoints is valid \(step 10: damaged"):
         files.require_checkpoint("s3://jobs/checkpoints", s3)
     assert [info.status for info in files.list_checkpoints("s3://jobs/checkpoints", s3, deep=False)] == ["damaged"]
+
+
+def test_s3_that_does_not_list_the_files_of_another_script_is_told_in_words(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_store", lambda *_: SimpleNamespace(newest_first=list))
+    refused = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListObjectsV2")
+    monkeypatch.setattr(s3, "list_objects_v2", Mock(side_effect=refused))
+    with pytest.raises(EstimatorError, match=r"could not read s3://jobs/checkpoints: AccessDenied .*s3:ListBucket"):
+        files.require_checkpoint("s3://jobs/checkpoints", s3)

@@ -13,9 +13,11 @@ import pytest
 from botocore.exceptions import ClientError
 
 from estimators import Estimator
+from estimators.errors import EstimatorError
 from estimators.local import LocalSageMaker, Processes, running_jobs
 from estimators.local.errors import LocalPlatformError
 from estimators.source_code.tree import Tree
+from estimators.training_job import TrainingJob
 from tests.estimators.local.processes import is_alive, processes_of, processes_with, running
 from tests.estimators.local.submitted_jobs import await_end, await_that
 
@@ -28,7 +30,7 @@ def test_needs_to_be_started():
 
 
 def test_starts_once_at_a_time(platform):
-    with pytest.raises(LocalPlatformError, match="running already"):
+    with pytest.raises(LocalPlatformError, match=r"running already: use it, or call stop\(\) first"):
         platform.start()
 
 
@@ -371,6 +373,82 @@ def test_each_ctrl_c_in_a_block_is_one_line_and_nothing_is_left(fork_python):
     assert first.startswith("the local platform ends, and deaf with it, unfinished. ")
     assert rest == "Ctrl-C: the local platform ended at once, and its jobs saved nothing more\n"
     assert not processes_with(marker)
+
+
+WITHOUT_A_BLOCK = """
+import os, sys
+from estimators.local import LocalSageMaker
+from tests.estimators.local.submitted_jobs import job_request
+sagemaker = LocalSageMaker().start()
+client = sagemaker.boto_session.client("sagemaker")
+client.create_training_job(**job_request(sagemaker, "left", "sleep 60"))
+if os.fork() == 0:
+    sys.exit()  # calls what is to be called at the exit, as the parent does later
+assert os.wait()[1] == 0
+assert client.describe_training_job(TrainingJobName="left")["TrainingJobStatus"] == "InProgress"
+if sys.argv[1] == "stop":
+    sagemaker.stop()
+if sys.argv[1] == "raise":
+    raise ValueError("of the script")
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "raise", "stop"])
+@pytest.mark.slow
+def test_a_program_that_ends_without_a_stop_says_which_jobs_end_with_it(fork_python, monkeypatch, tmp_path, end):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-c", WITHOUT_A_BLOCK, end]
+    program = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (
+        program.stderr.count("the local platform ends, and left with it, unfinished. Its objects were in memory") == 1
+    )
+    assert (program.returncode, "ValueError: of the script" in program.stderr) == (
+        (1, True) if end == "raise" else (0, False)
+    )
+    assert not list(tmp_path.iterdir())
+
+
+ON_DISK_WITHOUT_A_BLOCK = """
+import signal, sys
+from estimators.local import LocalSageMaker, running_jobs
+from tests.estimators.local.submitted_jobs import await_that, job_request
+sagemaker = LocalSageMaker(sys.argv[1], storage="disk", grace_seconds=10).start()
+request = job_request(sagemaker, "busy", "trap 'exit 0' TERM; echo trapped; while :; do sleep 0.1; done")
+client = sagemaker.boto_session.client("sagemaker")
+client.create_training_job(**request)
+await_that(lambda: client.describe_training_job(TrainingJobName="busy")["SecondaryStatus"] == "Training")
+if sys.argv[2] == "Ctrl-C":
+    running_jobs._stop = lambda *_: signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("wait", "busy is Stopped; it had no checkpoint_s3_uri: it begins anew\n"),
+        ("Ctrl-C", "Ctrl-C: the local platform ended at once, and its jobs saved nothing more\n"),
+    ],
+)
+@pytest.mark.seaweedfs
+@pytest.mark.slow
+def test_a_program_that_ends_without_a_stop_stops_its_jobs_on_disk(fork_python, tmp_path, ending, said):
+    command = [sys.executable, "-c", ON_DISK_WITHOUT_A_BLOCK, str(tmp_path), ending]
+    program = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    first, _, rest = program.stderr.partition("\n")
+    assert first.startswith("the local platform ends: busy may save a checkpoint, for 10 s at most.")
+    assert (program.returncode, rest) == (0, said)
+
+
+@pytest.mark.slow
+def test_a_platform_that_has_ended_is_named_by_what_is_asked_of_it(tmp_path):
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    with LocalSageMaker() as platform:
+        session, role = platform.session, platform.role
+    with pytest.raises(EstimatorError, match="gone can't be reached, because its local platform has ended"):
+        TrainingJob("gone", session).status  # noqa: B018
+    job = Estimator(tmp_path / "train.py", role=role, instance_type="ml.m5.xlarge", sagemaker_session=session)
+    with pytest.raises(EstimatorError, match="The local platform of the session has ended: start one"):
+        job.fit()
 
 
 INTERRUPTED_EARLY = """

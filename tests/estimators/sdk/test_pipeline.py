@@ -192,3 +192,77 @@ def test_a_pipeline_of_local_mode_is_refused(script: str) -> None:
     session = LocalPipelineSession(boto3.Session("KEY", "SECRET", region_name="us-east-1"), default_bucket="jobs")
     with pytest.raises(EstimatorError, match=r"LocalPipelineSession, for which fit\(\) makes no step"):
         Estimator(script, role=ROLE, instance_type="local", image_uri=IMAGE, sagemaker_session=session).fit()
+
+
+IN_NO_PIPELINE: dict[str, tuple[str, Case]] = {
+    "hyperparameters": ("Rate", lambda: ({"hyperparameters": {"lr": string("Rate")}}, {})),
+    "inside a hyperparameter": ("Size", lambda: ({"hyperparameters": {"sizes": [1, string("Size")]}}, {})),
+    "instance_count": ("Hosts", lambda: ({"instance_count": integer("Hosts")}, {})),
+    "instance_type": ("Type", lambda: ({"instance_type": string("Type"), "distribution": "torchrun"}, {})),
+    "inputs": ("Data", lambda: ({}, {"inputs": {"training": channel(string("Data"))}})),
+    "a local job": ("Variable", lambda: ({"instance_type": "local", "environment": {"A": string("Variable")}}, {})),
+}
+
+
+@pytest.mark.parametrize("name", IN_NO_PIPELINE)
+def test_a_variable_without_a_value_is_refused_before_anything_is_uploaded(
+    name: str, script: str, sagemaker_session: Any, requests: list[dict[str, Any]]
+) -> None:
+    """A plain session sends the job at once: no pipeline ever sets the variable."""
+    variable, case = IN_NO_PIPELINE[name]
+    arguments, call = case()
+    given = {"entry_point": script, "role": ROLE, "image_uri": IMAGE, "instance_type": "ml.m5.xlarge", **arguments}
+    before = sagemaker_session.list_s3_files("jobs", "")
+    with pytest.raises(EstimatorError) as refused:
+        Estimator(**given, sagemaker_session=sagemaker_session).fit(**call, wait=False)
+    (problem,) = refused.value.problems
+    assert f"is a pipeline's variable, {variable}, and no pipeline runs this job: it has no value" in str(problem)
+    assert problem.remedy == "Give the value itself, or a PipelineSession as sagemaker_session."
+    assert (requests, sagemaker_session.list_s3_files("jobs", "")) == ([], before)
+
+
+def test_without_a_pipeline_the_default_is_sent(
+    script: str, sagemaker_session: Any, requests: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    variables = {"instance_type": string("Type", "ml.g5.xlarge"), "hyperparameters": {"lr": [string("Rate", "0.1")]}}
+    job = Estimator(script, role=ROLE, distribution="torchrun", sagemaker_session=sagemaker_session, **variables)
+    job.fit(wait=False)
+    assert requests[0]["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"
+    assert json.loads(requests[0]["HyperParameters"]["lr"]) == ["0.1"]
+    told = "instance_type: is a pipeline's variable, Type, and no pipeline runs this job: its default, "
+    assert f"{told}'ml.g5.xlarge', is used" in caplog.text
+
+
+@pytest.mark.parametrize("default", ["1e-3", None])
+def test_a_rehearsal_takes_a_default_and_refuses_a_variable_without_one(
+    default: str | None, script: str, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed: list[Any] = []
+    monkeypatch.setattr("estimators.rehearsal.rehearse", lambda *given, **_: rehearsed.extend(given))
+    job = Estimator(
+        script,
+        role=ROLE,
+        instance_type="ml.m5.xlarge",
+        instance_count=integer("Hosts", 2),
+        hyperparameters={"lr": string("Rate", default)},
+        sagemaker_session=session,
+    )
+    if default is None:
+        with pytest.raises(
+            EstimatorError, match=r"hyperparameters: is a pipeline's variable, Rate, .* it has no value"
+        ):
+            job.rehearse()
+        assert not rehearsed
+        return
+    job.rehearse({"training": string("Data", "s3://jobs/data")})
+    arguments, inputs = rehearsed
+    assert (arguments["instance_count"], arguments["hyperparameters"]) == (2, {"lr": "1e-3"})
+    assert inputs == {"training": "s3://jobs/data"}
+
+
+def test_without_a_pipeline_the_default_of_a_channel_is_looked_for(script: str, sagemaker_session: Any) -> None:
+    common = {"role": ROLE, "instance_type": "ml.m5.xlarge", "sagemaker_session": sagemaker_session}
+    job = Estimator(script, checkpoint_s3_uri=string("Checkpoints", "s3://nowhere/run"), **common)
+    with pytest.raises(EstimatorError) as refused:
+        job.fit({"training": channel(string("Data", "s3://jobs/none"))}, wait=False)
+    assert [problem.parameter for problem in refused.value.problems] == ["inputs['training']", "checkpoint_s3_uri"]

@@ -98,6 +98,7 @@ REFUSED = """
 import boto3, json
 from sagemaker.core.instance_group import InstanceGroup
 from sagemaker.core.local.local_session import LocalSession
+from sagemaker.core.workflow.parameters import ParameterString
 from sagemaker.core.workflow.pipeline_context import PipelineSession
 from sagemaker.core.training_compiler.config import TrainingCompilerConfig
 from estimators import Estimator
@@ -116,6 +117,7 @@ boto_session = boto3.Session("KEY", "SECRET", region_name="us-east-1")
 print(json.dumps({
     "LocalSession": refusal(instance_type="local", sagemaker_session=LocalSession(boto_session)),
     "PipelineSession": refusal(image_uri="mine", sagemaker_session=PipelineSession(boto_session, default_bucket="b")),
+    "a variable": refusal(image_uri="mine", hyperparameters={"lr": ParameterString("Rate")}),
     "to_sagemaker, local": refusal(instance_type="local", image_uri="mine", call="to_sagemaker"),
     "training_recipe": refusal(training_recipe="training/llama/one"),
     "compiler_config": refusal(compiler_config=TrainingCompilerConfig()),
@@ -233,6 +235,7 @@ def test_what_only_v2_has_is_refused_in_words(python: str, tmp_path: Path) -> No
     refusals = json.loads(done.stdout)
     assert "Leave sagemaker_session out: instance_type='local' runs in Docker containers" in refusals["LocalSession"]
     assert "step_args=estimator.to_sagemaker().train(...)" in refusals["PipelineSession"]
+    assert "hyperparameters: is a pipeline's variable, Rate, and no pipeline runs this job" in refusals["a variable"]
     assert "needs the Local Mode of the SageMaker Python SDK V2" in refusals["to_sagemaker, local"]
     for name in ("training_recipe", "compiler_config"):
         assert f"{name} needs the SageMaker Python SDK V2, and V3 is installed" in refusals[name]
