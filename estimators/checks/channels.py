@@ -7,6 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from estimators.errors import Problem, error, warning
+from smddp.job.near_names import near_path
 
 
 def _upload(path: Path) -> str:
@@ -98,8 +99,12 @@ def check(channels: Mapping[str, Any], *, local_mode: bool) -> Iterator[Problem]
                 remedy = f"Give s3://bucket/prefix, or file://{Path(place).absolute()}."
             elif Path(place).exists():
                 remedy = f"It is on this machine. {_upload(Path(place))}"
+            elif place.startswith("s3:"):
+                remedy = f"Did you mean {'s3://' + place.removeprefix('s3:').lstrip('/')!r}?"
+            elif "://" not in place and (near := near_path(Path(place))) is not None:
+                remedy = f"Here is no such file, either. Did you mean {near}? {_upload(near)}"
             elif "://" not in place:
-                remedy = f"Here is no such file, either (looked in {Path.cwd()}). {_upload(Path(place))}"
+                remedy = f"Here is no such file, either (looked in {Path.cwd()}). {remedy}"
             yield error(parameter, f"{place!r} is not an S3 URI", remedy)
 
 

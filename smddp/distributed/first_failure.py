@@ -225,13 +225,12 @@ class FirstFailure:
         except RuntimeError:
             return None
         own = self._steps()
-        after, more = str(own), ""
+        after = str(own)
         if own == int(its_steps):
-            after = f"{own} as well, in its next step or another collective"
-            more = "; and call on all ranks what all must call, such as trainer.save_model"
+            after += " as well: in a call that all ranks must make, such as trainer.save_model, or in its next step"
         return (
             f"Unequal steps: rank {ended} of {self._world_size} ended its script with exit code {code} after "
-            f"{its_steps} optimizer steps, and rank {self._rank} waits for it after {after}. {SAME_STEPS}{more}."
+            f"{its_steps} optimizer steps, and rank {self._rank} waits for it after {after}. {SAME_STEPS}."
         )
 
     def _watch(self, store: Store) -> None:

@@ -39,8 +39,7 @@ OF_LAUNCHER = ("smddp.launch.torchrun", "smddp.launch.agent", "smddp.launch.node
 """What torchrun's agent imports."""
 _USUALLY_FIRST = frozenset({"torch", "torchvision", "numpy", PACKAGE})
 """Packages before which torch may be imported. Others may want to be first."""
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
-"""Directories of packages that are installed. Code elsewhere is the user's, an editable installation, too."""
+_INSTALLATIONS = frozenset({"site-packages", "dist-packages"})
 _SETS_VARIABLES = re.compile(rb"environ\s*(?:\[[^\]]*\]\s*=[^=]|\.(?:setdefault|update|pop)\b|\|=)|putenv|dotenv")
 _OF_RANKS = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -156,7 +155,12 @@ def choose_imports(modules: Modules, environ: Mapping[str, str]) -> Imports | No
 def _own_directories(pythonpath: str) -> list[Path]:
     """Return the directories of PYTHONPATH that have code of the user's, and no installed packages."""
     directories = [Path(each) for each in pythonpath.split(os.pathsep) if each]
-    return [each for each in directories if each.is_dir() and next(each.glob("*.dist-info"), None) is None]
+    return [each for each in directories if each.is_dir() and not _is_installation(each)]
+
+
+def _is_installation(directory: Path) -> bool:
+    """Return whether pip has installed packages in a directory. Elsewhere is code of the user's."""
+    return directory.name in _INSTALLATIONS or next(directory.glob("*.dist-info"), None) is not None
 
 
 def _imported_first(modules: Modules) -> tuple[list[str], bool]:
@@ -193,8 +197,8 @@ def _is_users(package: str, directories: Sequence[Path]) -> bool:
         return True
     if spec is None:
         return False
-    places = [*(spec.submodule_search_locations or ()), spec.origin or ""]
-    return not any(_INSTALLED.intersection(Path(place).parts) for place in places)
+    places = spec.submodule_search_locations or [spec.origin or ""]
+    return not any(_is_installation(Path(place).parent) for place in places)
 
 
 def _is_neutral(statement: ast.stmt) -> bool:

@@ -274,7 +274,9 @@ def test_what_is_wrong_is_told_in_words(build: Any, parameters: Any, said: str) 
     ("inputs", "errors", "said"),
     [
         ("s3://data/train", [], ""),
-        ("data", ["inputs['training']"], "give the s3:// URI: sagemaker_session.upload_data('data')"),
+        ("dta", ["inputs['training']"], "'dta' is not an S3 URI. Here is no such file, either (looked in "),
+        ("/etc/hosst", ["inputs['training']"], "Did you mean /etc/hosts? Upload it, and give the s3:// URI"),
+        ("s3:/data/train", ["inputs['training']"], "Did you mean 's3://data/train'?"),
         ({"train": "/etc"}, ["inputs['train']"], "It is on this machine. Upload it, and give the s3:// URI"),
         ({"train": "/etc"}, ["inputs['train']"], "or aws s3 cp --recursive /etc s3://bucket/etc"),
         ({"train": "/etc/hosts"}, ["inputs['train']"], "or aws s3 cp /etc/hosts s3://bucket/hosts"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import PurePath
+from types import NoneType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from smddp.errors import HyperparameterError
@@ -43,7 +44,7 @@ def fields_of(cls: type) -> dict[str, Field]:
     except NameError as error:
         raise HyperparameterError(f"An annotation of {cls.__name__} can't be resolved: {error}.") from error
     return {
-        entry.name: Field(name=entry.name, annotation=hints[entry.name], default=_default(entry))
+        entry.name: Field(name=entry.name, annotation=_annotation(entry, hints), default=_default(entry))
         for entry in dataclasses.fields(cls)
         if entry.init
     }
@@ -125,6 +126,13 @@ def unknown(cls: type, key: str) -> str:
         )
     near = near_name(key.replace("-", "_"), paths(cls))
     return f"unknown hyperparameter {key!r}" + (f" (did you mean {near!r}?)" if near else "")
+
+
+def _annotation(entry: dataclasses.Field[Any], hints: Mapping[str, Any]) -> Any:
+    """Return a field's type; that of ``name: str = None`` is ``str | None``, as type checkers have long read it."""
+    annotation = hints[entry.name]
+    is_optional = entry.default is not None or annotation in (Any, object) or NoneType in members(annotation)
+    return annotation if is_optional else annotation | None
 
 
 def _default(entry: dataclasses.Field[Any]) -> Any:

@@ -250,13 +250,14 @@ def test_torchruns_agent_and_its_ranks_are_forked_from_one_parent(opt_ml):
 
 
 def test_a_stop_does_not_wait_for_the_imports_of_the_launcher(opt_ml, tmp_path):
-    (tmp_path / "torch").mkdir()
+    package = tmp_path / "site-packages" / "torch"
+    package.mkdir(parents=True)
     text = "import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(100)\n"
-    (tmp_path / "torch" / "__init__.py").write_text(text)
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+    (package / "__init__.py").write_text(text)
+    path = os.pathsep.join([str(package.parent), str(Path(__file__).parents[3])])
     opt_ml.code("train.py", "import torch\n").hyperparameters(**OF_TORCHRUN)
     process = opt_ml.start(SMDDP_WARM="1", PYTHONPATH=path)
-    while not (tmp_path / "torch" / "importing").exists():
+    while not (package / "importing").exists():
         assert process.poll() is None
         time.sleep(0.01)
     process.terminate()

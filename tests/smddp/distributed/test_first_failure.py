@@ -84,7 +84,10 @@ def test_a_rank_that_ended_after_as_many_steps_is_told_so(
     monkeypatch.setattr(ranks[0], "_steps", lambda: 16)
     ranks[1].close(code=0)
     report = ranks[0].settle("Connection closed by peer", lost_contact=True)
-    assert "and rank 0 waits for it after 16 as well, in its next step or another collective. All ranks" in report
+    assert (
+        "after 16 as well: in a call that all ranks must make, such as trainer.save_model, or in its next step. All"
+        in report
+    )
 
 
 def test_a_timeout_is_not_told_as_a_rank_that_was_killed(

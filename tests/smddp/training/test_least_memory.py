@@ -89,7 +89,7 @@ class Odd(nn.Module):
         super().__init__()
         self.table = nn.Embedding(1 << 12, 64, sparse=True)  # 1 MiB
         self.tied = self.table
-        self.register_buffer("seen_often", torch.zeros(1).expand(1 << 20))
+        self.register_buffer("seen_often", torch.zeros(1).expand(1 << 20), persistent=False)
         self.register_buffer("in_csr", torch.eye(1 << 9).to_sparse_csr(), persistent=False)
 
     def forward(self, index: torch.Tensor) -> torch.Tensor:

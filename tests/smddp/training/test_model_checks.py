@@ -60,7 +60,7 @@ def test_a_sharded_optimizer_that_stays_where_it_is_may_train(options: dict[str,
     ("make", "told"),
     [
         (lambda weights: torch.optim.Adam(weights, lr=0.1), "decoupled_weight_decay was False, and is True"),
-        (lambda weights: torch.optim.SGD(weights, lr=0.1), "it has no"),
+        (lambda weights: torch.optim.SGD(weights, lr=0.1), "it lacks"),
     ],
 )
 def test_a_state_of_another_kind_is_refused(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from smddp.errors import HyperparameterError
-from smddp.job.hyperparameters import decode, decode_untyped
+from smddp.job.hyperparameters import decode, decode_untyped, encode
 
 
 class Precision(Enum):
@@ -48,6 +48,21 @@ class Config:
 
 def test_fields_that_are_not_given_take_their_defaults() -> None:
     assert decode(Config, {"epochs": "3"}) == Config(epochs=3)
+
+
+def test_a_field_whose_default_is_none_may_be_none() -> None:
+    @dataclass
+    class Implicit:
+        name: str = None  # type: ignore[assignment]
+        layers: list[int] = None  # type: ignore[assignment]
+        depth: int = field(default_factory=lambda: 3)
+
+    assert encode(decode(Implicit, {})) == {"name": None, "layers": None, "depth": 3}
+    assert encode(decode(Implicit, {"name": "x", "layers": "[1]"})) == {"name": "x", "layers": [1], "depth": 3}
+    with pytest.raises(HyperparameterError, match=r"layers: expected list\[int\] \| None, found 'x' \(str\)"):
+        decode(Implicit, {"layers": '"x"'})
+    with pytest.raises(HyperparameterError, match="depth: expected int, found None"):
+        decode(Implicit, {"depth": "null"})
 
 
 def test_the_platforms_own_keys_are_passed_over() -> None:
