@@ -206,7 +206,7 @@ def _await_ranks() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m smddp.launch.mpi_host", description=__doc__.splitlines()[0], allow_abbrev=False
+        prog="python -m smddp.launch.mpi_host", description=__doc__ and __doc__.splitlines()[0], allow_abbrev=False
     )
     parser.add_argument("--first", required=True, help="the host that runs mpirun")
     given = parser.parse_args(arguments)

@@ -156,7 +156,7 @@ def _await(program: Program, connections: Sequence[SshConnection], leftovers: Le
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m smddp.launch.mpirun", description=__doc__.splitlines()[0], allow_abbrev=False
+        prog="python -m smddp.launch.mpirun", description=__doc__ and __doc__.splitlines()[0], allow_abbrev=False
     )
     parser.add_argument("--processes", type=int, default=1, help="ranks on each host")
     parser.add_argument("--ranks", type=int, help="ranks on all hosts, if fewer")

@@ -224,7 +224,7 @@ def _run_agent(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m smddp.launch.torchrun", description=__doc__.splitlines()[0], allow_abbrev=False
+        prog="python -m smddp.launch.torchrun", description=__doc__ and __doc__.splitlines()[0], allow_abbrev=False
     )
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=1)
