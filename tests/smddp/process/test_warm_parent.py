@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from smddp.process.warm_parent import ForkedProcess
+
 # The driver adopts orphans, which lasts for the life of a process. So it is a process of its own.
 DRIVER = """
 import json, os, sys
@@ -120,6 +122,12 @@ def test_a_forked_rank_sees_the_world_of_a_started_one(tmp_path: Path, variables
 def test_a_rank_is_forked_if_few_files_may_be_open(tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPEN_FILES", limit)
     assert warm(tmp_path, "print('said')") == {"code": 0, "out": "said\n", "error": ""}
+
+
+def test_an_exit_code_that_something_else_has_reaped_is_no_success() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert ForkedProcess(child.pid).poll() == 255
 
 
 OF_MODULES = {
