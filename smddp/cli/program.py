@@ -10,6 +10,7 @@ import os
 import sys
 
 from smddp.errors import SmddpError
+from smddp.process.inherited import reset_inherited
 
 _OF_DISK = {
     errno.EACCES,
@@ -26,6 +27,7 @@ _OF_DISK = {
 
 def main() -> None:
     """Run the command line; exit with 2 after a user's mistake, with 130 after Ctrl-C."""
+    reset_inherited()
     try:
         # Here, because Ctrl-C may come during the imports, too.
         from smddp.cli.app import app
