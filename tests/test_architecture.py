@@ -82,6 +82,34 @@ def test_the_contributors_table_has_each_room_in_the_order_of_its_layer(root: st
     assert [height[name] for name in named] == sorted((height[name] for name in named), reverse=True)
 
 
+KEEP_WHAT_THEY_INHERIT = {
+    "smddp/launch/mpi_rank.py": "a launcher's rank",
+    "smddp/collectives/program.py": "a launcher's rank",
+    "estimators/remote_function/smddp_call.py": "a launcher's rank",
+    "smddp/container/virtual_environment.py": "starts no program",
+    "estimators/job_handle/matcher.py": "starts no program, and imports nothing of this project",
+    "estimators/local/directory_reaper.py": "starts no program, and imports nothing of this project",
+    "estimators/local/executors/host_supervisor.py": "resets it itself, and imports nothing of this project",
+    "estimators/local/executors/docker/container_reaper.py": "resets it itself, and imports nothing of this project",
+}
+PROGRAMS = [
+    path
+    for path in SOURCES
+    if (name := path.relative_to(ROOT).as_posix()) not in KEEP_WHAT_THEY_INHERIT
+    and not name.startswith("entrypoints/")
+    and (name == "smddp/cli/program.py" or '\nif __name__ == "__main__":\n' in path.read_text())
+]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_program_first_resets_what_it_has_inherited(path: Path) -> None:
+    body = ast.parse(path.read_text()).body
+    mains = [each.body for each in body if isinstance(each, ast.FunctionDef) and each.name == "main"]
+    guards = [each.body for each in body if isinstance(each, ast.If)]
+    first = next(each for each in [*mains, *guards][0] if not isinstance(getattr(each, "value", None), ast.Constant))
+    assert ast.unparse(first) == "reset_inherited()"
+
+
 @pytest.mark.parametrize("entry_point", sorted((ROOT / "entrypoints").rglob("*.py")), ids=lambda p: p.name)
 def test_entry_points_see_only_smddp_and_torch(entry_point: Path) -> None:
     allowed = {"smddp", "torch", "torchvision", "numpy"} | set(sys.stdlib_module_names)

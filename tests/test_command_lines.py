@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from smddp.launch import mpi_host, mpirun, torchrun
 from tests.commands_page import PAGE, render
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +30,15 @@ def test_no_parser_takes_abbreviations() -> None:
     assert parsers
     lenient = [place for place, call in parsers.items() if not _refuses_abbreviations(call)]
     assert not lenient, f"give these parsers allow_abbrev=False: {', '.join(lenient)}"
+
+
+@pytest.mark.parametrize("launcher", [torchrun, mpirun, mpi_host], ids=lambda launcher: launcher.__name__)
+def test_a_launcher_starts_without_docstrings(launcher: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PYTHONOPTIMIZE=2 removes them."""
+    monkeypatch.setattr(launcher, "__doc__", None)
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["--help"])
+    assert ended.value.code == 0
 
 
 def test_the_reference_shows_each_command_and_option() -> None:

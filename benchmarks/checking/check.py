@@ -214,7 +214,7 @@ def run_benchmark(command: str) -> str:
 
 def main() -> None:
     programs = list(dict.fromkeys(each.command.split()[0] for each in CHECKS))
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=__doc__ and __doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--only", nargs="+", choices=programs, default=programs, metavar="PROGRAM")
     only = parser.parse_args().only
     chosen = [each for each in CHECKS if each.command.split()[0] in only]

@@ -40,6 +40,7 @@ from estimators.local.executors.warm_hosts import WarmHosts
 from estimators.local.private_directory import make_private
 from estimators.local.server_process import ServerSettings
 from estimators.local.storage import Gateway, SeaweedFS
+from smddp.process.inherited import reset_inherited
 from smddp.process.log_format import start_log
 from smddp.process.warm_parent import VARIABLE
 
@@ -63,6 +64,7 @@ class _Stop(Exception):  # noqa: N818 - not an error: it unwinds whatever the ma
 
 def main() -> None:
     """Serve until SIGTERM, or until the parent is gone."""
+    reset_inherited()
     lifeline = Lifeline(int(sys.argv[1]))
     parent = os.getppid()
     signal.signal(signal.SIGTERM, _stop)

@@ -23,6 +23,7 @@ from estimators.local.directory_reaper_process import DirectoryReaperProcess
 from estimators.local.errors import LocalPlatformError
 from estimators.local.executors.settings import Docker, Processes, Slurm
 from estimators.local.private_directory import keep_out_of_bundles
+from smddp.process.inherited import open_closed_streams
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class ServerProcess:
         Raise LocalPlatformError with the server's reason, or the end of its log, if it can't start.
         """
         self._parent = os.getpid()
+        open_closed_streams()  # else the server's own pipes would take the lifeline's number
         self.directory = Path(settings.run_directory)
         self.client_directory = Path(settings.client_directory)
         # 1. The reaper starts before the directory exists, so that a SIGKILL at any moment leaves nothing.

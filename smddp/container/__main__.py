@@ -31,6 +31,7 @@ from smddp.failure import HostMemory, describe_exit, report_file, within_limit
 from smddp.job.job import platform_directory
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
+from smddp.process.inherited import reset_inherited
 from smddp.process.log_format import start_log
 from smddp.process.rank_start import RankStart, launch_variables, threads_of_rank
 from smddp.process.warm_parent import WarmParent
@@ -213,6 +214,7 @@ def _resolves(host: str) -> bool:
 
 def main() -> int:
     """Run the program; return its exit code."""
+    reset_inherited()
     start_log()
     raise_on_stop()
     try:

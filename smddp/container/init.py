@@ -24,6 +24,7 @@ from smddp.process.exit_codes import (
     make_directory,
     read_exit_codes,
 )
+from smddp.process.inherited import reset_inherited
 from smddp.process.leftovers import Leftovers
 from smddp.process.preemption import FORWARDED_SIGNALS
 from smddp.process.process_tree import Descendants, Marks, catches, reap_children
@@ -65,8 +66,6 @@ class Init:
         self._seen: dict[int, float] = {}
         self._over_at: float | None = None
         self._ended: dict[int, int] = {}
-        # If our parent left SIGCHLD ignored, the kernel would reap children silently.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # From here on signals stay pending until `_hear` takes them: none is lost while the program starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED_SIGNALS, *PASSED_ON, signal.SIGCHLD])
         self._leftovers = Leftovers()
@@ -173,6 +172,7 @@ def _say(text: str) -> None:
 
 def main(command: Sequence[str]) -> int:
     """Run the program; return its exit code, or 75 after a stop if all ranks ended resumable."""
+    reset_inherited()
     if not command:
         _say("give it the program to run, such as: python -m smddp.container.init train")
         return 2

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from smddp.process.inherited import reset_inherited
 from smddp.process.leftovers import Leftovers
 from smddp.process.log_format import start_log
 from smddp.process.output_lines import Tail
@@ -137,5 +138,6 @@ def _await_group(group: int) -> None:
 
 
 if __name__ == "__main__":
+    reset_inherited()
     start_log()
     sys.exit(run([*SHELL, *sys.argv[1:]], environ=os.environ, directory=Path.cwd(), group=True).code)

@@ -27,6 +27,7 @@ from smddp.errors import DistributedError
 from smddp.failure import ReportFile, tell_failure
 from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE
 from smddp.process.heartbeat import Heartbeat
+from smddp.process.inherited import reset_inherited
 from smddp.process.leftovers import Leftovers
 from smddp.process.log_format import start_log
 from smddp.process.process_tree import (
@@ -205,8 +206,9 @@ def _await_ranks() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    reset_inherited()
     parser = argparse.ArgumentParser(
-        prog="python -m smddp.launch.mpi_host", description=__doc__.splitlines()[0], allow_abbrev=False
+        prog="python -m smddp.launch.mpi_host", description=__doc__ and __doc__.splitlines()[0], allow_abbrev=False
     )
     parser.add_argument("--first", required=True, help="the host that runs mpirun")
     given = parser.parse_args(arguments)

@@ -25,6 +25,7 @@ from smddp.failure import HostMemory, ReportFile, describe_rank_exit, tell_failu
 from smddp.launch.host_name import host_name
 from smddp.launch.mpi_host import SSH, SshConnection, connect
 from smddp.process.exit_codes import REPORTS_VARIABLE, RESUMABLE
+from smddp.process.inherited import reset_inherited
 from smddp.process.leftovers import Leftovers
 from smddp.process.log_format import start_log
 from smddp.process.output_lines import Tail
@@ -155,8 +156,9 @@ def _await(program: Program, connections: Sequence[SshConnection], leftovers: Le
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    reset_inherited()
     parser = argparse.ArgumentParser(
-        prog="python -m smddp.launch.mpirun", description=__doc__.splitlines()[0], allow_abbrev=False
+        prog="python -m smddp.launch.mpirun", description=__doc__ and __doc__.splitlines()[0], allow_abbrev=False
     )
     parser.add_argument("--processes", type=int, default=1, help="ranks on each host")
     parser.add_argument("--ranks", type=int, help="ranks on all hosts, if fewer")

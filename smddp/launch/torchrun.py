@@ -28,6 +28,7 @@ from smddp.launch.host_name import host_name
 from smddp.launch.ports import check_port, free_port
 from smddp.process.children import FAILURE_GRACE, ChildProcesses, ProcessExit, exit_code
 from smddp.process.exit_codes import RESUMABLE
+from smddp.process.inherited import reset_inherited
 from smddp.process.leftovers import Leftovers
 from smddp.process.log_format import start_log
 from smddp.process.program import SIGNAL_SECONDS, forward_signals
@@ -223,8 +224,9 @@ def _run_agent(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    reset_inherited()
     parser = argparse.ArgumentParser(
-        prog="python -m smddp.launch.torchrun", description=__doc__.splitlines()[0], allow_abbrev=False
+        prog="python -m smddp.launch.torchrun", description=__doc__ and __doc__.splitlines()[0], allow_abbrev=False
     )
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--nproc-per-node", type=int, default=1)

@@ -86,6 +86,7 @@ class StopSignal:
         self._sockets = socket.socketpair()
         for each in self._sockets:
             each.setblocking(False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # a parent may have left it blocked
         self._previous_wakeup = signal.set_wakeup_fd(self._sockets[1].fileno(), warn_on_full_buffer=False)
         self._previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
         for number, previous in self._previous.items():

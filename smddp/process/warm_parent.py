@@ -34,6 +34,8 @@ _ENDED = "the warm parent has ended, or does not answer"
 _FORK_SECONDS = 20.0
 """Seconds in which a rank must be forked: the parent may be stopped, or its host may be out of memory."""
 _LOOK_SECONDS = 0.01
+_LOST_STATUS = 255 << 8
+"""The status of a process that something else has reaped, which is exit code 255: an unknown end is no success."""
 
 _READ_AT_LOAD = (
     *("LD_", "MALLOC_", "GLIBC_", "LANG", "LC_", "PYTHON", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_"),
@@ -81,8 +83,8 @@ class ForkedProcess:
             if self.returncode is None:
                 try:
                     pid, status = os.waitpid(self.pid, os.WNOHANG)
-                except ChildProcessError:  # it was reaped with all other children; Popen says 0 then, too
-                    pid, status = self.pid, 0
+                except ChildProcessError:  # something else has reaped it
+                    pid, status = self.pid, _LOST_STATUS
                 if pid:
                     self.returncode = os.waitstatus_to_exitcode(status)
             return self.returncode

@@ -231,7 +231,7 @@ def _fork_twice() -> int:
 def _become(program: _Program, begun: int | None = None) -> NoReturn:
     """Make this process what a start would make it, close `begun`, run the program, and end."""
     global own_parent
-    above = max([*program.descriptors, 256]) + 1  # no copy may have a number that the program needs
+    above = max(program.descriptors, default=STDERR) + 1  # no copy may have a number that the program needs
     kept = {number: fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for number, each in program.descriptors.items()}
     for each in program.descriptors.values():
         os.close(each)

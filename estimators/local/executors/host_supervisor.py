@@ -64,6 +64,8 @@ def main(descriptor: int, *kept: int) -> int:
     spec = json.loads(_read_line(0))
     woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(waker)
+    # A signal that was blocked when this process started would reach neither this process nor the program.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     for number in (signal.SIGCHLD, *spec["delivered"]):
         signal.signal(number, lambda *_: None)  # the wakeup pipe gets its number
     _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -34,6 +34,29 @@ def test_starts_once_at_a_time(platform):
         platform.start()
 
 
+CLOSED = """
+import json, os, sys
+closed = json.loads(sys.argv[1])
+for number in closed:
+    os.close(number)
+from estimators.local import LocalSageMaker
+with LocalSageMaker() as platform:
+    found = platform.boto_session.client("s3").list_buckets()["Buckets"]
+    os.write(int(sys.argv[2]), str(len(found)).encode())
+"""
+
+
+@pytest.mark.parametrize("closed", [[0], [0, 1, 2]], ids=str)
+def test_starts_in_a_program_whose_standard_streams_are_closed(closed):
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", CLOSED, json.dumps(closed), str(writing)]
+    with os.fdopen(reading, "rb") as answer:
+        with subprocess.Popen(command, pass_fds=[writing]) as program:
+            os.close(writing)
+            assert answer.read() == b"1"
+        assert program.returncode == 0
+
+
 @pytest.mark.parametrize("directory", ["state", "."])
 def test_no_file_of_a_platform_is_uploaded_with_code_around_it(tmp_path, directory):
     (tmp_path / "train.py").touch()

@@ -71,6 +71,18 @@ main()
     assert (ended.returncode, ended.stderr) == (2, told)
 
 
+def test_a_removed_working_directory_is_one_line(tmp_path: Path) -> None:
+    def remove() -> None:
+        (tmp_path / "gone").mkdir()
+        os.chdir(tmp_path / "gone")
+        (tmp_path / "gone").rmdir()
+
+    program = [sys.executable, "-c", "from smddp.cli import main; main()", "env"]
+    ended = subprocess.run(program, preexec_fn=remove, capture_output=True, text=True, check=False)
+    told = "smddp: the working directory was removed. Change to another one, such as by cd ~\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
 def test_run_imports_no_other_package(tmp_path: Path) -> None:
     """Its first line would wait for the import of the packages whose commands are not asked for."""
     program = """

@@ -19,6 +19,19 @@ def test_sigterm_sets_the_flag_and_a_second_one_changes_nothing() -> None:
         assert stop.requested
 
 
+def test_a_stop_arrives_if_the_parent_had_blocked_it() -> None:
+    program = """
+import os, signal
+from smddp.process.preemption import StopSignal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+with StopSignal() as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(stop.requested)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
 def test_the_handler_that_was_there_comes_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopSignal():

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from smddp.process.warm_parent import ForkedProcess
+
 # The driver adopts orphans, which lasts for the life of a process. So it is a process of its own.
 DRIVER = """
 import json, os, sys
@@ -25,6 +27,9 @@ way, modules, extras, differing, *command = json.loads(sys.argv[1])
 if "IGNORE_HANGUP" in os.environ:
     import signal
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+if "OPEN_FILES" in os.environ:
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["OPEN_FILES"]),) * 2)
 environ = {**os.environ, "SAME": "1"}
 of_rank = {**environ, **differing}
 if way == "cold":
@@ -111,6 +116,18 @@ def test_a_forked_rank_sees_the_world_of_a_started_one(tmp_path: Path, variables
     forked, started = warm(tmp_path, WORLD, **variables), cold(tmp_path, WORLD, **variables)
     assert json.loads(forked.pop("out")) == json.loads(started.pop("out"))
     assert forked == started == {"code": 0, "error": ""}
+
+
+@pytest.mark.parametrize("limit", ["64", "256"])
+def test_a_rank_is_forked_if_few_files_may_be_open(tmp_path: Path, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPEN_FILES", limit)
+    assert warm(tmp_path, "print('said')") == {"code": 0, "out": "said\n", "error": ""}
+
+
+def test_an_exit_code_that_something_else_has_reaped_is_no_success() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert ForkedProcess(child.pid).poll() == 255
 
 
 OF_MODULES = {

@@ -19,6 +19,7 @@ only after all this: see ``directory_reaper.py``.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,7 @@ _SHARED_SECONDS = 600.0
 
 def main(docker: str, cluster: str, seconds: str, owner: str = "", image: str = "", *mounts: str) -> None:
     """Wait for the end of standard input, then remove the cluster."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is inherited as ignored, each command seems to succeed
     began = time.time()
     unsure = bool(sys.stdin.buffer.read())
     label = f"label={LABEL}={cluster}"

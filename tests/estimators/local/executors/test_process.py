@@ -94,6 +94,24 @@ def await_none_alive(token: str) -> None:
 
 
 @BOTH_WAYS
+def test_a_signal_arrives_that_the_starting_thread_blocks(start: Start) -> None:
+    program = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+        print("up")
+        time.sleep(20)
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        host = start(*python(program))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    assert await_line(host) == "up"
+    host.signal(signal.SIGTERM)
+    assert exit_code(host) == 4
+
+
+@BOTH_WAYS
 def test_lines_of_the_two_streams_do_not_mix(start: Start) -> None:
     program = """
         import os, time

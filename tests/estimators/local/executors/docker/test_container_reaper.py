@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,15 @@ def test_it_tries_again_until_docker_is_there(tmp_path: Path) -> None:
     away = f"echo >> asked; [ $(wc -l < asked) -lt 4 ] && exit 1; {LISTS_ONE}"
     assert run_main(tmp_path, away, _FIRST_PAUSE_SECONDS=0.01) == ["removed"]
     assert not (tmp_path / "made").exists()
+
+
+def test_a_failed_command_is_one_if_the_parent_ignored_its_children(tmp_path: Path) -> None:
+    earlier = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        (said,) = run_main(tmp_path, "exit 1", _FIRST_PAUSE_SECONDS=0.01, _LONGEST_SECONDS=0.1)
+    finally:
+        signal.signal(signal.SIGCHLD, earlier)
+    assert said == "Docker has not removed the containers of cluster within 0.1 seconds"
 
 
 def test_it_does_not_say_that_something_is_removed_that_is_not(tmp_path: Path) -> None:
