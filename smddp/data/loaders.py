@@ -10,6 +10,7 @@ sample. (Without workers the rank's own process fetches the sample, and the chec
 from __future__ import annotations
 
 import hashlib
+import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -233,6 +234,14 @@ def check_in_order(in_order: object) -> None:
         )
 
 
+def _overridden(kind: type[DataLoader[Any]]) -> list[str]:
+    """Return the methods and properties of DataLoader that a subclass defines anew, except the constructor."""
+    defined = [
+        name for name, value in vars(DataLoader).items() if inspect.isroutine(value) or isinstance(value, property)
+    ]
+    return [name for name in defined if name != "__init__" and getattr(kind, name) is not getattr(DataLoader, name)]
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class DataLoaderOptions:
     """The options of a plain DataLoader."""
@@ -247,12 +256,22 @@ class DataLoaderOptions:
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> DataLoaderOptions:
-        """Read the options of a DataLoader. Raise ValueError if it is iterable-style or has a custom sampler."""
+        """Read the options of a DataLoader.
+
+        Raise ValueError if it is iterable-style, has a custom sampler, or overrides methods of DataLoader.
+        """
         if isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 f"the DataLoader reads {type(loader.dataset).__name__} in sequence, and keeps no place in it: {_REMEDY}"
             )
         check_in_order(loader.in_order)
+        if overridden := _overridden(type(loader)):
+            raise ValueError(
+                f"{type(loader).__name__} has its own {' and '.join(overridden)}, and trainer.loader() takes only the "
+                "dataset and the options of a DataLoader: change the batches in a collate_fn; derive the class from "
+                "torchdata's StatefulDataLoader; or give the loader to trainer.batches() alone: then checkpoints do "
+                "not contain its position, and each rank must read its own share"
+            )
         batch_sampler = loader.batch_sampler
         if type(batch_sampler) is not BatchSampler:
             raise ValueError(f"the DataLoader's batches come from {type(batch_sampler).__name__}: {_REMEDY}")
