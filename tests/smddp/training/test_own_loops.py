@@ -416,6 +416,20 @@ def test_a_stateful_dataloader_with_its_own_iteration_keeps_both(job: Job) -> No
     assert seen(1, 4) + seen(1, None) == (points().tensors[0] * 2).flatten().tolist()
 
 
+@pytest.mark.parametrize("change", [8, -8])
+def test_a_dataset_whose_length_changes_between_epochs_is_refused(job: Job, change: int) -> None:
+    parts, data = Parts(job), points()
+    loader = parts.trainer.loader(data, batch_size=4)
+    with pytest.raises(
+        ValueError, match=rf"TensorDataset has {SAMPLES + change} samples, and had {SAMPLES} when .* new run"
+    ):
+        for _epoch in parts.trainer.epochs(2):
+            for (batch,) in parts.trainer.batches(loader):
+                parts.step(batch)
+            data.tensors = (torch.ones(SAMPLES + change, 1),)
+    assert parts.trainer.steps == 10
+
+
 def end_workers(loader: StatefulDataLoader[Any]) -> None:
     """Drop the iterator. Collected as garbage, it loses its queues first, and a worker sees only after 5 s."""
     loader.load_state_dict({})
