@@ -4,9 +4,9 @@ The bundle brings smddp to a container that lacks it, if the code imports it: th
 requirements in the bundle's requirements.txt. The user's directory is never changed: the directory is a temporary copy.
 `tree` leaves files out, by the .smddpignore.
 
-The archive's bytes depend only on the files' names, contents and executable bits, and the names of empty directories. So
-the same code has the same SHA-256 for every sender, at any time. zlib's version also affects the bytes: after an update
-of zlib the same code is uploaded once more.
+The archive's bytes depend only on the files' names, contents and executable bits, and on the names of empty
+directories. So the same code has the same SHA-256 for every sender, at any time. zlib's version also affects the bytes:
+after an update of zlib the same code is uploaded once more.
 
 A container without a network can't install the requirements from an index: it gets them as wheels, which pip downloads
 here for the image's Python and processor. The user's own requirements.txt is not included: it may need torch, which is
@@ -62,7 +62,7 @@ class Contents:
     """The files of a bundle."""
 
     files: Mapping[str, Path | bytes | None]
-    """Each file's path, or its content if generated, by its name in the bundle, with ``/``; an empty directory has None."""
+    """Each file's path, its content if generated, or None for an empty directory, by its name in the bundle."""
     entry_point: str
     """The script's name in the bundle."""
     secrets: tuple[str, ...]
