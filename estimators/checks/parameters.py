@@ -229,16 +229,36 @@ def check_degrees(arguments: Arguments, ranks: int) -> Iterator[Problem]:
 def check_hyperparameters(arguments: Arguments, text_of: Callable[[Any], str | None]) -> Iterator[Problem]:
     """Yield problems of the hyperparameters; `text_of` returns a value as the SDK sends it, or None if unknown."""
     texts: dict[str, str] = {}
-    for name, value in arguments.get("hyperparameters", {}).items():
+    given = arguments.get("hyperparameters", {})
+    yield from _names_that_are_no_text(dict.fromkeys(given), "the dict")
+    for name, value in given.items():
         if fault := _fault_in(value, text_of):
             remedy = "Give what JSON can hold: text, numbers, booleans, None, lists and dicts of them."
             yield error("hyperparameters", f"{name!r} can't be sent: {fault}", remedy)
         else:
             texts[str(name)] = text_of(value) or ""
+            yield from _names_that_are_no_text(value, f"{name!r}")
             if "\0" not in str(name) and (told := fault_of_hyperparameter(str(name), value)):
                 found, _, remedy = told.rstrip(".").rpartition(". ")
                 yield error("hyperparameters", found, f"{remedy}.")
     yield from aws_limits.check("hyperparameters", texts)
+
+
+def _names_that_are_no_text(value: Any, of: str) -> Iterator[Problem]:
+    """Yield the names in a dict, and in dicts inside it, that JSON changes to text: 1 and "1" become one name."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                yield error(
+                    "hyperparameters",
+                    f"{of} has the name {name!r:.100}, of type {type(name).__name__}, and JSON has only text as names",
+                    f"Give text, such as {str(name)!r:.100}; a field of type dict[int, ...] of the script's dataclass "
+                    "reads the text of a number as that number.",
+                )
+            yield from _names_that_are_no_text(inner, f"{of}[{name!r:.100}]")
+    elif isinstance(value, (list, tuple)):
+        for number, inner in enumerate(value):
+            yield from _names_that_are_no_text(inner, f"{of}[{number}]")
 
 
 def check_tags(arguments: Arguments) -> Iterator[Problem]:

@@ -4,9 +4,9 @@ The bundle brings smddp to a container that lacks it, if the code imports it: th
 requirements in the bundle's requirements.txt. The user's directory is never changed: the directory is a temporary copy.
 `tree` leaves files out, by the .smddpignore.
 
-The archive's bytes depend only on the files' names, contents and executable bits. So the same code has the same
-SHA-256 for every sender, at any time. zlib's version also affects the bytes: after an update of zlib the same code is
-uploaded once more.
+The archive's bytes depend only on the files' names, contents and executable bits, and on the names of empty
+directories. So the same code has the same SHA-256 for every sender, at any time. zlib's version also affects the bytes:
+after an update of zlib the same code is uploaded once more.
 
 A container without a network can't install the requirements from an index: it gets them as wheels, which pip downloads
 here for the image's Python and processor. The user's own requirements.txt is not included: it may need torch, which is
@@ -61,8 +61,8 @@ _SHOWN_PATHS = 10
 class Contents:
     """The files of a bundle."""
 
-    files: Mapping[str, Path | bytes]
-    """Each file's path, or its content if generated, by its name in the bundle, with ``/``."""
+    files: Mapping[str, Path | bytes | None]
+    """Each file's path, its content if generated, or None for an empty directory, by its name in the bundle."""
     entry_point: str
     """The script's name in the bundle."""
     secrets: tuple[str, ...]
@@ -80,7 +80,7 @@ class Contents:
         """
         trees = {path: Tree.of(path, without) if without else source.tree(path) for path in source.directories}
         stays = [f"{tree.root / path}" for tree in trees.values() for path in tree.left_out]
-        files: dict[str, Path | bytes] = {}
+        files: dict[str, Path | bytes | None] = {}
         if source.source_dir is not None:
             files |= _below(trees[Path(source.source_dir)])
         else:
@@ -92,7 +92,7 @@ class Contents:
             package = package_directory()
             files |= {f"{PACKAGE}/{path.relative_to(package).as_posix()}": path for path in _files_of(package)}
             files[REQUIREMENTS] = with_requirements(
-                _text(files.get(REQUIREMENTS, b"")),
+                _text(files.get(REQUIREMENTS) or b""),
                 package_requirements(),
                 from_wheels=any(name.startswith(f"{WHEELS}/") for name in more),
             ).encode()
@@ -113,8 +113,9 @@ class Contents:
         )
 
 
-def _below(tree: Tree, name: str = "") -> dict[str, Path | bytes]:
-    return {str(PurePosixPath(name, path)): tree.root / path for path in tree.files}
+def _below(tree: Tree, name: str = "") -> dict[str, Path | None]:
+    files = {str(PurePosixPath(name, path)): tree.root / path for path in tree.files}
+    return {**files, **{str(PurePosixPath(name, path)): None for path in tree.empty}}
 
 
 def _files_of(package: Path) -> Iterator[Path]:
@@ -130,7 +131,8 @@ def _text(file: Path | bytes) -> str:
 
 def _require_outputs(files: Mapping[str, object]) -> None:
     for name in files:
-        if above := next((str(path) for path in PurePosixPath(name).parents if str(path) in files), None):
+        parents = map(str, PurePosixPath(name).parents)
+        if above := next((path for path in parents if files.get(path) is not None), None):
             raise EstimatorError(
                 f"source_dir, dependencies: {above} would be a file in the bundle, and the directory of {name}. Rename "
                 "one of the two."
@@ -145,11 +147,10 @@ _LEVEL = 6
 """gzip's level; 9 takes twice as long and saves one per cent."""
 
 
-def write_archive(files: Mapping[str, Path | bytes], target: BinaryIO) -> str:
+def write_archive(files: Mapping[str, Path | bytes | None], target: BinaryIO) -> str:
     """Write an archive to an empty file open for reading and writing; return its SHA-256 in hexadecimal digits.
 
-    `files` has the path or content of each file, by its name in the archive. Raise EstimatorError if a file can't be
-    read, or the archive can't be written.
+    `files` is `Contents.files`. Raise EstimatorError if a file can't be read, or the archive can't be written.
     """
     try:
         with (
@@ -223,7 +224,8 @@ def stage(
         if source.entry_point is not None:
             tell_of_code_elsewhere()
         return Bundle(source=source, directory=None)
-    contents = Contents.of(source, without, more)
+    around = [] if into is None else [into.parent]  # empty until the bundle is in it
+    contents = Contents.of(source, [*without, *around], more)
     if into is None and contents.is_source:
         return Bundle(source=source, directory=None)
     if into is not None:
@@ -232,7 +234,9 @@ def stage(
     try:
         for name, file in contents.files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(file, bytes):
+            if file is None:
+                (directory / name).mkdir(exist_ok=True)
+            elif isinstance(file, bytes):
                 (directory / name).write_bytes(file)
             else:
                 shutil.copy2(file, directory / name)

@@ -171,8 +171,15 @@ def _check_left_out(source: SourceCode) -> Iterator[Problem]:
         if tree.links_out:
             yield warning(
                 parameter,
-                f"uploaded, though the link leads out of {directory}: {_linked(tree)}",
+                f"uploaded, though the link leads out of {directory}: {_listed_links(tree, tree.links_out)}",
                 f"If it is no code of the job, a line with its name in {directory / IGNORE_FILE} leaves it here.",
+            )
+        if tree.dangling:
+            yield warning(
+                parameter,
+                f"not uploaded, for the target of the link is absent: {_listed_links(tree, tree.dangling)}",
+                f"Restore the target, or remove the link; a line with its name in {directory / IGNORE_FILE} says that "
+                "the job does not need it.",
             )
         script = os.path.normpath(str(source.entry_point))
         if parameter == "source_dir" and source.script.is_file() and tree.leaves_out(script):
@@ -216,8 +223,8 @@ def _listed(tree: Tree, paths: Sequence[str]) -> str:
     return shown_names((tree.root / path for path in paths), most=_SHOWN)
 
 
-def _linked(tree: Tree) -> str:
-    links = [tree.root / path for path in tree.links_out]
+def _listed_links(tree: Tree, paths: Sequence[str]) -> str:
+    links = [tree.root / path for path in paths]
     targets = [f"{link} → {link.resolve()}" for link in links[:_SHOWN]]
     return shown_names([*targets, *links[_SHOWN:]], most=_SHOWN)
 

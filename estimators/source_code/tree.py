@@ -116,6 +116,8 @@ def _matches(text: str, line: Pattern, path: str) -> bool:
 CACHE = "__pycache__/"
 
 _NO_CODE = frozenset({IGNORE_FILE, ".git", ".git/", ".hg/", ".svn/", ".venv/", ".smddp/", CACHE})
+_EDITORS_LOCK = ".#"
+"""Emacs locks a file by a link with this prefix, whose target is a user and not a path."""
 _SECRET_NAMES = frozenset(
     {
         *(".env", ".envrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".boto", ".s3cfg", ".git-credentials"),
@@ -146,8 +148,12 @@ class Tree:
     root: Path
     files: Sequence[str]
     """The files to bundle. Links are followed, because their targets may be absent in the container."""
+    empty: Sequence[str]
+    """The directories to bundle that have no entries."""
     links_out: Sequence[str]
     """The bundled links that lead out of the directory."""
+    dangling: Sequence[str]
+    """The links whose targets are absent. They are not bundled."""
     left_out: Sequence[str]
     """The paths left out, including secrets; for a left-out directory only itself."""
     secrets: Sequence[str]
@@ -163,7 +169,8 @@ class Tree:
         it.
         """
         rules = _IgnoreRules.of(root)
-        found: dict[str, list[str]] = {"files": [], "links_out": [], "left_out": [], "secrets": [], "let_through": []}
+        lists = ("files", "empty", "links_out", "dangling", "left_out", "secrets", "let_through")
+        found: dict[str, list[str]] = {name: [] for name in lists}
         excluded = {path.resolve() for path in without}
         _walk(root, rules, excluded, found)
         return cls(root=root, **found)
@@ -179,10 +186,16 @@ def _walk(root: Path, rules: _IgnoreRules, excluded: set[Path], found: dict[str,
     pending: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", (_identity(root),))]
     while pending:
         below, above = pending.pop()
-        for entry in sorted(_entries(root / below), key=lambda entry: entry.name):
+        entries = sorted(_entries(root / below), key=lambda entry: entry.name)
+        if below and not entries:
+            found["empty"].append(below)
+        for entry in entries:
             try:
                 status = entry.stat()
-            except FileNotFoundError:  # a dangling link
+            except FileNotFoundError:
+                path = f"{below}{entry.name}"
+                if entry.is_symlink() and not rules.ignores(path) and not entry.name.startswith(_EDITORS_LOCK):
+                    found["dangling"].append(path)
                 continue
             except OSError as fault:
                 raise EstimatorError(f"{entry.path} can't be read: {fault.strerror}") from fault

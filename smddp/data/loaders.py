@@ -10,6 +10,7 @@ sample. (Without workers the rank's own process fetches the sample, and the chec
 from __future__ import annotations
 
 import hashlib
+import inspect
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +33,8 @@ from torch.utils.data import (
 
 from smddp.data.build_order import AnyDataset, OrderOptions, make_evaluation, make_rank_data
 from smddp.data.formats.record import RawRecord
-from smddp.data.order import DataOrder
+from smddp.data.order import DataOrder, EvaluationSampler
+from smddp.data.shards import ShardEvaluation
 from smddp.data.worker_signals import OutliveStop
 from smddp.distributed import Membership
 
@@ -80,11 +82,9 @@ class Loaders:
         check_in_order(options.get("in_order", True))
         data = make_rank_data(dataset, order, self._membership)
         self.order = data.order
-        self.loader = loader = DataLoader(
-            Seeded(data.fetching, data.seed),
-            batch_sampler=InEpoch(data.order, order.accumulate),
-            **self._complete(options),
-        )
+        seeded = Seeded(data.fetching, data.seed)
+        batches = InEpoch(data.order, order.accumulate, seeded)
+        self.loader = loader = DataLoader(seeded, batch_sampler=batches, **self._complete(options))
         return loader
 
     def evaluation(
@@ -94,7 +94,8 @@ class Loaders:
         sampler, fetching = make_evaluation(
             dataset, batch_size, self._membership, sharded_by_host=sharded_by_host, even=self._even
         )
-        return DataLoader(SeededEvaluation(fetching, self._seed), batch_sampler=sampler, **self._complete(options))
+        seeded = SeededEvaluation(fetching, self._seed)
+        return DataLoader(seeded, batch_sampler=InEvaluation(sampler, seeded), **self._complete(options))
 
     def start_epoch(self, epoch: int) -> None:
         """Go to the beginning of the epoch, unless the position is already inside it."""
@@ -115,9 +116,10 @@ class InEpoch(Sampler[Any]):
     BatchNorm's statistics by ``torch.optim.swa_utils.update_bn``. One with gradients trains, and continues.
     """
 
-    def __init__(self, order: DataOrder, accumulate: int) -> None:
+    def __init__(self, order: DataOrder, accumulate: int, dataset: Seeded) -> None:
         self.order = order
         self._accumulate = accumulate
+        self._dataset = dataset
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch; raise TypeError if it is not known yet."""
@@ -125,10 +127,35 @@ class InEpoch(Sampler[Any]):
         return len(self.order) if steps is None else steps * self._accumulate
 
     def __iter__(self) -> Iterator[_Key]:
-        """Yield the batches left in the epoch, or all of them without gradients, each with the epoch's number."""
+        """Yield the batches left in the epoch, or all of them without gradients, each with the epoch's number.
+
+        Raise ValueError if the length of the dataset has changed.
+        """
+        self._dataset.check_length(
+            "trainer.loader() was called: the shuffle and the position in checkpoints depend on that number. Keep the "
+            "dataset's length; to train on other data, begin a new run with smddp.load_weights(), or give a DataLoader "
+            "of your own to trainer.batches() alone: then checkpoints do not contain its position"
+        )
         epoch = self.order.epoch
         batches = iter(self.order) if torch.is_grad_enabled() else self.order.whole_epoch()
         return ((epoch, samples) for samples in batches)
+
+
+class InEvaluation(Sampler[Any]):
+    """The order of an evaluation, of a dataset that must keep its length."""
+
+    def __init__(self, order: EvaluationSampler | ShardEvaluation, dataset: Seeded) -> None:
+        self._order = order
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        """Return the number of this rank's batches."""
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over this rank's batches. Raise ValueError if the length of the dataset has changed."""
+        self._dataset.check_length("trainer.evaluation_loader() was called: call it again for the changed dataset")
+        return iter(self._order)
 
 
 class Seeded(Dataset[Any]):
@@ -142,6 +169,7 @@ class Seeded(Dataset[Any]):
         """Wrap a dataset. Hosts whose indices name different samples need different seeds."""
         self.dataset = dataset
         self.seed = seed
+        self._length = self._count()
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -171,6 +199,18 @@ class Seeded(Dataset[Any]):
                 self._seed(epoch, sample)
             fetched.append(self.dataset[sample])
         return fetched
+
+    def check_length(self, since: str) -> None:
+        """Raise ValueError if the dataset has another length than when it was wrapped."""
+        length = self._count()
+        if length != self._length:
+            raise ValueError(
+                f"the dataset {type(self.dataset).__name__} has {length} samples, and had {self._length} when {since}"
+            )
+
+    def _count(self) -> int | None:
+        """Return the length of the dataset, or None if its samples are records of shards or pipes."""
+        return len(self.dataset) if hasattr(self.dataset, "__len__") else None
 
     def _seed(self, epoch: int, sample: object) -> None:
         name = sample.key if isinstance(sample, RawRecord) else sample
@@ -233,6 +273,14 @@ def check_in_order(in_order: object) -> None:
         )
 
 
+def _overridden(kind: type[DataLoader[Any]]) -> list[str]:
+    """Return the methods and properties of DataLoader that a subclass defines anew, except the constructor."""
+    defined = [
+        name for name, value in vars(DataLoader).items() if inspect.isroutine(value) or isinstance(value, property)
+    ]
+    return [name for name in defined if name != "__init__" and getattr(kind, name) is not getattr(DataLoader, name)]
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class DataLoaderOptions:
     """The options of a plain DataLoader."""
@@ -247,12 +295,22 @@ class DataLoaderOptions:
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> DataLoaderOptions:
-        """Read the options of a DataLoader. Raise ValueError if it is iterable-style or has a custom sampler."""
+        """Read the options of a DataLoader.
+
+        Raise ValueError if it is iterable-style, has a custom sampler, or overrides methods of DataLoader.
+        """
         if isinstance(loader.dataset, IterableDataset):
             raise ValueError(
                 f"the DataLoader reads {type(loader.dataset).__name__} in sequence, and keeps no place in it: {_REMEDY}"
             )
         check_in_order(loader.in_order)
+        if overridden := _overridden(type(loader)):
+            raise ValueError(
+                f"{type(loader).__name__} has its own {' and '.join(overridden)}, and trainer.loader() takes only the "
+                "dataset and the options of a DataLoader: change the batches in a collate_fn; derive the class from "
+                "torchdata's StatefulDataLoader; or give the loader to trainer.batches() alone: then checkpoints do "
+                "not contain its position, and each rank must read its own share"
+            )
         batch_sampler = loader.batch_sampler
         if type(batch_sampler) is not BatchSampler:
             raise ValueError(f"the DataLoader's batches come from {type(batch_sampler).__name__}: {_REMEDY}")

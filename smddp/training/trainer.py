@@ -317,8 +317,8 @@ class Trainer(TrainingLoop):
 
         Raises:
             ValueError: The batch size does not divide, the ranks have different data, the trainer has a loader already,
-                or training has begun; or a DataLoader comes with a second batch size, order or tail, or draws an order
-                that its state does not contain.
+                or training has begun; or a DataLoader comes with a second batch size, order or tail, overrides a method
+                such as ``__iter__``, or draws an order that its state does not contain.
             PeerFailedError: Another rank's dataset has no length.
         """
         self._check_new()

@@ -26,7 +26,7 @@ from smddp.accelerator import has_streams
 from smddp.checkpoint.run_state import Stateful
 from smddp.data import ElasticSampler, EvaluationSampler
 from smddp.data.build_order import AnyDataset, OrderOptions
-from smddp.data.loaders import DataLoaderOptions, Loaders, StatefulLoader, check_in_order
+from smddp.data.loaders import DataLoaderOptions, InEvaluation, Loaders, StatefulLoader, check_in_order
 from smddp.data.order import DataOrder
 from smddp.data.order.data_order import Tail
 from smddp.data.order.host_sharding import OnChange
@@ -315,5 +315,5 @@ def outlive_stop(loader: object) -> None:
 
 
 def is_evaluation(loader: object) -> TypeGuard[DataLoader[Any]]:
-    """Return whether `Trainer.evaluation_loader` made this loader."""
-    return isinstance(getattr(loader, "batch_sampler", None), EvaluationSampler | ShardEvaluation)
+    """Return whether `Trainer.evaluation_loader` made this loader, or the script with a sampler for evaluation."""
+    return isinstance(getattr(loader, "batch_sampler", None), InEvaluation | EvaluationSampler | ShardEvaluation)

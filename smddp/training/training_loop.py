@@ -205,7 +205,8 @@ class TrainingLoop:
         checkpoint; after each pass the random state is restored.
 
         Raises:
-            ValueError: A DataLoader would give all of the data to every rank; or the epoch has ended.
+            ValueError: A DataLoader would give all of the data to every rank; the epoch has ended; or the length of
+                the dataset has changed.
         """
         outlive_stop(loader)
         return self._evaluation_batches(loader) if is_evaluation(loader) else self._training_batches(loader)

@@ -130,6 +130,12 @@ MISTAKES: dict[str, Mistake] = {
     "a choice that there is not": hyperparameters("found 'rmsprop'", optimizer="rmsprop"),
     "a hyperparameter that is missing": wrong('data: str = "images"', "data: str", "missing data"),
     "a value that JSON can't hold": hyperparameters("'data' can't be sent", data={1, 2}),
+    "a number as the name of a hyperparameter": given("the dict has the name 1, of type int", hyperparameters={1: 2}),
+    "a number as a name in a hyperparameter": hyperparameters(
+        "'data'[0]['a'] has the name 1, of type int, and JSON has only text as names. Give text, such as '1'",
+        data=[{"a": {1: "x", "1": "y"}}],
+    ),
+    "None as a name in a hyperparameter": hyperparameters("'data' has the name None, of type", data={None: 1}),
     "a misspelt option of argparse": hyperparameters("did you mean '--epochs'?", ARGPARSE, epochss=1, epochs=1),
     "an option of argparse that is missing": hyperparameters("required: --epochs", ARGPARSE),
     "a value for a flag of argparse": hyperparameters(

@@ -565,6 +565,24 @@ def test_links_are_followed_and_secrets_behind_them_found(code: Path, tmp_path: 
     assert not any("leads out" in problem for problem in problems(local("main.py", code)))
 
 
+def test_a_link_without_its_target_is_told_unless_it_is_ignored(code: Path) -> None:
+    (code / "weights.pt").symlink_to("/removed/weights.pt")
+    assert "weights.pt" not in bundled(local("train.py", code))
+    (told,) = problems(local("train.py", code))
+    link = f"{code}/weights.pt → /removed/weights.pt"
+    assert told.startswith(f"warning: source_dir: not uploaded, for the target of the link is absent: {link}. Restore")
+    (code / ".smddpignore").write_text("*.pt\n")
+    assert problems(local("train.py", code)) == []
+
+
+def test_a_copy_has_the_empty_directories(code: Path, tmp_path: Path) -> None:
+    (code / "logs" / "events").mkdir(parents=True)
+    (tmp_path / "job").mkdir()
+    bundle = source_code.stage(local("train.py", code), into=tmp_path / "job" / "bundle")
+    assert bundle.directory is not None
+    assert (bundle.directory / "logs" / "events").is_dir()
+
+
 def test_what_is_no_file_stays_here(code: Path) -> None:
     os.mkfifo(code / "pipe.key")
     assert "pipe.key" not in bundled(local("train.py", code))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import posixpath
@@ -29,6 +30,7 @@ from smddp.errors import CheckpointError
 if TYPE_CHECKING:
     from smddp.storage.s3_bucket import S3Bucket
 
+logger = logging.getLogger(__name__)
 
 _FILE_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar.gz", INDEX_SUFFIX)
 """A URI with one of these suffixes is an object, since S3 has no directories to tell apart. Local files are told by
@@ -58,7 +60,7 @@ class StateSource:
             loaded = self.read_checkpoint([part], {} if find_targets is None else {part: find_targets})
             state, origin = loaded.unflatten(part), open_store(self.location).path(loaded.manifest.step)
         else:
-            parts, _ = _parts_of(self._read_foreign(part), str(self))
+            parts, _ = _parts_of(self._read_foreign(part), str(self), part)
             if part not in parts:
                 raise CheckpointError(f"{self} has no {part!r}, only {', '.join(sorted(parts))}")
             state, origin = parts[part], str(self)
@@ -190,28 +192,47 @@ _ALIASES = {
 
 def _is_name_of(name: str, part: str) -> bool:
     """Return whether `name` is the part's name or an alias of it."""
-    return _part_called(name) == part
+    return part in (name, _part_called(name))
 
 
-def _parts_of(state: Any, origin: str) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+def _parts_of(state: Any, origin: str, part: str | None = None) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
     """Divide a foreign state into parts by smddp's names, and the names of other values, such as numbers.
 
-    The state is a model's weights, or parts by name or alias. Raise CheckpointError, which names `origin`, if there is
-    no part.
+    The state is a model's weights, or parts by name or alias. A `part` that is an alias in the state is its own name.
+    Raise CheckpointError, which names `origin`, if there is no part, or if several names could be one part: `part`, or
+    any part if that is None.
     """
     if state and has_names(state):
-        nested = [name for name, value in state.items() if isinstance(value, Mapping)]
-        names = {**{_part_called(name): name for name in nested}, **{name: name for name in nested}}
-        names = {part: name for part, name in names.items() if part == _part_called(part)}
-        if "model" not in names and any(isinstance(value, torch.Tensor) for value in state.values()):
+        names: dict[str, list[str]] = {}
+        for name in (name for name, value in state.items() if isinstance(value, Mapping)):
+            names.setdefault(name if name == part else _part_called(name), []).append(name)
+        if names.keys().isdisjoint({"model", part}) and any(isinstance(each, torch.Tensor) for each in state.values()):
             return {"model": state}, []
         if names:
-            return {part: state[name] for part, name in names.items()}, sorted(set(state) - set(names.values()))
+            read = {
+                each: _one_name(each, found, origin) if part in (None, each) else found[0]
+                for each, found in names.items()
+            }
+            return {each: state[name] for each, name in read.items()}, sorted(set(state) - set(read.values()))
     found = shown_names(state, most=10) if isinstance(state, Mapping) else f"a {type(state).__qualname__}"
     raise CheckpointError(
         f"{origin} holds {found or 'nothing'}, where a model's state_dict was expected, or a dict of such by part "
         '({"model": ..., "optimizer": ...})'
     )
+
+
+def _one_name(part: str, names: list[str], origin: str) -> str:
+    """Return the name to read a part by: the only one, or the part's own; raise CheckpointError if neither is there."""
+    if len(names) == 1:
+        return names[0]
+    if part not in names:
+        raise CheckpointError(
+            f"{origin} has {' and '.join(map(repr, names))}, and each may be its {part!r}: give load_weights() the "
+            f"one to read, part={names[0]!r}, or remove the others from the file"
+        )
+    others = ", ".join(repr(name) for name in names if name != part)
+    logger.warning("%s has %r, which is read, and also %s, which is not", origin, part, others)
+    return part
 
 
 def _part_called(name: str) -> str:

@@ -99,7 +99,7 @@ def load_weights(
             ``s3://…``; a file of torch.save or safetensors, a SageMaker ``model.tar.gz``, or one of these in S3; a
             directory with a model, which may be in several safetensors files, as Hugging Face writes them; a directory
             of torch.distributed.checkpoint. No code in it is run.
-        part: The part of the state with the weights.
+        part: The part of the state with the weights; of a file with several names for it, the name to read.
         prefix: Load only weights with this prefix, and strip it: ``backbone.`` for a part of a model.
         strict: Require that all weights fit. Otherwise weights that do not fit are unchanged, with a warning.
         freeze: Set ``requires_grad=False`` on the loaded parameters. BatchNorm's running statistics are not parameters:

@@ -22,7 +22,7 @@ import xxhash
 
 from smddp.data.formats.record import LARGEST_RECORD
 from smddp.data.formats.tar import TarReader
-from smddp.data.shards.shard import MARK_EVERY, Shard, list_shards, open_reader
+from smddp.data.shards.shard import MARK_EVERY, Shard, open_reader, select_shards
 from smddp.data.source import Blob, Source
 from smddp.display_text import counted
 from smddp.errors import DataError
@@ -58,8 +58,9 @@ class ShardIndex:
             DataError: There are no shards, or a shard is cut, damaged or unreadable, has a record that is too large,
                 or differs in size from ``shards.json``.
         """
-        blobs = list_shards(source)
-        known = _read(source)
+        files = source.list()
+        blobs = select_shards(files, source)
+        known = _read(files, source)
         for blob in blobs:
             if blob.name in known and known[blob.name].size != blob.size:
                 raise DataError(
@@ -163,9 +164,9 @@ class ShardIndex:
                 )
 
 
-def _read(source: Source) -> dict[str, Shard]:
+def _read(files: Sequence[Blob], source: Source) -> dict[str, Shard]:
     """Return the shards in ``shards.json``, by name; empty if the file is missing or is not an index."""
-    beside = next((blob for blob in source.list() if blob.name == INDEX_NAME), None)
+    beside = next((blob for blob in files if blob.name == INDEX_NAME), None)
     if beside is None:
         return {}
     try:

@@ -67,20 +67,19 @@ class Shard:
         return Blob(name=self.name, size=self.size)
 
 
-def list_shards(source: Source) -> list[Blob]:
-    """Return the shards of a source, sorted by name; raise DataError if there are none or some are compressed."""
-    blobs = source.list()
-    for blob in blobs:
+def select_shards(files: Sequence[Blob], source: Source) -> list[Blob]:
+    """Return the shards among a source's files; raise DataError if there are none or some are compressed."""
+    for blob in files:
         name = blob.name.lower()
         if name.endswith(_COMPRESSED) and (".tar." in name or ".jsonl." in name or name.endswith(".tgz")):
             raise DataError(
                 f"{blob.name} in {source} is compressed: a read can't begin in its middle; decompress the shards "
                 "(image files stay compressed)"
             )
-    shards = [blob for blob in blobs if _ending(blob.name)]
+    shards = [blob for blob in files if _ending(blob.name)]
     if not shards:
         raise DataError(
-            f"there are no shards in {source}, among {counted(len(blobs), 'file')}: shards are *.tar and *.jsonl"
+            f"there are no shards in {source}, among {counted(len(files), 'file')}: shards are *.tar and *.jsonl"
         )
     return shards
 

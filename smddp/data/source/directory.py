@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import os
 import stat
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from smddp.data.source.source import Blob, Source, is_temporary
+from smddp.data.source.source import Blob, Source, is_temporary, log_left_out
 from smddp.errors import DataError
 
 
@@ -29,12 +30,14 @@ class DirectorySource:
         if not self.root.is_dir():
             found = "is not a directory" if self.root.exists() else "does not exist"
             raise DataError(f"cannot read shards from {self.root}: it {found}; give the directory that holds them")
+        left_out: list[str] = []
         try:
-            blobs = list(self._files(self.root, "", ()))
+            blobs = list(self._files(self.root, "", (), left_out))
         except OSError as error:
             raise DataError(
                 f"cannot list {error.filename or self.root}: {error.strerror}; make it readable, or take it away"
             ) from error
+        log_left_out(left_out, self)
         return sorted(blobs, key=lambda blob: blob.name)
 
     def open(self, name: str, start: int = 0, size: int | None = None) -> BinaryIO:
@@ -48,7 +51,10 @@ class DirectorySource:
             raise DataError(f"cannot open {self.root / name}: {error.strerror}") from error
         return io.BufferedReader(_Section(file, start, size), 1 << 17)
 
-    def _files(self, directory: Path, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Blob]:
+    def _files(
+        self, directory: Path, prefix: str, above: tuple[tuple[int, int], ...], left_out: builtins.list[str]
+    ) -> Iterator[Blob]:
+        """Yield the files below a directory, and add the temporary ones to `left_out`."""
         here = directory.stat()
         identity = (here.st_dev, here.st_ino)
         if identity in above:
@@ -56,10 +62,13 @@ class DirectorySource:
         with os.scandir(directory) as entries:
             for entry in entries:
                 if is_temporary(entry.name):
+                    left_out.append(prefix + entry.name)
                     continue
                 found = entry.stat()
                 if stat.S_ISDIR(found.st_mode):
-                    yield from self._files(directory / entry.name, f"{prefix}{entry.name}/", (*above, identity))
+                    yield from self._files(
+                        directory / entry.name, f"{prefix}{entry.name}/", (*above, identity), left_out
+                    )
                 elif stat.S_ISREG(found.st_mode):
                     yield Blob(name=prefix + entry.name, size=found.st_size)
 

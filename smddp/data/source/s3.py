@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from smddp.data.source.prefetcher import Prefetcher, StreamState
-from smddp.data.source.source import Blob, is_temporary
+from smddp.data.source.source import Blob, is_temporary, log_left_out
 from smddp.errors import DataError
 from smddp.storage.s3_bucket import PART_SIZE, PATIENCE, S3Bucket, Version
 from smddp.storage.s3_download import Downloads, ReplacedError
@@ -97,12 +97,18 @@ class S3Source:
     def list(self) -> list[Blob]:
         """Return all objects below the prefix, sorted by name. `open` reads these versions from now on."""
         found: dict[str, Version] = {}
+        left_out = []
         above = self._key("")
         for page in self._bucket.pages(f"could not list {self}", "list_objects_v2", Prefix=above):
             for entry in page.get("Contents", []):
                 name = entry["Key"][len(above) :]
-                if name and not name.endswith("/") and not is_temporary(name):  # consoles make "directories"
+                if not name or name.endswith("/"):  # consoles make "directories"
+                    continue
+                if is_temporary(name):
+                    left_out.append(name)
+                else:
                     found[name] = Version(etag=entry["ETag"], size=entry["Size"])
+        log_left_out(left_out, self)
         self._versions = found
         return [Blob(name=name, size=version.size) for name, version in sorted(found.items())]
 

@@ -5,9 +5,15 @@ A source does not know the content of the files.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import BinaryIO, Protocol, runtime_checkable
+
+from smddp.display_text import counted
+
+logger = logging.getLogger(__name__)
 
 _TEMPORARY_PREFIXES = (".", "_", "~")  # hidden files, Hadoop's and Spark's _temporary and _SUCCESS, editors' copies
 _TEMPORARY_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".crdownload", "~")
@@ -31,7 +37,7 @@ class Source(Protocol):
         """Return the location, for people."""
 
     def list(self) -> list[Blob]:
-        """Return all files at any depth, sorted by name, without those that `is_temporary`.
+        """Return all files at any depth, sorted by name, without those that `is_temporary`; log how many these are.
 
         Raises:
             DataError: The location is missing or cannot be read.
@@ -56,3 +62,16 @@ def is_temporary(name: str) -> bool:
         part.startswith(_TEMPORARY_PREFIXES) or part.lower().endswith(_TEMPORARY_SUFFIXES)
         for part in PurePosixPath(name).parts
     )
+
+
+def log_left_out(names: Sequence[str], source: Source) -> None:
+    """Log how many paths of a source are left out because they are temporary, and the first of them."""
+    if names:
+        logger.info(
+            "left out %s in %s, %s for one: names that begin with %s or end with %s are those of unfinished files",
+            counted(len(names), "path"),
+            source,
+            min(names),
+            " ".join(_TEMPORARY_PREFIXES),
+            " ".join(_TEMPORARY_SUFFIXES),
+        )

@@ -51,10 +51,13 @@ def test_a_name_a_byte_or_a_program_changes_it(code: Path) -> None:
     digests.append(packed(code)[0])
     (code / "start.sh").rename(code / "begin.sh")
     digests.append(packed(code)[0])
-    assert len(set(digests)) == 4
+    (code / "logs").mkdir()
+    digests += [packed(code)[0], packed(code)[0]]
+    assert len(set(digests)) == 5
 
 
 def test_the_container_unpacks_it(code: Path, tmp_path: Path) -> None:
+    (code / "logs" / "events").mkdir(parents=True)
     (tmp_path / "sourcedir.tar.gz").write_bytes(packed(code)[1])
     (tmp_path / "there").mkdir()
     unpack(tmp_path / "sourcedir.tar.gz", tmp_path / "there", name="it")
@@ -71,6 +74,16 @@ def test_two_files_for_one_place_are_refused(code: Path, tmp_path: Path) -> None
     )
     with pytest.raises(EstimatorError, match="package would be a file in the bundle, and the directory of"):
         Contents.of(source)
+
+
+def test_an_empty_directory_takes_files_of_a_dependency(code: Path, tmp_path: Path) -> None:
+    (code / "library").mkdir()
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "part.py").touch()
+    files = Contents.of(
+        SourceCode.of({"entry_point": "train.py", "source_dir": str(code), "dependencies": [str(tmp_path / "library")]})
+    ).files
+    assert {"library", "library/part.py"} <= files.keys()
 
 
 def test_a_file_in_the_place_of_one_of_smddp_s_own_is_refused(tmp_path: Path) -> None:

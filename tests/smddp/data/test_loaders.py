@@ -50,9 +50,10 @@ def fetch(
         order.start_epoch(epoch)
         for _ in range(skip):
             order.advance()
+        seeded = Seeded(dataset, seed)
         loader = DataLoader(
-            Seeded(dataset, seed),
-            batch_sampler=InEpoch(order, accumulate=1),
+            seeded,
+            batch_sampler=InEpoch(order, accumulate=1, dataset=seeded),
             num_workers=workers,
             collate_fn=lambda batch: batch,
             generator=torch.Generator(),
@@ -100,8 +101,9 @@ def test_a_subset_of_a_dataset_that_fetches_batches_fetches_batches() -> None:
 def test_shards_draw_the_same_wherever_they_lie(tmp_path: Path, kind: str) -> None:
     def draws(location: Any) -> list[tuple[str, float]]:
         dataset = ShardedDataset(location, decode=lambda fields: (str(fields), torch.rand(()).item()))
-        order = InEpoch(ShardOrder(dataset, global_batch=6), accumulate=1)
-        loader = DataLoader(Seeded(dataset.decoder, 3), batch_sampler=order, num_workers=1, collate_fn=list)
+        seeded = Seeded(dataset.decoder, 3)
+        order = InEpoch(ShardOrder(dataset, global_batch=6), accumulate=1, dataset=seeded)
+        loader = DataLoader(seeded, batch_sampler=order, num_workers=1, collate_fn=list)
         return [sample for batch in loader for sample in batch]
 
     files = {f"sub-\udcff/{name}": content for name, content in numbered([12, 12], kind=kind).items()}
@@ -145,3 +147,15 @@ def test_in_the_ranks_own_process_nothing_is_seeded() -> None:
     torch.manual_seed(5)
     drawn = fetch(Draws(), workers=0)
     assert [values[0] for values in drawn.values()] == expected
+
+
+@pytest.mark.parametrize("change", [6, -6])
+def test_an_evaluation_of_a_dataset_whose_length_has_changed_is_refused(change: int) -> None:
+    data = list(range(24))
+    loaders = Loaders(join(Cluster.detect({})), seed=3, pin_memory=False)
+    made = loaders.evaluation(data, batch_size=5, sharded_by_host=False, options={})  # type: ignore[arg-type]
+    leave()
+    assert torch.cat(list(made)).tolist() == data
+    data[24 + min(change, 0) :] = range(24, 24 + change)
+    with pytest.raises(ValueError, match=rf"list has {24 + change} samples, and had 24 when .* call it again"):
+        list(made)

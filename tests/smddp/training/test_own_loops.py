@@ -357,6 +357,79 @@ def test_a_dataloader_whose_place_cannot_be_kept_is_refused_with_the_remedy(job:
         Parts(job).trainer.loader(loader)
 
 
+class Mixed(DataLoader[Any]):
+    """Mixes each batch with its reverse."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return ([batch / 2 + batch.flip(0) / 2] for (batch,) in super().__iter__())  # type: ignore[misc]
+
+
+class Half(DataLoader[Any]):
+    def __len__(self) -> int:
+        return super().__len__() // 2
+
+    @property
+    def _index_sampler(self) -> Any:
+        return itertools.islice(self.batch_sampler or (), len(self))
+
+
+class Labelled(DataLoader[Any]):
+    """Changes no method of DataLoader but the constructor."""
+
+    def __init__(self, *args: Any, labels: str, **options: Any) -> None:
+        self.labels = labels
+        super().__init__(*args, collate_fn=self.collate, **options)
+
+    def collate(self, samples: list[Any]) -> Any:
+        return [torch.stack([sample for (sample,) in samples]), self.labels]
+
+
+@pytest.mark.parametrize(
+    ("make", "named"), [(Mixed, r"Mixed has its own __iter__, and"), (Half, "own _index_sampler and __len__, and")]
+)
+def test_a_dataloader_with_its_own_iteration_is_refused_and_not_replaced(job: Job, make: Any, named: str) -> None:
+    with pytest.raises(
+        ValueError, match=named + r".* change the batches in a collate_fn; .* trainer\.batches\(\) alone"
+    ):
+        Parts(job).trainer.loader(make(points(), batch_size=4, shuffle=True))
+
+
+def test_a_dataloader_with_its_own_constructor_keeps_its_collate_fn(job: Job) -> None:
+    parts = Parts(job)
+    loader = parts.trainer.loader(Labelled(points(), batch_size=4, labels="cats"))
+    for _epoch in parts.trainer.epochs(1):
+        assert {labels for _, labels in parts.trainer.batches(loader)} == {"cats"}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_stateful_dataloader_with_its_own_iteration_keeps_both(job: Job) -> None:
+    class Doubled(StatefulDataLoader[Any]):
+        def __iter__(self) -> Any:
+            return ([batch * 2] for (batch,) in super().__iter__())
+
+    def seen(epochs: int, stop_at: int | None) -> list[float]:
+        parts = Parts(job)
+        given = train(parts, parts.trainer.loader(Doubled(points(), batch_size=4)), epochs=epochs, stop_at=stop_at)
+        leave()
+        return given
+
+    assert seen(1, 4) + seen(1, None) == (points().tensors[0] * 2).flatten().tolist()
+
+
+@pytest.mark.parametrize("change", [8, -8])
+def test_a_dataset_whose_length_changes_between_epochs_is_refused(job: Job, change: int) -> None:
+    parts, data = Parts(job), points()
+    loader = parts.trainer.loader(data, batch_size=4)
+    with pytest.raises(
+        ValueError, match=rf"TensorDataset has {SAMPLES + change} samples, and had {SAMPLES} when .* new run"
+    ):
+        for _epoch in parts.trainer.epochs(2):
+            for (batch,) in parts.trainer.batches(loader):
+                parts.step(batch)
+            data.tensors = (torch.ones(SAMPLES + change, 1),)
+    assert parts.trainer.steps == 10
+
+
 def end_workers(loader: StatefulDataLoader[Any]) -> None:
     """Drop the iterator. Collected as garbage, it loses its queues first, and a worker sees only after 5 s."""
     loader.load_state_dict({})

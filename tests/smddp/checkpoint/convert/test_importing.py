@@ -14,6 +14,7 @@ from torch import nn
 from smddp.checkpoint import Checkpointer, list_checkpoints
 from smddp.checkpoint.convert import export, import_checkpoint
 from smddp.checkpoint.convert.saved_model import write_weights
+from smddp.checkpoint.convert.weights import load_weights
 from smddp.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -100,7 +101,7 @@ def test_what_is_no_part_is_left_out_and_told(tmp_path: Path, caplog: pytest.Log
     assert "left out epoch, bad name!, rng of" in caplog.text
 
 
-def test_of_two_names_for_a_part_the_exact_one_counts(tmp_path: Path) -> None:
+def test_of_two_names_for_a_part_the_exact_one_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, other = nn.Linear(1, 1).state_dict(), nn.Linear(1, 1).state_dict()
     torch.save({"model": one, "state_dict": other}, tmp_path / "old.pt")
     import_checkpoint(tmp_path / "old.pt", tmp_path / "run")
@@ -108,6 +109,17 @@ def test_of_two_names_for_a_part_the_exact_one_counts(tmp_path: Path) -> None:
     with Checkpointer(tmp_path / "run", {"model": module}) as checkpointer:
         checkpointer.load()
     assert torch.equal(module.weight, one["weight"])
+    assert "has 'model', which is read, and also 'state_dict', which is not" in caplog.text
+
+
+def test_two_aliases_of_a_part_are_refused(tmp_path: Path) -> None:
+    weights = nn.Linear(1, 1).state_dict()
+    torch.save({"model": weights, "lr_scheduler": {"a": 1}, "scheduler_state_dict": {"a": 2}}, tmp_path / "old.pt")
+    with pytest.raises(
+        CheckpointError, match="has 'lr_scheduler' and 'scheduler_state_dict', and each may be its 'sch"
+    ):
+        import_checkpoint(tmp_path / "old.pt", tmp_path / "run")
+    load_weights(nn.Linear(1, 1), tmp_path / "old.pt")  # does not read the schedulers
 
 
 def test_checkpoints_that_are_there_stay(tmp_path: Path) -> None:

@@ -106,6 +106,16 @@ def _dcp(model: nn.Module, path: Path) -> Path:
     return path / "dcp"
 
 
+def test_of_two_aliases_of_the_model_one_must_be_named(trained: nn.Sequential, tmp_path: Path) -> None:
+    path, other, module = tmp_path / "two.pt", net(), net()
+    torch.save({"model_state_dict": trained.state_dict(), "state_dict": other.state_dict()}, path)
+    with pytest.raises(CheckpointError, match=r"has 'model_state_dict' and 'state_dict', .* part='model_state_dict'"):
+        load_weights(module, path)
+    for part, saved in {"model_state_dict": trained, "state_dict": other}.items():
+        load_weights(module, path, part=part)
+        assert same(module, saved)
+
+
 @pytest.mark.parametrize(
     "save",
     [

@@ -28,9 +28,12 @@ def test_lists_all_files_at_any_depth_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [".a.tar.Xy12", "_temporary/a.tar", "_SUCCESS", "a.tar.tmp", "a.tar.PARTIAL", ".git/a", "a~", "sub/.x"]
 )
-def test_leaves_out_what_others_have_not_finished(tmp_path: Path, name: str) -> None:
+def test_leaves_out_what_others_have_not_finished(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     fill(tmp_path, "a.tar", name)
-    assert [blob.name for blob in DirectorySource(tmp_path).list()] == ["a.tar"]
+    with caplog.at_level("INFO"):
+        assert [blob.name for blob in DirectorySource(tmp_path).list()] == ["a.tar"]
+    (line,) = caplog.messages
+    assert f"left out 1 path in {tmp_path}, {name.split('/a')[0]} for one: names that begin with . _ ~ or" in line
 
 
 def test_follows_links_but_not_in_circles(tmp_path: Path) -> None:

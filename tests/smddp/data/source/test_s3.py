@@ -35,12 +35,16 @@ def test_a_uri_opens_it(bucket: str, prefix: str) -> None:
     assert str(source) == f"s3://{bucket}/{prefix}"
 
 
-def test_lists_what_is_data_sorted_by_name(source: S3Source, s3: Any, bucket: str, prefix: str) -> None:
+def test_lists_what_is_data_sorted_by_name(
+    source: S3Source, s3: Any, bucket: str, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
     names = ["b.tar", "a/2.tar", "a/1.jsonl", "a/", "_SUCCESS", "c.tar.tmp", ".hidden/d.tar", "a-b.tar"]
     for name in names:
         s3.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=name.encode())
     s3.put_object(Bucket=bucket, Key=f"{prefix}base/x.tar", Body=b"of another prefix")
-    assert source.list() == [Blob(name=n, size=len(n)) for n in ("a-b.tar", "a/1.jsonl", "a/2.tar", "b.tar")]
+    with caplog.at_level("INFO"):
+        assert source.list() == [Blob(name=n, size=len(n)) for n in ("a-b.tar", "a/1.jsonl", "a/2.tar", "b.tar")]
+    assert f"left out 3 paths in {source}, .hidden/d.tar for one: names that begin with" in caplog.text
     assert S3Source(f"s3://{bucket}/{prefix}base").list() == [Blob(name="x.tar", size=17)]
     assert f"{prefix}/b.tar" in {blob.name for blob in S3Source(f"s3://{bucket}").list()}
 
