@@ -177,7 +177,7 @@ MISTAKES: dict[str, Mistake] = {
         said="by 'torch==2.6.0' pip replaces PyTorch", files={"requirements.txt": "torch==2.6.0\n"}
     ),
     # the data
-    "data on this machine": Mistake(said="aws s3 cp --recursive data s3://bucket/data", inputs={"training": "./data"}),
+    "data on this machine": Mistake(said="Here is no such file, either", inputs={"training": "./data"}),
     "a file URI": Mistake(said="where SageMaker can't read it", inputs={"training": "file:///data"}),
     "a bucket that there is not": Mistake(said="there is no bucket", inputs={"training": "s3://no-such-bucket-4711/a"}),
     "a prefix without objects": Mistake(said="there are no objects", inputs={"training": f"s3://{BUCKET}/no/such"}),
