@@ -1,7 +1,8 @@
 """CloudWatch Logs where moto is not enough: streams of earlier platforms, and FilterLogEvents.
 
 For most patterns, and for any prefix of stream names, moto would return every event. Here a prefix is replaced by the
-names of the matching streams, which moto supports, and the pattern is matched here.
+names of the matching streams, which moto supports, and the pattern is matched here. AWS orders the events of all
+streams by time; moto does so on request.
 """
 
 from __future__ import annotations
@@ -59,17 +60,14 @@ def _text(name: object) -> str:
 
 
 class LogFilter:
-    """Answers FilterLogEvents with a prefix or a pattern, from the answers of `moto`."""
+    """Answers FilterLogEvents, from the answers of `moto`."""
 
     def __init__(self, moto: Callable[[ApiRequest], Answer]) -> None:
         self._moto = moto
 
     def answers(self, request: ApiRequest) -> bool:
-        """Return whether moto's own answer would have other events than those that a request asks for."""
-        document = request.document
-        return request.operation == "FilterLogEvents" and any(
-            document.get(name) is not None for name in (_PREFIX, _PATTERN)
-        )
+        """Return whether a request is a FilterLogEvents."""
+        return request.service == "logs" and request.operation == "FilterLogEvents"
 
     def __call__(self, request: ApiRequest) -> Answer:
         """Answer a request that the filter `answers`."""
@@ -91,7 +89,7 @@ class LogFilter:
             raise ApiError("InvalidParameterException", f"limit={most!r} must be a number from 1 to {_MOST_EVENTS:,}.")
         events: list[dict[str, Any]] = []
         # moto's limit counts all events, not the matching ones: ask for full pages, and cut here.
-        asked["limit"] = _MOST_EVENTS
+        asked |= {"limit": _MOST_EVENTS, "interleaved": True}
         while True:
             answer = self._ask(request, "FilterLogEvents", asked)
             events += [event for event in answer["events"] if pattern.matches(event["message"])]

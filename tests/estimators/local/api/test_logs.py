@@ -43,6 +43,19 @@ def test_only_streams_with_the_prefix_are_answered(logs: Any, prefix: str, strea
     assert {event["message"] for event in events} == {f"from {stream}" for stream in streams}
 
 
+@pytest.mark.parametrize("more", [{}, {"logStreamNamePrefix": "job/"}, {"interleaved": False}], ids=str)
+def test_the_events_of_all_streams_are_in_the_order_of_time(logs: Any, more: dict[str, Any]) -> None:
+    """A platform that starts again may get an earlier attempt's lines after those of the one that runs."""
+    group, now = f"ordered {more}".translate({ord(each): "-" for each in " {}:',"}), int(time.time() * 1000)
+    logs.create_log_group(logGroupName=group)
+    for stream, moments in (("job/algo-1-2", [3, 4]), ("job/algo-1-1", [1, 2])):
+        logs.create_log_stream(logGroupName=group, logStreamName=stream)
+        events = [{"timestamp": now - 10 + moment, "message": str(moment)} for moment in moments]
+        logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
+    events = logs.filter_log_events(logGroupName=group, **more)["events"]
+    assert [event["message"] for event in events] == ["1", "2", "3", "4"]
+
+
 def test_pages_and_patterns_work_with_a_prefix(logs: Any) -> None:
     pages = logs.get_paginator("filter_log_events").paginate(
         logGroupName=GROUP, logStreamNamePrefix="a/", filterPattern="from", PaginationConfig={"PageSize": 1}
