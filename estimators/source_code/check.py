@@ -19,7 +19,7 @@ from smddp.container.source import fault_of_name, fault_under_torchrun, is_packa
 from smddp.display_text import as_size, shown_names
 from smddp.job.near_names import near_directory, near_path, near_script, notebook_remedy
 from smddp.process.script_multiprocessing import SPAWN_REMEDY, spawn_call_in
-from smddp.script_syntax import brings_modules
+from smddp.script_syntax import brings_modules, hiding_modules
 
 _OTHER_ARCHIVES = tuple(
     suffix for name, suffixes, _ in shutil.get_unpack_formats() if name != "gztar" for suffix in suffixes
@@ -65,6 +65,7 @@ def check(
         return
     yield from _check_script(source, py_version, runs_here=runs_here)
     yield from _check_modules_beside(source, runs_here=runs_here)
+    yield from _check_hidden_modules(source)
     if launcher is not None and (line := spawn_call_in(source.modules.script.nodes)) is not None:
         yield warning(
             "distribution",
@@ -141,6 +142,23 @@ def _check_modules_beside(source: SourceCode, *, runs_here: bool) -> Iterator[Pr
             "entry_point",
             f"{source.script} is uploaded alone, and imports {', '.join(beside)}, which {lie} beside it",
             f"Give source_dir={str(here)!r} and entry_point={source.script.name!r}, or name them in dependencies.",
+        )
+
+
+def _check_hidden_modules(source: SourceCode) -> Iterator[Problem]:
+    """Yield the files of the bundle that hide a module of Python's own, torch, NumPy or smddp from the script."""
+    if not source.script.is_file():
+        return
+    hiding = hiding_modules(source.script.parent)
+    if source.source_dir is None:  # the script is uploaded alone
+        hiding = [name for name in hiding if name == source.script.name]
+    elif Path(source.source_dir).resolve() != source.script.parent.resolve():  # it is on PYTHONPATH
+        hiding += hiding_modules(Path(source.source_dir))
+    if hiding:
+        yield warning(
+            "entry_point" if source.source_dir is None else "source_dir",
+            f"the script finds {', '.join(hiding)} in place of the module of that name, and torch or smddp may need it",
+            "Rename it.",
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from smddp.cluster import without_run_variables
+from smddp.display_text import shown_path
 from smddp.errors import DistributedError, HyperparameterError, SmddpError
 from smddp.job.channels import VARIABLE_PREFIX
 from smddp.job.distribution_names import distributions_of, without_index
@@ -26,6 +27,7 @@ from smddp.script_syntax import (
     brings_modules,
     channel_read,
     executed,
+    hiding_modules,
     is_installed_here,
     only_sends,
     outside_imports,
@@ -63,6 +65,12 @@ def _faults(modules: Modules, arguments: Sequence[str], environ: Mapping[str, st
             line = getattr(syntax, "lineno", None)
             place = f"{module.name}, line {line}" if line else module.name
             yield DistributedError(f"{place}: {getattr(syntax, 'msg', syntax)}. Python can't compile it.")
+    for name in hiding_modules(modules.directories[0]):
+        logger.warning(
+            "%s in %s hides the module of that name from each rank, and torch or smddp may need it: rename it",
+            name,
+            shown_path(modules.directories[0]),
+        )
     nodes = executed(modules)
     asks_for_help = not _HELP.isdisjoint(arguments)
     if not asks_for_help and (sends := only_sends(modules, nodes)) is not None:

@@ -11,6 +11,7 @@ from smddp.script_syntax.entry_point import find_entry_point as find_entry_point
 from smddp.script_syntax.executed import Executed as Executed
 from smddp.script_syntax.executed import executed as executed
 from smddp.script_syntax.imports import brings_modules as brings_modules
+from smddp.script_syntax.imports import hiding_modules as hiding_modules
 from smddp.script_syntax.imports import is_installed_here as is_installed_here
 from smddp.script_syntax.imports import outside_imports as outside_imports
 from smddp.script_syntax.modules import PACKAGE as PACKAGE

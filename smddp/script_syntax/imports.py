@@ -14,6 +14,10 @@ from smddp.script_syntax.modules import PACKAGE, Modules, PythonModule
 
 _ABSENT = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 """Exceptions whose handlers expect that a module is absent."""
+_SELDOM = frozenset(
+    {"antigravity", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "this", "tkinter", "turtle", "turtledemo"}
+)
+"""Modules of Python's own that no training imports."""
 _FINDERS = frozenset({"sys.path", "sys.meta_path", "sys.path_hooks", "sys.modules", "site.addsitedir", "__path__"})
 """What decides where Python finds a module."""
 _PIP = re.compile(r"^pip$|\bpip3? install\b")
@@ -34,6 +38,17 @@ def outside_imports(
             for name in sorted({full.partition(".")[0] for full in _full_names(statement)}):
                 if name not in sys.stdlib_module_names | {PACKAGE, ""} and not any(is_in(root, name) for root in roots):
                     yield module, statement, name
+
+
+def hiding_modules(directory: Path) -> list[str]:
+    """Return the files and packages that hide a module of Python's, torch, NumPy or smddp from the directory's scripts.
+
+    Python looks in a script's directory first. A package smddp is one that the user brings.
+    """
+    hidden = sys.stdlib_module_names - _SELDOM | {"torch", "numpy", PACKAGE}
+    files = (each.name for each in directory.glob("*.py") if each.stem in hidden)
+    packages = (each.parent.name for each in directory.glob("*/__init__.py"))
+    return sorted([*files, *(f"{name}/" for name in packages if name in hidden - {PACKAGE})])
 
 
 def brings_modules(module: PythonModule) -> bool:

@@ -260,6 +260,21 @@ def test_an_archive_that_no_container_unpacks_is_refused(name: str) -> None:
     assert f"s3://b/{name} is no .tar.gz" in problem
 
 
+def test_a_file_that_hides_a_module_of_pythons_own_is_warned_of(code: Path) -> None:
+    (code / "main.py").write_text("import os")
+    (code / "turtle.py").touch()  # which no training imports
+    assert not problems(local("main.py", code))
+    (code / "random.py").touch()
+    (code / "torch").mkdir()
+    (code / "torch" / "__init__.py").touch()
+    (problem,) = problems(local("main.py", code))
+    assert problem.startswith("warning: source_dir: the script finds random.py, torch/ in place of the module of that")
+    assert not problems(local(str(code / "main.py")))  # they are not uploaded
+    (code / "smddp.py").write_text("import os")
+    (problem,) = problems(local(str(code / "smddp.py")))
+    assert problem.startswith("warning: entry_point: the script finds smddp.py in place of")
+
+
 def test_modules_beside_a_script_that_is_uploaded_alone_are_warned_of(code: Path) -> None:
     (code / "data.py").write_text("")
     (code / "main.py").write_text(

@@ -208,3 +208,11 @@ def test_a_module_is_checked_with_its_packages(
         (tmp_path / "jobs" / name).write_text(text)
     with pytest.raises(SmddpError, match=re.escape(said)):
         check_script(find_entry_point("jobs", module=True).modules, ["--wd", "3"], {})
+
+
+def test_a_file_that_hides_a_module_of_pythons_own_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "train.py").write_text("import os\n")
+    (tmp_path / "queue.py").touch()
+    check_script(find_entry_point(tmp_path / "train.py").modules, [], {})
+    (told,) = caplog.messages
+    assert told.startswith(f"queue.py in {tmp_path} hides the module of that name from each rank")
