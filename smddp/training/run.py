@@ -252,6 +252,8 @@ def _train(
             first_failure.await_readers()
             if not is_told:
                 log.mention()  # now, when the rank that failed first has told its error
+        elif membership.cluster.is_main:
+            logger.warning("interrupted, exit code %d: %s", INTERRUPTED, _following_run(job))
         first_failure.close()
         end_soon(membership)
         if code != INTERRUPTED:

@@ -305,12 +305,13 @@ def test_a_failure_ends_what_is_being_saved_and_is_the_one_reported(failure_file
     assert failure_file.read_text().startswith("ValueError: label 12")
 
 
-def test_ctrl_c_is_no_failure(failure_file: Path) -> None:
+def test_ctrl_c_is_no_failure_and_is_told(failure_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     def main() -> None:
         raise KeyboardInterrupt
 
     assert code_of(main) == 130
     assert not failure_file.exists()
+    assert "interrupted, exit code 130: nothing was saved; run it again and it starts from the beginning" in caplog.text
 
 
 @pytest.mark.parametrize("ending", [SystemExit(0), Stopped(), ValueError()])
