@@ -22,7 +22,7 @@ from pathlib import Path
 
 from smddp.cluster import Cluster
 from smddp.display_text import shown_path
-from smddp.distributed import Membership
+from smddp.distributed import Membership, is_communication_error
 from smddp.errors import CheckpointError, SmddpError
 from smddp.failure import describe_error, report_file, stack_frames
 from smddp.job import Job
@@ -71,7 +71,10 @@ class FailureLog:
             logger.critical("failed: %s", report, exc_info=None if self._is_message_enough else self._error)
 
     def mention(self) -> None:
-        """Log in one line that this rank failed, too."""
+        """Log in one line that this rank failed, too, or lost contact with the rank that failed."""
+        if is_communication_error(self._error):
+            logger.error("ended, too: this rank lost contact with another rank")
+            return
         what = traceback.format_exception_only(self._error)[-1].partition("\n")[0]
         logger.error("failed, too: %s", what)
 

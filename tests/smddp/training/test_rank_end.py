@@ -29,6 +29,13 @@ def test_the_log_has_the_report_and_a_file_the_whole_traceback(
     assert 'in failed\n    raise ValueError("label 41' in file.read_text()
 
 
+def test_a_rank_that_lost_contact_is_mentioned_without_the_librarys_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    FailureLog(RuntimeError("[pair.cc:561] Connection closed by peer"), tmp_path / "data", rank=3).mention()
+    assert caplog.messages == ["ended, too: this rank lost contact with another rank"]
+
+
 def test_an_error_of_smddp_itself_needs_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "data").touch()
     FailureLog(CheckpointError("no space"), tmp_path / "data", rank=0).tell("CheckpointError: no space")
