@@ -21,7 +21,7 @@ from typing import NoReturn
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from smddp.cluster import Cluster
+from smddp.cluster import Cluster, without_run_variables
 from smddp.data.worker_signals import end_daemons_at_exit
 from smddp.distributed import (
     FirstFailure,
@@ -35,7 +35,7 @@ from smddp.distributed import (
 from smddp.errors import CheckpointError, JobError, SmddpError, UnguardedScriptError
 from smddp.failure import HostMemory, describe_error, report_file, within_limit
 from smddp.job import Job
-from smddp.job.job import answer_stop_question, platform_directory
+from smddp.job.job import answer_stop_question, is_on_sagemaker, platform_directory
 from smddp.job.main_arguments import ConfigReader, asks_for_help, main_arguments, read_dataclass, refuse_in_notebook
 from smddp.process.exit_codes import RESUMABLE
 from smddp.process.heartbeat import Heartbeat
@@ -169,6 +169,13 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
     if code == 0 and question.answer and cluster.is_main:
         logger.warning(
             "the script ended with 0 after it was told to stop: it counts as done; to resume, raise smddp.Stopped"
+        )
+    on_sagemaker = is_on_sagemaker(without_run_variables(os.environ))
+    if code == 0 and cluster.is_main and on_sagemaker and not any(job.model_dir.glob("*")):
+        logger.warning(
+            "the job leaves no model: %s is empty. trainer.save_model() writes the weights there; after the job, smddp "
+            "checkpoints export writes those of a checkpoint",
+            job.model_dir,
         )
     if code in (0, RESUMABLE):
         report_file.forget(job.output_dir, earlier)

@@ -305,6 +305,21 @@ def test_a_failure_ends_what_is_being_saved_and_is_the_one_reported(failure_file
     assert failure_file.read_text().startswith("ValueError: label 12")
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_job_that_leaves_no_model_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, saves: bool
+) -> None:
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+    monkeypatch.setenv("SM_HOSTS", '["algo-1"]')
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
+
+    def main(job: Job) -> None:
+        (job.model_dir / "model.pt").write_text("weights") if saves else None
+
+    assert code_of(main) == 0
+    assert (f"the job leaves no model: {tmp_path / 'model'} is empty" in caplog.text) is not saves
+
+
 def test_ctrl_c_is_no_failure_and_is_told(failure_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     def main() -> None:
         raise KeyboardInterrupt
