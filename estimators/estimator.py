@@ -336,10 +336,12 @@ class Estimator:
     if not TYPE_CHECKING:  # for mypy, an attribute that is absent stays an error
 
         def __getattr__(self, name: str) -> NoReturn:
-            remedy = INSTEAD.get(name, "")
+            told = f"'Estimator' object has no attribute {name!r}"  # as Python says it
             if name in self.__dict__.get("arguments", ()):  # which a copy under way has not yet
-                remedy = f"Its parameters are a mapping: estimator.arguments[{name!r}]."
-            raise AttributeError(f"the Estimator has no {name}{remedy and f'. {remedy}'}", name=name, obj=self)
+                told = f"the Estimator has no {name}. Its parameters are a mapping: estimator.arguments[{name!r}]."
+            elif name in INSTEAD:
+                told = f"the Estimator has no {name}. {INSTEAD[name]}"
+            raise AttributeError(told, name=name, obj=self)
 
     def to_sagemaker(self) -> Any:
         """Return the SDK's own object for this job: for pipelines, tuners, or a ``fit`` without our checks.

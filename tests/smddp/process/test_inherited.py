@@ -27,6 +27,7 @@ json.dump([code, ignored, blocked, opened.fileno() > 2, read], opened)
 
 
 def leave_signals() -> None:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's job in the background ignores it
     for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
