@@ -72,7 +72,7 @@ class FailureLog:
 
     def mention(self) -> None:
         """Log in one line that this rank failed, too, or lost contact with the rank that failed."""
-        if is_communication_error(self._error):
+        if is_communication_error(self._error) and not isinstance(self._error, SmddpError):  # whose words tell more
             logger.error("ended, too: this rank lost contact with another rank")
             return
         what = traceback.format_exception_only(self._error)[-1].partition("\n")[0]
