@@ -131,8 +131,9 @@ def choose_imports(modules: Modules, environ: Mapping[str, str]) -> Imports | No
     """Return what a warm parent of the script imports; None if it starts faster, or surely right, without one."""
     if environ.get(VARIABLE) == "0" or sys.platform != "linux" or modules.path.suffix != ".py":
         return None
-    modules = replace(modules, directories=[*modules.directories, *_own_directories(environ.get("PYTHONPATH", ""))])
     try:
+        own = _own_directories(environ.get("PYTHONPATH", ""))
+        modules = replace(modules, directories=[*modules.directories, *own])
         first, is_cut = _imported_first(modules)
         texts = [module.text for module in modules.reached]
     except (OSError, RecursionError):  # running the script reports it
