@@ -150,7 +150,7 @@ class WarmImports:
                 return f"the import of {module} reads {name}, which each rank has for itself"
             after = _state()
             if changed := [what for what in before if after[what] != before[what]]:
-                return f"the import of {module} changes {changed[0]}, which a fork would not"
+                return f"the import of {module} changes {changed[0]}, which each rank has for itself"
         self.path[:] = sys.path
         tempfile.tempdir = None
         return _why_not_forked(files)

@@ -173,7 +173,7 @@ def _run(main: Callable[..., None], read_config: ConfigReader, preflight_collect
     on_sagemaker = is_on_sagemaker(without_run_variables(os.environ))
     if code == 0 and cluster.is_main and on_sagemaker and not any(job.model_dir.glob("*")):
         logger.warning(
-            "the job leaves no model: %s is empty. trainer.save_model() writes the weights there; after the job, smddp "
+            "rank 0 leaves no model: %s is empty. trainer.save_model() writes the weights there; after the job, smddp "
             "checkpoints export writes those of a checkpoint",
             job.model_dir,
         )

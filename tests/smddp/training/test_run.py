@@ -317,7 +317,7 @@ def test_a_job_that_leaves_no_model_says_so(
         (job.model_dir / "model.pt").write_text("weights") if saves else None
 
     assert code_of(main) == 0
-    assert (f"the job leaves no model: {tmp_path / 'model'} is empty" in caplog.text) is not saves
+    assert (f"rank 0 leaves no model: {tmp_path / 'model'} is empty" in caplog.text) is not saves
 
 
 def test_ctrl_c_is_no_failure_and_is_told(failure_file: Path, caplog: pytest.LogCaptureFixture) -> None:
