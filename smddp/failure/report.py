@@ -93,7 +93,7 @@ def describe_exit(
 def describe_rank_exit(
     code: int,
     *,
-    rank: int,
+    rank: int | None,
     world_size: int,
     host: str,
     tail: str | None = None,
@@ -103,25 +103,28 @@ def describe_rank_exit(
 ) -> str:
     """Describe the end of a rank without a report, in `LIMIT` characters.
 
-    ``code`` is the exit code as a shell sees it, 128 + n after signal n. ``tail`` is the end of its standard error,
-    None if nobody read it; ``many`` says whether other ranks wrote there, too. ``memory`` has the counters of the
-    rank's host from before the rank began, None if it is another host. Without ``context``, a printed error's frames
-    are left out, for a log that has them.
+    ``rank`` is None if it is unknown which rank ended; the reason then names no ``host``. ``code`` is the exit code as
+    a shell sees it, 128 + n after signal n. ``tail`` is the end of its standard error, None if nobody read it; ``many``
+    says whether other ranks wrote there, too. ``memory`` has the counters of the rank's host from before the rank
+    began, None if it is another host. Without ``context``, a printed error's frames are left out, for a log that has
+    them.
     """
-    where = f"ank {rank} of {world_size} on {host}"
+    who = f"one of {world_size} ranks" if rank is None else f"rank {rank} of {world_size} on {host}"
+    subject = who[0].upper() + who[1:]
     how, remedy = _kill(code, memory)
     error = None if tail is None else find_printed(code, tail, many=many)
     if error is not None and not context:
         error = replace(error, context="")
     if error is None and how:
-        return _with_last_lines(f"R{where} was {how}.", remedy, tail or "", many=many)
+        return _with_last_lines(f"{subject} was {how}.", remedy, tail or "", many=many)
     if error is None:
-        return f"R{where} ended with code {code}, and said no reason."
+        return f"{subject} ended with code {code}, and said no reason."
     if error.was_raised and not how:
         # If several ranks printed several exceptions, the rank of each one is unknown.
-        whose = f"one of {world_size} ranks; the first to end was r{where}" if many and error.others else f"r{where}"
+        is_unknown = rank is not None and many and error.others
+        whose = f"one of {world_size} ranks; the first to end was {who}" if is_unknown else who
         return _with_printed("", error, f" ({whose})", memory=memory)
-    before = f"R{where} was {how}: " if how else f"R{where} ended with code {code}: "
+    before = f"{subject} was {how}: " if how else f"{subject} ended with code {code}: "
     return _with_printed(before, error, remedy=remedy, memory=memory)
 
 

@@ -40,6 +40,10 @@ _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on s
 _ENDED = re.compile(r"Process name: \[.*[,@](\d+)\]|MPI_ABORT was invoked on rank (\d+) ")
 """mpirun's message about the first rank that ended with an exit code other than 0, or aborted the others."""
 
+_UNNAMED = "Primary job  terminated normally, but"
+"""mpirun's message that some rank ended with an exit code other than 0. OpenMPI 4 does not print `_ENDED` after it if
+the other ranks end at the same moment, for it then counts the job as ended."""
+
 _BANNER = re.compile(r"(?<!-)-{70,}\n(?=Primary job|mpirun |MPI_ABORT )")
 """The beginning of mpirun's own messages, also behind a rank's last line without a newline."""
 
@@ -116,19 +120,20 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
 
 
 def _reason(printed: str, code: int, *, ranks: int, per_host: int, hosts: Sequence[str], memory: HostMemory) -> str:
-    """Return the reason of the failure, from the output of all ranks and mpirun; empty if mpirun named no rank.
+    """Return the reason of the failure, from the output of all ranks and mpirun; empty if no rank was its reason.
 
     ``memory`` has this host's counters from before the ranks began.
     """
     of_ranks = _BANNER.split(printed, maxsplit=1)[0]
+    rank, host = (0 if ranks == 1 else None), hosts[0]
     if killed := _KILLED.search(printed):
         rank, host, code = int(killed[1]), killed[2], 128 + int(killed[3])
     elif ended := _ENDED.search(printed):
         rank = int(ended[1] or ended[2])
         host = hosts[rank // per_host]
-    else:
+    elif _UNNAMED not in printed:
         return ""
-    here = memory if rank < per_host else None
+    here = memory if ranks <= per_host or (rank is not None and rank < per_host) else None
     return describe_rank_exit(code, rank=rank, world_size=ranks, host=host, tail=of_ranks, many=ranks > 1, memory=here)
 
 

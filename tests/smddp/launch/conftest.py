@@ -26,7 +26,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process = subprocess.Popen(
             [sys.executable, *map(str, words)],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[3]),
+                "PYTHONUNBUFFERED": "1",
+                # Two OpenMPI 4 that make their directory in /tmp at the same moment: one of them ends with an error.
+                "OMPI_MCA_orte_tmpdir_base": str(tmp_path),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
