@@ -23,6 +23,9 @@ from tests.fork_python import ForkPython
 from tests.fork_python.server import remember_models
 from tests.slurm import SlurmCluster, can_run_slurm
 
+# torch asks DNS for the name of each peer, and waits 5 s for a lost answer: longer than a watchdog's bound in tests.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 
 def _docker_answers() -> bool:
     return shutil.which("docker") is not None and _succeeds("docker", "info")

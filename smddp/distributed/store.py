@@ -22,6 +22,7 @@ import logging
 import math
 import queue
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,10 @@ _ANSWER_SECONDS = 30.0
 _BY_HAND_SECONDS = 5.0
 """Seconds between the waiting lines of a rank without a launcher: a person sits before it."""
 
+_IPV4 = {socket.AF_INET}
+_LOOPBACK = ("127.0.0.1", "localhost")
+"""Addresses by which no other machine reaches this one. A machine's own name may be 127.0.1.1 on itself alone."""
+
 _OTHER_PORT = (
     "Set MASTER_PORT, or smddp run --master-port, to a port that nobody uses on the first host, the same on all hosts."
 )
@@ -72,7 +77,7 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
     ``serve`` lets rank 0 serve the store if torchrun's agent does not; pass it at a process's first connection. Raise
     DistributedError if the server is not reached within ``timeout``, can't be started, or serves another job.
     """
-    checks_job = serve and not _agent_serves(cluster, environ)
+    checks_job = serve and not agent_serves(cluster, environ)
     store = open_store(
         cluster.master_addr,
         cluster.master_port,
@@ -118,14 +123,10 @@ def open_store(
                 await_listener(address, port, deadline, given_up)
             listens.set()
             left = timedelta(seconds=max(deadline - time.monotonic(), _PROBE_SECONDS))
-            store = TCPStore(
-                address,
-                port,
-                is_master=is_server,
-                timeout=timeout if is_server else left,
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
+            if is_server:
+                store = serve_store(address, port, timeout)
+            else:
+                store = TCPStore(address, port, is_master=False, timeout=left, wait_for_workers=False)
             store.set_timeout(timeout)
         except Exception as error:  # the other thread raises it
             opened.put(error)
@@ -183,6 +184,35 @@ def open_store(
         if count is not None:
             count.check(outcome)
     return outcome
+
+
+def serve_store(address: str, port: int, timeout: timedelta) -> TCPStore:
+    """Serve a store at this address; port 0 chooses a free one. Another store of this process at the port serves both.
+
+    TCPStore asks for the host name of each client before it answers anybody, and listens by IPv6, where a client's IPv4
+    address is one that /etc/hosts does not list: a DNS server that does not answer then stops the store for 5 s or
+    more. So the store listens by IPv4 if the address has no other one. One of this machine alone is reached from
+    nowhere else.
+    """
+    listener = _listen(address, port)
+    return TCPStore(
+        address,
+        port if listener is None else listener.getsockname()[1],
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+def _listen(address: str, port: int) -> socket.socket | None:
+    """Return a socket that listens by IPv4; None if the address has others, or TCPStore must say why it can't."""
+    try:
+        families = {family for family, *_ in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)}
+        return socket.create_server((address if address in _LOOPBACK else "", port)) if families == _IPV4 else None
+    except OSError:
+        return None
 
 
 def _count(cluster: Cluster) -> EqualCount:
@@ -343,7 +373,7 @@ def _where(cluster: Cluster) -> str:
     return f"{cluster.master_addr}:{cluster.master_port}"
 
 
-def _agent_serves(cluster: Cluster, environ: Mapping[str, str]) -> bool:
+def agent_serves(cluster: Cluster, environ: Mapping[str, str]) -> bool:
     """Return whether torchrun's agent serves a store at the master address, by these three variables."""
     return (
         environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

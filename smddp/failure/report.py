@@ -39,6 +39,7 @@ _LEAST_CONTEXT = 80
 _CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
 _DATA_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")  # noqa: PTH118, the end of a path
 _KILLED_WORKER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (Killed|Bus error)")
+_ENDED_WORKER = re.compile(r"DataLoader worker \(pid\(s\) .*\) exited unexpectedly")
 _CRASH_FRAME = re.compile(r'\s*File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)')
 """A line of the stack that Python's faulthandler prints."""
 _SIGNALS = {"Killed": "SIGKILL", "Bus error": "SIGBUS"}
@@ -186,7 +187,9 @@ def _is_lost_worker(error: BaseException) -> bool:
     """Return whether the connection between torch's DataLoader and a worker broke.
 
     A Dataset's own connection breaks in frames of the Dataset, or in a worker, whose error the DataLoader raises again.
+    If the DataLoader has noticed that the worker ended, it raises an error of its own from the connection's.
     """
+    error = error.__cause__ if error.__cause__ is not None and _ENDED_WORKER.match(str(error)) else error
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     below = [*itertools.takewhile(lambda file: not file.endswith(_DATA_LOADER), reversed(files))]
     is_broken = isinstance(error, ConnectionError | EOFError) and 0 < len(below) < len(files)

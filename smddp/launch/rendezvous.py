@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import (
 from smddp.display_text import counted
 from smddp.distributed.first_failure import publish
 from smddp.distributed.meeting import EqualCount, listed, waiting
-from smddp.distributed.store import open_store
+from smddp.distributed.store import open_store, serve_store
 from smddp.errors import DistributedError
 from smddp.launch.host_name import host_name
 from smddp.launch.node_connections import NodeLines
@@ -233,11 +233,11 @@ class NodeRendezvous(RendezvousHandler):
     def _open_store_of_ranks(self, store: Store) -> int:
         """Connect to the store in which the ranks of a later round meet, and return its port."""
         is_master = self._node == 0
-        self._of_ranks = TCPStore(
-            self._address, 0 if is_master else int(store.get("port")), is_master=is_master, wait_for_workers=False
-        )
         if is_master:
+            self._of_ranks = serve_store(self._address, 0, timedelta(seconds=JOIN_SECONDS))
             store.set("port", str(self._of_ranks.port))
+        else:
+            self._of_ranks = TCPStore(self._address, int(store.get("port")), is_master=False, wait_for_workers=False)
         return int(self._of_ranks.port)
 
     def _store_of(self, number: int) -> Store:

@@ -265,6 +265,10 @@ def end(code: int) -> None:
         sys.exit(code)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    # Python calls no handler either once it frees the modules: a handler's own globals are gone.
+    for signum in signal.valid_signals():
+        if callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.SIG_IGN)
     vars(sys.modules["__main__"]).clear()
     gc.collect()
     for stream in (sys.stdout, sys.stderr):

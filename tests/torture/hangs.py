@@ -162,10 +162,10 @@ def start(program: Path, directory: Path, world_size: int, plan: dict[str, Any])
     """Start a job in a new directory, with what it says in ``log``."""
     directory.mkdir()
     command = [program, "run", "--processes-per-node", str(world_size), "--run-dir", "run", JOB]
+    # torch asks DNS for the name of each peer, and waits 5 s for a lost answer: longer than the watchdog's bound.
+    environ = {**os.environ, "RES_OPTIONS": "timeout:1 attempts:1", "HANGING_JOB": json.dumps(plan)}
     with (directory / "log").open("w") as log:
-        return subprocess.Popen(
-            command, cwd=directory, stdout=log, stderr=log, env={**os.environ, "HANGING_JOB": json.dumps(plan)}
-        )
+        return subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, env=environ)
 
 
 def wait(job: subprocess.Popen[bytes], directory: Path, seconds: float = _END_SECONDS) -> int | None:

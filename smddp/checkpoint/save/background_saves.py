@@ -57,6 +57,11 @@ class BackgroundTask(Generic[_Result]):
         """The name of the running action; None if absent."""
         return self._task.name if self._task is not None and self._task.is_under_way else None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the outcome of each action is taken."""
+        return self._task is None
+
     def submit(self, action: Callable[[threading.Event], _Result], *, name: str) -> None:
         """Start an action, once the previous outcome is taken. Raise RuntimeError if no thread can start.
 
@@ -233,10 +238,13 @@ class BackgroundSaves:
         self.count += 1
         earlier: Exception | None = None
         started = time.perf_counter()
-        try:
-            self.await_turn()
-        except Exception as error:  # not swallowed: raised below, as the other ranks may wait for this rank's result
-            earlier = error
+        # Again after an error of a signal's handler, such as DataLoader's for a worker that was killed: it may have
+        # ended the wait, and the earlier save is still under way.
+        while not self._task.is_free:
+            try:
+                self.await_turn()
+            except Exception as error:  # noqa: PERF203, not swallowed: raised below, as the others may wait for this rank
+                earlier = earlier or error
         waited = time.perf_counter() - started
         request = rank_saver.request(self.count, moment, waited=waited, failure=failure)
         self._task.submit(partial(self._save, rank_saver, request), name=f"the checkpoint of step {moment.step}")

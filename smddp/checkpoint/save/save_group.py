@@ -37,7 +37,7 @@ from smddp.checkpoint.stores.store import StoreError
 from smddp.cluster import Cluster
 from smddp.distributed import PeerFailedError, Ranks, current_membership
 from smddp.distributed.ranks import error_text
-from smddp.distributed.store import connect
+from smddp.distributed.store import connect, serve_store
 from smddp.errors import CheckpointError, ClusterError
 
 _WAIT_SECONDS = 1800.0
@@ -303,7 +303,7 @@ def _serve(ranks: Ranks, hosts: Sequence[str]) -> Store:
     host = "localhost" if len(set(hosts)) == 1 else hosts[0]
 
     def serve() -> TCPStore | None:
-        return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_CONNECT) if ranks.is_main else None
+        return serve_store(host, 0, _CONNECT) if ranks.is_main else None
 
     served = ranks.agree(serve)
     port = ranks.from_rank(0, 0 if served is None else served.port)

@@ -55,7 +55,8 @@ def test_a_signal_ends_each_rank_that_waits(tmp_path: Path, port: int, signum: i
     try:
         for rank in ranks:
             assert rank.stdout is not None
-            assert rank.stdout.readline() == "waiting\n"
+            assert rank.stderr is not None
+            assert rank.stdout.readline() == "waiting\n", rank.stderr.read()
         time.sleep(1.0)  # rank 1 has reached rank 0
         for rank in reversed(ranks):
             began = time.monotonic()

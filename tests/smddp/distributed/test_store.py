@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -15,7 +16,7 @@ from torch.distributed import TCPStore
 from smddp.cluster import Cluster
 from smddp.distributed import store as module
 from smddp.distributed.meeting import await_listener, is_silent
-from smddp.distributed.store import connect, connect_again, meet
+from smddp.distributed.store import connect, connect_again, meet, serve_store
 from smddp.errors import DistributedError
 from smddp.process.heartbeat import Heartbeat
 from tests.ports import free_port
@@ -241,3 +242,41 @@ def test_a_connection_of_a_port_with_itself_is_no_listener(monkeypatch: pytest.M
         monkeypatch.setattr("socket.create_connection", lambda *_, **__: own)
         with pytest.raises(TimeoutError, match="nobody listens there"):
             await_listener("127.0.0.1", own.getsockname()[1], time.monotonic() - 1, threading.Event())
+
+
+def listeners(port: int) -> set[tuple[str, str]]:
+    """Return the kind and the address of each socket of this machine that listens at a port."""
+    lines = [
+        (kind, line.split()) for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()
+    ]
+    return {
+        (kind, words[1].split(":")[0])
+        for kind, words in lines
+        if words[1].endswith(f":{port:04X}") and words[3] == "0A"
+    }
+
+
+def test_no_host_name_of_a_client_is_asked_from_dns_for_one_machine() -> None:
+    # TCPStore listens by IPv6 otherwise, where 127.0.0.1 is ::ffff:127.0.0.1: no file of names has that.
+    served = serve_store("127.0.0.1", 0, WAIT)
+    assert listeners(served.port) == {("tcp", "0100007F")}
+    client = TCPStore("127.0.0.1", served.port, is_master=False, timeout=WAIT, wait_for_workers=False)
+    client.set("key", "value")
+    assert served.get("key") == b"value"
+
+
+def test_an_address_that_others_reach_by_ipv6_is_served_by_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_: object, **__: object) -> list[tuple[int, str]]:
+        return [(socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", look_up)
+        served = serve_store("localhost", 0, WAIT)
+    assert listeners(served.port) == {("tcp6", "0" * 32)}
+
+
+def test_two_stores_of_one_process_at_one_port_are_one() -> None:
+    first = serve_store("127.0.0.1", 0, WAIT)
+    second = serve_store("127.0.0.1", first.port, WAIT)
+    second.set("key", "value")
+    assert first.get("key") == b"value"

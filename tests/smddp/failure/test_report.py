@@ -80,6 +80,7 @@ def test_library_frames_are_left_out_except_the_innermost() -> None:
     assert "json/decoder.py" in report.splitlines()[-1]
 
 
+@pytest.mark.parametrize("has_noticed", [False, True], ids=["", "the loader has noticed"])
 @pytest.mark.parametrize("error", ["ConnectionResetError(104, 'Connection reset by peer')", "EOFError()"])
 @pytest.mark.parametrize(
     ("files", "is_of_worker"),
@@ -95,9 +96,17 @@ def test_library_frames_are_left_out_except_the_innermost() -> None:
     ],
 )
 def test_a_broken_connection_between_torchs_loader_and_a_worker_is_a_lost_worker(
-    error: str, files: list[str], is_of_worker: bool
+    error: str, files: list[str], is_of_worker: bool, has_noticed: bool
 ) -> None:
     def fail() -> None:
+        try:
+            break_off()
+        except (OSError, EOFError) as broken:
+            if not has_noticed:
+                raise
+            raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly") from broken
+
+    def break_off() -> None:
         names = {"below": lambda: None}
         text = f"def below(): raise {error}"
         for file in reversed(files):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from smddp.cluster import Cluster
+from smddp.process import process_tree
 from smddp.watch import Watch, watchdog
 from smddp.watch.position import Position
 from smddp.watch.verdict import Verdict
@@ -43,7 +44,7 @@ def other() -> Any:
 def dog(clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
     monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
     cluster = dataclasses.replace(Cluster.detect({}), world_size=2, local_world_size=2)
-    membership: Any = SimpleNamespace(cluster=cluster, device=SimpleNamespace(type="cpu"))
+    membership: Any = SimpleNamespace(cluster=cluster, device=SimpleNamespace(type="cpu"), is_store_agents=False)
     return watchdog_of(membership, tmp_path)
 
 
@@ -126,7 +127,9 @@ def test_a_rank_alone_is_compared_with_nobody(
     clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
-    membership: Any = SimpleNamespace(cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"))
+    membership: Any = SimpleNamespace(
+        cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"), is_store_agents=False
+    )
     alone = watchdog_of(membership, tmp_path)
     for _ in range(100):
         look(alone, other, clock, at(0, idle=0.0, still=0.0))
@@ -138,7 +141,9 @@ def test_a_hang_is_told_from_the_last_movement_to_the_next(
     clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
-    membership: Any = SimpleNamespace(cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"))
+    membership: Any = SimpleNamespace(
+        cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"), is_store_agents=False
+    )
     told: list[tuple[str, float]] = []
     dog = watchdog_of(membership, tmp_path, told)
     for idle in (0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 0.4, 1.4):
@@ -201,3 +206,40 @@ def test_a_verdict_that_failed_on_the_way_is_told_again(dog: Watchdog, monkeypat
     dog._report(verdict, [])
     dog._report(verdict, [])
     assert published == ["Hang (dead process): rank 1 has ended"] * 2
+
+
+def test_a_silent_store_of_rank_0_is_rank_0_that_does_not_answer(dog: Watchdog, clock: Clock, other: Any) -> None:
+    dog._rank, other.silence = 1, AFTER
+    other.positions = [at(0)]
+    heard = dog._hear(waiting(1))
+    assert [each.rank for each in heard.silent] == [0]
+
+
+def test_a_silent_store_of_the_launcher_is_no_rank_s_fault(
+    dog: Watchdog, clock: Clock, other: Any, caplog: Any
+) -> None:
+    dog._rank, dog._is_store_agents, other.silence = 1, True, AFTER
+    for _ in range(20):
+        look(dog, other, clock, waiting(1, idle=60.0, still=60.0), at(0))
+        other.silence += 1.0
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    assert "slow: the launcher on the first host, which serves the job's store, does not answer" in caplog.text
+    assert dog.verdict
+    other.silence = 0.0
+    look(dog, other, clock, waiting(1, idle=0.0), at(0))
+    assert not dog.verdict
+
+
+def test_a_rank_seen_at_its_disk_once_is_observed_anew(dog: Watchdog, clock: Clock, monkeypatch: Any) -> None:
+    states = iter("SSSDSSSSSSSS")
+
+    def threads(_: int) -> dict[int, process_tree.Thread]:
+        return {1: process_tree.Thread(next(states), 0.0, 0.0)}
+
+    monkeypatch.setattr(process_tree, "state", lambda _: "S")
+    monkeypatch.setattr(process_tree, "threads", threads)
+    found = []
+    while "blocked" not in found:
+        found.append(dog._state(at(0)))
+        clock.now += 0.6
+    assert found == ["unknown", "unknown", "unknown", "busy", "unknown", "unknown", "unknown", "blocked"]

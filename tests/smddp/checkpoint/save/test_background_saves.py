@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import traceback
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -206,6 +207,38 @@ def test_a_rank_takes_part_in_a_save_whatever_became_of_the_one_before(
     report = saves.wait()
     assert report is not None  # the other ranks would wait for this rank's part
     assert report.step == 2
+
+
+def test_an_error_of_a_signal_s_handler_waits_for_the_earlier_save_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # DataLoader's handler of SIGCHLD raises wherever the main thread is, once a worker was killed.
+    saves = BackgroundSaves(tolerate_failures=0)
+    go, whole = threading.Event(), Instant.save
+
+    def save_late(self: Instant, *arguments: Any) -> SaveReport:
+        assert go.wait(30)
+        return whole(self, *arguments)
+
+    class KilledError(RuntimeError):
+        pass
+
+    def raise_killed(*_: object) -> None:
+        threading.Timer(0.2, go.set).start()
+        raise KilledError
+
+    monkeypatch.setattr(Instant, "save", save_late)
+    before = signal.signal(signal.SIGALRM, raise_killed)
+    try:
+        saves.save(cast("RankSaver", Instant()), Moment(step=1), None)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KilledError):
+            saves.save(cast("RankSaver", Instant()), Moment(step=2), None)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    report = saves.wait()
+    assert report is not None
+    assert (report.step, saves.count) == (2, 2)
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(600.0, [1]), (0.0, [1, 2, 3])])
