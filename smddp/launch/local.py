@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from smddp.errors import DistributedError
 from smddp.job import CHECKPOINT_URI_VARIABLE, direct_checkpoint_uri, with_run_variables
 from smddp.job.job import checked_checkpoint_uri, default_run_directory, make_directories, run_directory
 from smddp.job.main_arguments import asks_for_help
-from smddp.job.run_script import claim_run_directory
+from smddp.job.run_script import claim_run_directory, lock_run_directory
 from smddp.launch.ports import check_port, hold_port
 from smddp.launch.script_check import check_script
 from smddp.process.children import ChildProcesses, exit_code
@@ -97,6 +98,21 @@ def run_local(
     if timeout is not None:
         environ[TIMEOUT_VARIABLE] = f"{timeout:g}"
     of_node = _with_run_variables(environ, shares, found.count, gpus=gpus)
+    command = ["--nproc-per-node", str(processes_per_node), "--max-restarts", str(max_restarts)]
+    # Other nodes may share the directory with the first one.
+    with lock_run_directory(Path(environ["SMDDP_RUN_DIR"])) if 0 in found.here else nullcontext():
+        return _run_nodes(found, of_node, [*_AGENT, *command], entry_point, arguments)
+
+
+def _run_nodes(
+    found: _Nodes,
+    of_node: Mapping[int, Mapping[str, str]],
+    agent: Sequence[str],
+    entry_point: EntryPoint,
+    arguments: Sequence[str],
+) -> int:
+    """Run the nodes that are here, each by an agent with its environment in ``of_node``; return the exit code."""
+    words = [*entry_point.words, *arguments]
     leftovers = Leftovers()
     agents = ChildProcesses()
 
@@ -117,11 +133,9 @@ def run_local(
     try:
         with RankStart(entry_point.path, nodes=found.count, is_first=0 in found.here) as start, hold_port() as held:
             port = found.master_port or held.getsockname()[1]
-            shared = ["--nnodes", str(found.count), "--nproc-per-node", str(processes_per_node)]
-            shared += ["--master-addr", found.master_addr, "--master-port", str(port)]
-            shared += [f"--job-id={found.job_id}", "--max-restarts", str(max_restarts)]
+            meeting = ["--nnodes", str(found.count), "--master-addr", found.master_addr, "--master-port", str(port)]
             commands = {
-                rank: [*_AGENT, *shared, "--node-rank", str(rank), *entry_point.words, *arguments]
+                rank: [*agent, *meeting, f"--job-id={found.job_id}", "--node-rank", str(rank), *words]
                 for rank in found.here
             }
             longest, of_all = commands[found.here[-1]], _of_all(of_node.values())

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from http.server import HTTPServer
 from io import BufferedIOBase
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
 from xml.sax.saxutils import escape, unescape
@@ -67,7 +67,7 @@ class Gateway:
     @property
     def endpoint_url(self) -> str:
         """The URL of the gateway."""
-        return f"http://{self._address}:{self._server.server_port}"
+        return f"http://{self._address}:{self._server.server_address[1]}"
 
     def start(self) -> None:
         """Start answering."""
@@ -80,8 +80,10 @@ class Gateway:
         self._server.server_close()
 
 
-class _Server(BoundedServer, HTTPServer):
-    """An HTTP server, within bounds."""
+class _Server(BoundedServer, TCPServer):
+    """A server of TCP, within bounds. HTTPServer would ask DNS for its own name."""
+
+    allow_reuse_address = True
 
 
 class _Handler(BoundedHandler):

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import errno
+import fcntl
+import logging
 import shutil
 from pathlib import Path
 
 import pytest
 
 from smddp.errors import JobError
-from smddp.job import Job
+from smddp.job import Job, run_script
+from smddp.job.run_script import lock_run_directory
 from smddp.launch.local import run_local
 
 
@@ -65,3 +69,40 @@ def test_a_directory_without_checkpoint_and_model_goes_to_the_next_script(monkey
     save(begin("second/train.py", monkeypatch))
     with pytest.raises(JobError, match=r"second/train.py ran there, and this is first/train.py"):
         begin("first/train.py", monkeypatch)
+
+
+def test_one_run_at_a_time_trains_in_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(run_script, "_PATIENCE_SECONDS", 0.2)
+    with lock_run_directory(tmp_path / "run"):
+        with pytest.raises(JobError, match=r"Another run trains in .*/run: wait until it ends, or give .* --run-dir"):
+            run_local("first/train.py", run_dir=tmp_path / "run")
+        with lock_run_directory(tmp_path / "other"):
+            pass
+    assert [each for each in caplog.messages if "waiting up to" in each] == [
+        f"another run trains in {tmp_path / 'run'}; waiting up to 0 s for its end"
+    ]
+    with lock_run_directory(tmp_path / "run"):
+        assert not (tmp_path / "run" / "output" / "failure").exists()
+
+
+def test_a_run_directory_whose_file_system_has_no_locks_is_used_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with lock_run_directory(tmp_path), lock_run_directory(tmp_path):
+        pass
+
+
+def test_a_file_where_the_run_directory_should_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with (
+        pytest.raises(JobError, match=r"can't be written: File exists.* --run-dir"),
+        lock_run_directory(tmp_path / "run"),
+    ):
+        pass
