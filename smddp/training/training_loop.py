@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -256,8 +257,13 @@ class TrainingLoop:
     def _check_new(self) -> None:
         """Raise ValueError if a training loader exists, the run has started, or another Trainer runs the loop."""
         self._run.check_outer()
-        if self._data.has_loader or self._run.has_started:
-            raise ValueError("a trainer has one training loader, made before its first epoch; make a second trainer")
+        if self._data.has_loader:
+            raise ValueError(
+                "the trainer has a training loader already: make the loader of an evaluation by "
+                "trainer.evaluation_loader(...), and a second Trainer for a second training"
+            )
+        if self._run.has_started:
+            raise ValueError("the training has begun: call trainer.loader(...) before the first epoch, step and resume")
 
     def _after_step(self) -> None:
         """Report an optimizer step. Save or stop if due, unless a batch is under way."""
@@ -317,9 +323,10 @@ class TrainingLoop:
                     clock.enter("data")
                 clock.enter(outside)
                 self._parts.note_weights()
-            except GeneratorExit:  # a `break`
-                clock.enter(outside)
-                self._parts.note_weights()
+            except GeneratorExit:  # a `break`, or the end of Python, which has taken the modules' functions away
+                if not sys.is_finalizing():
+                    clock.enter(outside)
+                    self._parts.note_weights()
                 raise
             finally:
                 batches.close()

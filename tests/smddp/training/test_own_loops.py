@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -1025,3 +1026,19 @@ def test_a_break_and_more_batches_of_the_same_epoch_repeat_none(job: Job) -> Non
             seen += batch.flatten().tolist()
     assert parts.trainer.steps == 5
     assert sorted(seen) == sorted(points().tensors[0].flatten().tolist())
+
+
+def test_a_script_of_one_module_that_keeps_its_batches_ends_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch, smddp\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "trainer = smddp.Trainer(smddp.Job.detect(), model, optimizer)\n"
+        "batches = trainer.batches(trainer.loader(torch.ones(64, 2), 8))\n"
+        "for step in trainer.steps_to(20):\n"
+        "    trainer.step(trainer.model(next(batches)).sum())\n"
+        "print(trainer.steps)\n"
+    )
+    # Python itself ends here: it closes the batches once it has emptied the modules.
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("20\n", "", 0)

@@ -407,8 +407,16 @@ def test_the_saved_model_is_the_plain_one(job: Job) -> None:
 
 def test_a_second_loader_is_refused(job: Job) -> None:
     run = Run(job)
-    with pytest.raises(ValueError, match="one training loader"):
+    with pytest.raises(ValueError, match=r"has a training loader already: .* trainer\.evaluation_loader"):
         run.trainer.loader(dataset(), batch_size=8)
+
+
+def test_a_loader_after_the_start_is_refused(job: Job) -> None:
+    model = network()
+    trainer = Trainer(job, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.resume()
+    with pytest.raises(ValueError, match=r"the training has begun: call trainer\.loader"):
+        trainer.loader(dataset(), batch_size=8)
 
 
 def test_a_batch_that_does_not_divide_is_refused_with_those_that_do(job: Job) -> None:
