@@ -333,7 +333,7 @@ class Checkpointer:
         deadline = time.monotonic() + seconds
         late = CheckpointError(f"it was not durable after {seconds:.0f} s")
         try:
-            is_durable = self._saves.count == 0 or self.wait(seconds) is not None
+            is_durable = self._saves.count == 0 or self._is_saved_by(deadline)
         except SaveFailedError as error:
             if self._saves.is_main:  # of any cause: the next try saves a newer state, or is the last one
                 logger.error("%s; it is repeated", error)
@@ -342,10 +342,23 @@ class Checkpointer:
             if time.monotonic() >= deadline:
                 raise late
             self.save_moment(moment)
-            if self.wait(max(deadline - time.monotonic(), 0.0)) is None:
+            if not self._is_saved_by(deadline):
                 raise late
         if not self._has_arrived(max(deadline - time.monotonic(), 1.0)):
             raise CheckpointError(f"it is on this machine only, and not in {self._listener}")
+
+    def _is_saved_by(self, deadline: float) -> bool:
+        """Wait for the last save, and return whether it is durable by then.
+
+        A signal's handler ends no such wait: what stops the whole process group kills the DataLoader's workers, too.
+        """
+        while True:
+            try:
+                return self.wait(max(deadline - time.monotonic(), 0.0)) is not None
+            except Exception as error:  # noqa: PERF203
+                if isinstance(error, CheckpointError) or not self._saves.are_busy:
+                    raise
+                logger.warning("%s: %s; the save goes on", type(error).__name__, error)
 
     def is_durable(self, step: int) -> bool:
         """Return whether the newest durable checkpoint is of this step. Any thread may ask."""

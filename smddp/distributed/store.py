@@ -77,13 +77,14 @@ def connect(cluster: Cluster, timeout: timedelta, environ: Mapping[str, str], *,
     ``serve`` lets rank 0 serve the store if torchrun's agent does not; pass it at a process's first connection. Raise
     DistributedError if the server is not reached within ``timeout``, can't be started, or serves another job.
     """
-    checks_job = serve and not agent_serves(cluster, environ)
+    checks_job = serve and not _agent_serves(cluster, environ)
     store = open_store(
         cluster.master_addr,
         cluster.master_port,
         timeout,
         who=f"rank {cluster.rank} on {cluster.host}",
         is_server=checks_job and cluster.is_main,
+        is_on_one_host=cluster.node_count == 1,
         job=cluster.job_id if checks_job else None,
         count=_count(cluster) if checks_job else None,
         by_hand=cluster.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in environ,
@@ -98,6 +99,7 @@ def open_store(
     *,
     who: str,
     is_server: bool,
+    is_on_one_host: bool,
     job: str | None,
     count: EqualCount | None = None,
     by_hand: bool = False,
@@ -124,7 +126,7 @@ def open_store(
             listens.set()
             left = timedelta(seconds=max(deadline - time.monotonic(), _PROBE_SECONDS))
             if is_server:
-                store = serve_store(address, port, timeout)
+                store = serve_store(address, port, timeout, is_on_one_host=is_on_one_host)
             else:
                 store = TCPStore(address, port, is_master=False, timeout=left, wait_for_workers=False)
             store.set_timeout(timeout)
@@ -186,15 +188,15 @@ def open_store(
     return outcome
 
 
-def serve_store(address: str, port: int, timeout: timedelta) -> TCPStore:
-    """Serve a store at this address; port 0 chooses a free one. Another store of this process at the port serves both.
+def serve_store(address: str, port: int, timeout: timedelta, *, is_on_one_host: bool) -> TCPStore:
+    """Serve a store at this address; port 0 chooses a free one. If this process serves one there, both share it.
 
-    TCPStore asks for the host name of each client before it answers anybody, and listens by IPv6, where a client's IPv4
-    address is one that /etc/hosts does not list: a DNS server that does not answer then stops the store for 5 s or
-    more. So the store listens by IPv4 if the address has no other one. One of this machine alone is reached from
-    nowhere else.
+    TCPStore looks up the host name of each client before it answers anybody. It listens by IPv6, and /etc/hosts does
+    not list an IPv4 address in IPv6's form, so each lookup goes to DNS: a server that does not answer stops the store
+    for 5 s or more. So the store of one host listens by IPv4, if its address is no IPv6 one. Several hosts may reach
+    the first one by addresses that it does not know. A client looks up the server's name, too, and only it waits.
     """
-    listener = _listen(address, port)
+    listener = _listen(address, port) if is_on_one_host else None
     return TCPStore(
         address,
         port if listener is None else listener.getsockname()[1],
@@ -207,7 +209,10 @@ def serve_store(address: str, port: int, timeout: timedelta) -> TCPStore:
 
 
 def _listen(address: str, port: int) -> socket.socket | None:
-    """Return a socket that listens by IPv4; None if the address has others, or TCPStore must say why it can't."""
+    """Return a socket that listens by IPv4; None if the address has an IPv6 one, or after an error.
+
+    TCPStore then reports the error, unless it serves the port in this process.
+    """
     try:
         families = {family for family, *_ in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)}
         return socket.create_server((address if address in _LOOPBACK else "", port)) if families == _IPV4 else None
@@ -275,7 +280,7 @@ def meet(store: Store, cluster: Cluster, timeout: timedelta) -> str:
     meeting.set(arrivals[cluster.rank], "")
     try:
         has_all = _wait(meeting, _COMPLETE, cluster, timeout)
-    except (Stopped, KeyboardInterrupt):  # the others must not take this rank for one that has come
+    except BaseException:  # the others must not take this rank for one that has come
         with suppress(RuntimeError):
             meeting.delete_key(arrivals[cluster.rank])
         raise
@@ -299,7 +304,7 @@ def _wait(store: Store, key: str, cluster: Cluster, timeout: timedelta) -> bool:
             _end_if_stopped()
             raise DistributedError(
                 f"rank {cluster.rank} lost the store at {_where(cluster)} before all ranks had joined: rank 0 or its "
-                "launcher has ended, and its log says why"
+                "launcher has ended, and its log says why, or the network to it is broken"
             ) from error
         if time.monotonic() > deadline:
             return False
@@ -373,7 +378,14 @@ def _where(cluster: Cluster) -> str:
     return f"{cluster.master_addr}:{cluster.master_port}"
 
 
-def agent_serves(cluster: Cluster, environ: Mapping[str, str]) -> bool:
+def is_agents(store: Store, cluster: Cluster, environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun's agent serves this store; a script may have made its process group with another one."""
+    server = innermost(store)
+    is_there = isinstance(server, TCPStore) and str(server.port) == environ.get("MASTER_PORT")
+    return is_there and _agent_serves(cluster, environ)
+
+
+def _agent_serves(cluster: Cluster, environ: Mapping[str, str]) -> bool:
     """Return whether torchrun's agent serves a store at the master address, by these three variables."""
     return (
         environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

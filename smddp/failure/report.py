@@ -178,8 +178,8 @@ def _lost_worker(error: BaseException, memory: HostMemory | None) -> str | None:
     if not _is_lost_worker(error):
         return None
     memory = memory or HostMemory()
-    how = memory.oom_kill() or ""
-    what = f"A DataLoader worker ended while it handed over a batch: it was killed{how and f', {how}'}."
+    how = f"it was killed, {oom}" if (oom := memory.oom_kill()) else "it was killed, or has ended by itself"
+    what = f"A DataLoader worker ended while it handed over a batch: {how}."
     return f"{what} {memory.remedy('SIGKILL')}".rstrip()
 
 

@@ -4,8 +4,8 @@ It runs sshd, waits for the first host's line, and ends with the job's exit code
 lost. SIGTERM and SIGINT reach the ranks that run here.
 
 A line is the first host's ssh session to this program, open as long as the job runs. If it opens, the host answers; if
-it breaks, the host is lost; its last message is how the job ended. No text from the job is part of a remote command,
-because a shell there runs it.
+it breaks, the host is lost; its last message has the job's exit code and the reason. No text from the job is part of
+a remote command, because a shell there runs it.
 """
 
 from __future__ import annotations
@@ -193,7 +193,10 @@ def _await_end(line: int, sshd: int, first: str, stops: Sequence[int], leftovers
     if last == "begun" and stops:
         raise SystemExit(128 + stops[-1])  # the first host was stopped as well, before it ran mpirun
     if last == "begun":
-        raise DistributedError(f"{first}, which runs mpirun, was lost: its container or its host has ended.")
+        raise DistributedError(
+            f"{first}, which runs mpirun, was lost: its container or its host has ended, or the network to it is "
+            "broken."
+        )
     code, _, reason = last.partition(" ")
     return int(code), json.loads(reason)
 

@@ -41,8 +41,8 @@ _ENDED = re.compile(r"Process name: \[.*[,@](\d+)\]|MPI_ABORT was invoked on ran
 """mpirun's message about the first rank that ended with an exit code other than 0, or aborted the others."""
 
 _UNNAMED = "Primary job  terminated normally, but"
-"""mpirun's message that some rank ended with an exit code other than 0. OpenMPI 4 does not print `_ENDED` after it if
-the other ranks end at the same moment, for it then counts the job as ended."""
+"""mpirun's message that some rank ended with an exit code other than 0. OpenMPI 4 omits `_ENDED` if the other ranks end
+at the same moment, because it then counts the job as ended."""
 
 _BANNER = re.compile(r"(?<!-)-{70,}\n(?=Primary job|mpirun |MPI_ABORT )")
 """The beginning of mpirun's own messages, also behind a rank's last line without a newline."""
@@ -113,14 +113,16 @@ def launch(command: Sequence[str], *, ranks: int, per_host: int, others: Sequenc
     for connection in connections:
         connection.close(code or int(bool(lost)), reason)
     if lost:
-        raise DistributedError(f"{' and '.join(lost)} was lost: its container or its host has ended.")
+        raise DistributedError(
+            f"{' and '.join(lost)} was lost: its container or its host has ended, or the network to it is broken."
+        )
     if reason:
         report_file.record(reason)
     return code
 
 
 def _reason(printed: str, code: int, *, ranks: int, per_host: int, hosts: Sequence[str], memory: HostMemory) -> str:
-    """Return the reason of the failure, from the output of all ranks and mpirun; empty if no rank was its reason.
+    """Return the reason of the failure, from the output of all ranks and mpirun; empty if mpirun reports no rank.
 
     ``memory`` has this host's counters from before the ranks began.
     """

@@ -161,7 +161,8 @@ class NodeLines:
             del self._lines[hello["node"]]
         if not parted:
             who = f"Node {hello['node']}, {hello['host']},"
-            self._decide(JobFailure(code=1, report=f"{who} was lost: its agent was killed, or its host has ended."))
+            why = "its agent was killed, or its host has ended, or the network to it is broken"
+            self._decide(JobFailure(code=1, report=f"{who} was lost: {why}."))
             self._tell_failed()
 
     def _listen(self, line: socket.socket) -> None:

@@ -9,8 +9,8 @@ stays on the first host. The agent decides what ends a round, and how many round
 4. The round begins once every node's arrival key is set, or fails JOIN_SECONDS after this node connected to the first
    one (REJOIN_SECONDS in later rounds).
 5. In the first round, each node then opens its line: a connection to the first node.
-6. The ranks of the first round meet in this store, those of each later round in a new one, which the first node serves:
-   the process group of a script would read the addresses of earlier ranks.
+6. The ranks of the first round meet in this store. The first node serves a new store for each later round: in the old
+   one, a script's process group would find the addresses of ended ranks.
 """
 
 from __future__ import annotations
@@ -189,6 +189,7 @@ class NodeRendezvous(RendezvousHandler):
             timedelta(seconds=JOIN_SECONDS),
             who=f"node {self._node} of {self._nodes}",
             is_server=self._node == 0,
+            is_on_one_host=self._nodes == 1,
             job=self._job_id,
             count=self._count,
         )
@@ -232,12 +233,13 @@ class NodeRendezvous(RendezvousHandler):
 
     def _open_store_of_ranks(self, store: Store) -> int:
         """Connect to the store in which the ranks of a later round meet, and return its port."""
-        is_master = self._node == 0
-        if is_master:
-            self._of_ranks = serve_store(self._address, 0, timedelta(seconds=JOIN_SECONDS))
+        timeout = timedelta(seconds=JOIN_SECONDS)
+        if self._node == 0:
+            self._of_ranks = serve_store(self._address, 0, timeout, is_on_one_host=self._nodes == 1)
             store.set("port", str(self._of_ranks.port))
         else:
-            self._of_ranks = TCPStore(self._address, int(store.get("port")), is_master=False, wait_for_workers=False)
+            port = int(store.get("port"))
+            self._of_ranks = TCPStore(self._address, port, is_master=False, wait_for_workers=False, timeout=timeout)
         return int(self._of_ranks.port)
 
     def _store_of(self, number: int) -> Store:
@@ -247,5 +249,6 @@ class NodeRendezvous(RendezvousHandler):
     def lost(self) -> RendezvousConnectionError:
         """Return the error for a lost first node."""
         return RendezvousConnectionError(
-            f"the first node, {self._address}:{self._port}, was lost: its agent or its host has ended"
+            f"the first node, {self._address}:{self._port}, was lost: its agent or its host has ended, or the network "
+            "to it is broken"
         )

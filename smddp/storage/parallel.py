@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from smddp.threads import work_together
+
 T = TypeVar("T")
 
 
@@ -31,20 +33,7 @@ def in_parallel(calls: Sequence[Callable[[], T]], *, threads: int) -> list[T]:
             except BaseException as error:  # raised below
                 failures.append(error)
 
-    others = [threading.Thread(target=work, name="smddp-s3", daemon=True) for _ in range(min(threads, len(calls)) - 1)]
-    started = [thread for thread in others if _starts(thread)]
-    work()
-    for thread in started:
-        thread.join()
+    work_together(work, threads=min(threads, len(calls)), name="smddp-s3", stop=failures.append)
     if failures:
         raise failures[0]
     return [results[index] for index in range(len(calls))]
-
-
-def _starts(thread: threading.Thread) -> bool:
-    """Start a thread; return False at Python's exit, when no thread can start and the caller makes all calls."""
-    try:
-        thread.start()
-    except RuntimeError:
-        return False
-    return True

@@ -73,7 +73,7 @@ class NonfiniteGuard:
         self._skipped = 0
         self._most_rewinds, self._rewinds = rewinds, 0
         self.event: str | None = None
-        """What happened in a step because of which the loop must go back to a checkpoint; it resets this."""
+        """The reason to go back to a checkpoint; None if there is none. The loop resets it."""
         self.restart()
 
     def restart(self) -> None:

@@ -34,8 +34,8 @@ def begin_recorder(
 class OwnLoop:
     """The ledger of a script's own loop around a Checkpointer, on rank 0. It observes the Checkpointer.
 
-    All that such a loop tells is when it took its first optimizer step or made its first save, and each save. Calls of
-    another thread than the one that made it are not counted.
+    Such a loop shows only its first optimizer step and its saves. Calls of another thread than the one that made it are
+    not counted.
     """
 
     def __init__(self, checkpointer: Checkpointer, store: Store) -> None:

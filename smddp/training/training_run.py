@@ -441,6 +441,6 @@ def _failure(checkpointer: Checkpointer, *, wait: float = 0.0) -> Exception | No
             checkpointer.wait(wait)
         else:
             checkpointer.check()
-    except Exception as error:  # not swallowed: raised once all ranks know
+    except CheckpointError as error:  # not swallowed: raised once all ranks know
         return error
     return None

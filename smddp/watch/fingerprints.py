@@ -16,9 +16,8 @@ _NAME = "smddp-collectives"
 _SLOTS = 1024
 """Collectives that a rank may be ahead of another one and still be compared with it."""
 _WRITTEN, _GROUPS, _NUMBERS, _FINGERPRINTS = 1 << 39, 0x7FFFFF, 0xFFFF, 0xFFFFFF
-"""A slot is one word, so that who reads it while it is written reads the old one or the new one: a bit that tells it
-from an empty slot, 23 bits of the group, 16 of the number (no rank is so far ahead that they repeat), 24 of what it
-is."""
+"""A slot is one 64-bit word, so a reader sees the old value or the new one. Its bits: 1 marks a used slot, 23 are the
+group's, 16 the number's, 24 the fingerprint's. No rank is far enough ahead for the numbers to repeat."""
 
 
 class Fingerprints:

@@ -23,7 +23,7 @@ _BUSY_SHARE, _BUSY_SECONDS, _BUSY_BYTES = 0.02, 0.1, 2**20
 """A rank is busy if it uses more of a core than this share, plus these seconds, or reads and writes more bytes. Seconds
 in which its main thread waited for a core do not count: on a machine with too few cores it gets little of one."""
 _JITTER_SECONDS, _JITTER_BYTES = 0.005, 512
-"""The parts of a usage are read one after another, so that of an idle process may seem to fall, by less than this."""
+"""The counters are read one after another, so the usage of an idle process may seem to fall, by less than this."""
 _BYTES_A_RANK = 4096
 """Bytes a second and rank that the store, served by rank 0, reads and writes for the positions."""
 
@@ -111,7 +111,7 @@ class Position:
     frames: Sequence[str] = ()
     """The main thread's frames in the user's code, the innermost last; none unless `idle`."""
     neighbours: Mapping[int, str] = field(default_factory=dict)
-    """The state of each rank on this host that does not answer: stopped, dead, busy, blocked or unknown."""
+    """The state of each rank on this host that does not answer: stopped, dead, busy, disk, blocked or unknown."""
 
     def to_json(self) -> str:
         """Return the position as JSON."""

@@ -35,6 +35,7 @@ _SILENT = {
     "blocked": ("native block", "a native call holds Python's lock"),
     "": ("no answer", "no rank on its host says why"),
     "busy": ("long native call", "a native call holds Python's lock, and computes"),
+    "disk": ("slow storage", "it waits for its disk"),
 }
 """The kind and the explanation by the state of a rank that does not answer, the surest state first."""
 _UNJUDGED = frozenset({"debugger", "failed", "unwatched"})
@@ -92,7 +93,7 @@ def judge(positions: Sequence[Position], silent: Sequence[Position], after: floa
     if waiting and not behind:
         has_hung = len(waiting) == len(positions) and all(each.still >= _PATIENCE * after for each in waiting)
         return _network(waiting) if has_hung else None
-    # A rank that has entered a collective a moment ago is late, or has shared nothing since and will count as silent.
+    # A rank that entered a collective a moment ago is only late, or has stopped sharing and soon counts as silent.
     if waiting and any(each.waits and each.still < after for each in behind):
         return None
     # A rank whose script has ended well is a culprit only if another rank waits for it.
@@ -128,13 +129,24 @@ def _silent(positions: Sequence[Position], silent: Sequence[Position], victims: 
     kind, explanation = _SILENT[state]
     # A compilation or an import loads libraries in native calls, and others may wait for it in one of theirs.
     phases = {last.phase, *(each.phase for each in positions if not each.waits)}
-    may_go_on = state == "busy" or (state == "blocked" and not phases.isdisjoint(_LOADING))
+    may_go_on = state in ("busy", "disk") or (state == "blocked" and not phases.isdisjoint(_LOADING))
     return Verdict(
         kind=kind,
         ranks=(last.rank,),
         text=f"{_name(last)} does not answer: {explanation}; last seen after {last.step} optimizer steps"
         f"{_victims(victims)}",
         is_sure=not may_go_on,
+    )
+
+
+def silent_store(silence: float, after: float) -> Verdict:
+    """Return the verdict if the launcher's agent, which serves the store, has not answered for ``silence`` seconds."""
+    return Verdict(
+        kind="silent store",
+        ranks=(),
+        text="the launcher on the first host, through which the ranks learn of each other, does not answer: its "
+        "process is stopped, or waits for a DNS server, or the network to it is broken",
+        is_sure=silence >= _PATIENCE * after,
     )
 
 

@@ -3,8 +3,8 @@
 1. Every second a rank shares its position through the store. A rank that has not moved for some seconds reads the
    others' positions.
 2. A position whose beat stays the same means that the rank does not answer; a rank on the same host looks up the state
-   of its process. A store that does not answer means the same of rank 0, if rank 0 serves it. If the launcher's agent
-   does, no rank is judged before it answers.
+   of its process. If the store does not answer, rank 0 counts as silent where rank 0 serves the store. Where the
+   launcher's agent serves it, no rank is judged until the agent answers.
 3. Of the ranks that answer and have not moved for `Watch.after` seconds, the lowest judges: so there is one verdict.
    A job whose steps usually take longer has a longer bound.
 4. Unless `on_hang="report"`, a verdict that holds for `Watch.patience` seconds becomes the job's first failure, and
@@ -38,7 +38,7 @@ from smddp.watch.fingerprints import Fingerprints
 from smddp.watch.options import Watch
 from smddp.watch.pace import Pace, to_json
 from smddp.watch.position import Position, Sampler
-from smddp.watch.verdict import Verdict, compare_digests, judge
+from smddp.watch.verdict import Verdict, compare_digests, judge, silent_store
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +63,6 @@ _MOST_FAILURES = 3
 """After so many failures without a good look between them the watchdog ends."""
 _USUAL_TIMES = 5.0
 """A rank is not judged before so many times the pause that is usual in this job."""
-_SILENT_STORE = Verdict(
-    kind="silent store",
-    ranks=(),
-    text="the launcher on the first host, which serves the job's store, does not answer, and no rank is judged before "
-    "it does: its process may be stopped, or wait for a DNS server",
-    is_sure=False,
-)
-"""What is logged instead of a verdict on a rank."""
 _OBSERVED_SECONDS, _BUSY_SHARE = 2.0, 0.1
 """A silent rank is busy if one of its threads computes for more than this share of the time in which it does not wait
 for a core, seen for these seconds. A thread that waits for Python's lock wakes up 200 times a second, and computes a
@@ -125,7 +117,7 @@ class Watchdog:
         on_gpu = membership.device.type != "cpu"
         self._sampler = Sampler(membership.cluster, steps=steps, collectives=self._log, on_gpu=on_gpu)
         self._exchange = Exchange(membership, self._sampler.sample({}), period=self._period, after=watch.after)
-        self._is_store_agents = membership.is_store_agents
+        self._is_store_agents, self._is_silent = membership.is_store_agents, False
         # The beat of each rank, when it changed by this rank's clock (clocks of hosts are not compared), and whether it
         # changed at all: a position may be old when it is read first.
         self._beats: dict[int, tuple[int, float, bool]] = {}
@@ -229,9 +221,13 @@ class Watchdog:
                 self._compare()
             return
         answering = [own if each.rank == own.rank else each for each in heard.answering]
-        if self._is_store_agents and self._exchange.silence >= after and self._rank < _FIRST_JUDGES:
-            self.verdict = _SILENT_STORE.text
-            self._report(_SILENT_STORE, answering)
+        was_silent, self._is_silent = self._is_silent, self._is_store_agents and self._exchange.silence >= after
+        if self._is_silent:
+            if self._rank < _FIRST_JUDGES:
+                self._tell(silent_store(self._exchange.silence, after), own, answering)
+            return
+        if was_silent:
+            self._tell(None, own, [])
         if heard.is_early or any("unknown" in each.neighbours.values() for each in answering):
             return
         after = self._bound([*answering, *heard.silent])
@@ -240,14 +236,16 @@ class Watchdog:
             self.verdict = ""
             self._end_hang(0.0)
             return
-        verdict = judge(answering, heard.silent, after)
+        self._tell(judge(answering, heard.silent, after), own, [*answering, *heard.silent])
+
+    def _tell(self, verdict: Verdict | None, own: Position, positions: Sequence[Position]) -> None:
         self.verdict = "" if verdict is None else verdict.text
         if verdict is not None and verdict.is_sure:
             self._hangs(own.idle)
         else:
             self._end_hang(0.0)
         if verdict is not None:
-            self._report(verdict, [*answering, *heard.silent])
+            self._report(verdict, positions)
 
     def _end_hang(self, seconds: float) -> None:
         """Forget the verdict, if one was sure: the rank moved so many seconds ago."""
@@ -286,7 +284,9 @@ class Watchdog:
             self._reads_since = now
             return _Heard([own], is_early=self._world_size > 1)
         others = [each for each in self._exchange.positions if each.rank != self._rank]
-        if longest >= self._watch.after:  # rank 0 serves the store
+        if longest >= self._watch.after:
+            self._beats.clear()  # until the store answers again, no beat can change
+            self._reads_since = now
             silent = [each for each in others if each.rank == 0 and each.phase != "ended" and not self._is_store_agents]
             return _Heard([own], silent, is_early=not silent)
         answering, silent = [own], list[Position]()
@@ -306,7 +306,7 @@ class Watchdog:
         return _Heard(answering, silent, is_early=longest > bound or now - self._reads_since < bound)
 
     def _state(self, position: Position) -> str:
-        """Return the state of a rank of this host that does not answer: stopped, dead, busy, blocked or unknown."""
+        """Return the state of a rank of this host that does not answer, as `Position.neighbours` has it."""
         state = process_tree.state(position.pid)
         if state in ("T", "t"):
             return "stopped"
@@ -315,8 +315,8 @@ class Watchdog:
         now, found = time.monotonic(), process_tree.threads(position.pid)
         before, since = self._seen.setdefault(position.pid, (found, now))
         if any(each.state == "D" for each in found.values()):  # it reads or writes a disk
-            self._seen[position.pid] = found, now  # between two such looks it may have done so all the time
-            return "busy"
+            self._seen[position.pid] = found, now  # observe it anew: it may have waited since the last look
+            return "disk"
         if now - since < _OBSERVED_SECONDS:
             return "unknown"
         computes = any(_computes(each, before.get(name), now - since) for name, each in found.items())

@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 from smddp.checkpoint.save.attempt import Moment, SaveReport, SaveRequest
 from smddp.checkpoint.save.rank_saver import RankSaver, SaveFailedError
 from smddp.display_text import as_size, shown_path
+from smddp.threads import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +60,23 @@ class BackgroundTask(Generic[_Result]):
 
     @property
     def is_free(self) -> bool:
-        """Whether the outcome of each action is taken."""
+        """Whether no action runs, and no outcome waits to be taken."""
         return self._task is None
 
     def submit(self, action: Callable[[threading.Event], _Result], *, name: str) -> None:
-        """Start an action, once the previous outcome is taken. Raise RuntimeError if no thread can start.
+        """Start an action, once the previous outcome is taken. Raise NoThreadError if no thread can start.
 
         `name` is for people: ``the checkpoint of step 7``.
         """
         assert self._task is None, "one at a time"
-        # Order: set `_task` before the start, so that after a Ctrl-C between the two `wait` still finds the task.
+        # Order: set `_task` before the start, so that after an error of a signal's handler `wait` finds a task that
+        # runs. One that does not run yet never will.
         self._task = _Task(action, name)
         try:
             self._task.start()
-        except RuntimeError:
-            self._task = None  # a thread that did not start cannot be joined
+        except BaseException:
+            if not self._task.is_begun:
+                self._task = None
             raise
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -105,25 +108,30 @@ class _Task(Generic[_Result]):
         self._cancelled = threading.Event()
         self._result: _Result | None = None
         self.error: BaseException | None = None
-        # A daemon, so that a disk that hangs does not keep the process alive.
-        self._thread = threading.Thread(target=self._run, name="smddp-checkpoint", daemon=True)
+        # In a daemon thread, so that a disk that hangs does not keep the process alive.
+        self._worker = Worker(self._run, "smddp-checkpoint")
 
     @property
     def is_under_way(self) -> bool:
         """Whether the thread runs. Always False in a forked child."""
-        return self._thread.is_alive()
+        return self._worker.is_running
 
     def start(self) -> None:
         _under_way.add(self)
         try:
-            self._thread.start()
-        except RuntimeError:
-            _under_way.discard(self)
+            self._worker.start()
+        except BaseException:
+            if not self._worker.has_begun:
+                _under_way.discard(self)
             raise
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the action runs or has ended. After an error of `start` it stays so."""
+        return self._worker.has_begun
+
     def wait(self, timeout: float | None) -> bool:
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return self._worker.wait(timeout)
 
     def outcome(self) -> _Result | None:
         if self.error is not None:
@@ -238,13 +246,16 @@ class BackgroundSaves:
         self.count += 1
         earlier: Exception | None = None
         started = time.perf_counter()
-        # Again after an error of a signal's handler, such as DataLoader's for a worker that was killed: it may have
-        # ended the wait, and the earlier save is still under way.
+        # A signal's handler may raise here, such as DataLoader's for a worker that was killed. That ends the wait, not
+        # the earlier save: wait again.
         while not self._task.is_free:
             try:
                 self.await_turn()
             except Exception as error:  # noqa: PERF203, not swallowed: raised below, as the others may wait for this rank
-                earlier = earlier or error
+                if earlier is None:
+                    earlier = error
+                else:
+                    logger.error("%s", error)
         waited = time.perf_counter() - started
         request = rank_saver.request(self.count, moment, waited=waited, failure=failure)
         self._task.submit(partial(self._save, rank_saver, request), name=f"the checkpoint of step {moment.step}")

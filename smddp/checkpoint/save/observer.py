@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class SaveObserver(Protocol):
-    """Hears of a Checkpointer's calls, in the thread that makes them."""
+    """Receives a Checkpointer's calls, in the calling thread."""
 
     def stall(self) -> AbstractContextManager[None]:
         """Return a context around each call that holds up the loop for a save."""
 
     def loaded(self, step: int) -> None:
-        """Note that the location is this run's, and the loaded step, or 0."""
+        """Note that this run owns the location, and which step it loaded; 0 if none."""
 
     def saved(self, step: int) -> None:
         """Note that a save of this step has begun, and its copy is made."""
 
 
 class Unobserved:
-    """The observer of a Checkpointer whose owner measures by itself, or that nobody measures."""
+    """An observer that ignores all calls."""
 
     def stall(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""

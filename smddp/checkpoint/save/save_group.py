@@ -300,10 +300,11 @@ def _join(ranks: Ranks, cluster: Cluster) -> Store:
 
 def _serve(ranks: Ranks, hosts: Sequence[str]) -> Store:
     """Start a store on rank 0, and connect every rank to it."""
-    host = "localhost" if len(set(hosts)) == 1 else hosts[0]
+    is_on_one_host = len(set(hosts)) == 1
+    host = "127.0.0.1" if is_on_one_host else hosts[0]
 
     def serve() -> TCPStore | None:
-        return serve_store(host, 0, _CONNECT) if ranks.is_main else None
+        return serve_store(host, 0, _CONNECT, is_on_one_host=is_on_one_host) if ranks.is_main else None
 
     served = ranks.agree(serve)
     port = ranks.from_rank(0, 0 if served is None else served.port)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +24,7 @@ import torch
 from smddp.accelerator import has_streams
 from smddp.checkpoint.format.tensors import Entry, Layout, allocate, tensor_at
 from smddp.checkpoint.save.device_copies import DeviceCopies
+from smddp.threads import work_together
 
 _PIECE = 8 * 2**20
 """Bytes that a thread takes at a time: milliseconds of work."""
@@ -147,11 +148,11 @@ class Staging:
 
 
 class _Run(NamedTuple):
-    """Tensors of one device that are neighbours in a file, and of which one call copies all."""
+    """Neighbouring tensors of a file on one device, copied by one call."""
 
     names: list[str]
     target: torch.Tensor
-    """Their bytes in the file, in one dimension, as integers of their items' size."""
+    """Their bytes in the file: a flat tensor of integers as wide as an item."""
 
 
 def _runs(content: memoryview, entries: Sequence[Entry], tensors: Mapping[str, torch.Tensor]) -> list[_Run]:
@@ -257,12 +258,5 @@ def copy_spans(spans: Iterable[Span]) -> None:
         for target, source, size in left:
             ctypes.memmove(target, source, size)
 
-    helpers = [threading.Thread(target=work, name="smddp-checkpoint-copy", daemon=True) for _ in range(threads - 1)]
-    try:
-        for helper in helpers:
-            helper.start()
-        work()
-    finally:  # also after Ctrl-C: the caller may free the memories once this returns
-        for helper in helpers:
-            if helper.ident is not None:
-                helper.join()
+    # Also after Ctrl-C no thread copies any more: the caller may free the memories once this returns.
+    work_together(work, threads=threads, name="smddp-checkpoint-copy", stop=lambda _: deque(left, maxlen=0))

@@ -16,7 +16,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Generic, Protocol, TypeVar
+
+from smddp.threads import Worker
 
 Item = TypeVar("Item")
 Produced = TypeVar("Produced", covariant=True)
@@ -38,17 +41,18 @@ def prefetch(produce: Callable[[Callable[[], bool]], Producer[Item]], *, ahead: 
     DataLoader forks its workers before that.
     """
     buffer: _Buffer[Item] = _Buffer(ahead)
-    thread = threading.Thread(target=_fill, args=(buffer, produce), name="smddp shard reader", daemon=True)
+    worker = Worker(partial(_fill, buffer, produce), "smddp shard reader")
     process = os.getpid()
-    thread.start()
     try:
+        worker.start()
         while (item := buffer.next_item()) is not None:
             yield item[0]
     finally:
         if os.getpid() == process:  # a fork has no thread, and its copy of the lock may stay locked for ever
             buffer.stop()
-            if threading.current_thread() is not thread:  # the garbage collector may run this in any thread
-                thread.join()
+            if not worker.is_current:  # the garbage collector may run this in any thread
+                worker.give_up()
+                worker.wait()
 
 
 class _Buffer(Generic[Item]):

@@ -16,6 +16,7 @@ from smddp.errors import DataError
 from smddp.storage.s3_bucket import Version
 from smddp.storage.s3_download import Downloads
 from smddp.storage.s3_errors import Cancelled
+from smddp.threads import NoThreadError, start_thread
 
 _LONGEST_END = 60.0  # seconds
 _GLANCE = 1.0  # seconds between two checks of an idle thread
@@ -109,7 +110,7 @@ class Prefetcher:
             self._streams.append(stream)
             try:
                 self._call_for_work()
-            except RuntimeError as error:
+            except NoThreadError as error:
                 self._streams.remove(stream)
                 raise DataError(f"no thread can be started that reads {key}: {error}; raise the limit") from error
         return stream
@@ -293,8 +294,8 @@ class Prefetcher:
         thread = threading.Thread(target=self._work, name="smddp-stream", daemon=True)
         self._threads.append(thread)
         try:
-            thread.start()
-        except RuntimeError:  # no more threads, or the interpreter is ending: the other threads do the work
+            start_thread(thread)
+        except NoThreadError:  # the other threads do the work
             self._threads.remove(thread)
             if not self._threads:
                 raise

@@ -24,6 +24,7 @@ from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener
 from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
+from tests.interrupts import handler_error
 
 NewRun = Callable[..., Any]
 
@@ -383,6 +384,19 @@ def test_a_moment_that_is_being_saved_is_waited_for_and_not_saved_again(new_run:
     run.checkpointer.make_durable(Moment(step=1, epoch=1), seconds=60)
     assert run.checkpointer.last_report is not report
     assert run.checkpointer.newest == (1, 1)
+
+
+def test_a_stop_that_kills_the_loaders_workers_too_waits_for_the_save_all_the_same(
+    new_run: NewRun, slow_disk: SlowDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run()
+    run.begin_save(1)
+    assert slow_disk.reached.wait(60)
+    threading.Timer(0.4, slow_disk.may_go_on.set).start()
+    with handler_error(0.1):
+        run.checkpointer.make_durable(Moment(step=1), seconds=60)
+    assert run.checkpointer.newest == (1, 0)
+    assert "is killed by signal: Killed.; the save goes on" in caplog.text
 
 
 def test_what_is_not_durable_in_time_is_an_error(new_run: NewRun, slow_disk: SlowDisk) -> None:

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from smddp.cluster import Cluster
 from smddp.distributed import store as module
 from smddp.distributed.meeting import await_listener, is_silent
-from smddp.distributed.store import connect, connect_again, meet, serve_store
+from smddp.distributed.store import connect, connect_again, is_agents, meet, serve_store
 from smddp.errors import DistributedError
 from smddp.process.heartbeat import Heartbeat
 from tests.ports import free_port
@@ -258,7 +258,7 @@ def listeners(port: int) -> set[tuple[str, str]]:
 
 def test_no_host_name_of_a_client_is_asked_from_dns_for_one_machine() -> None:
     # TCPStore listens by IPv6 otherwise, where 127.0.0.1 is ::ffff:127.0.0.1: no file of names has that.
-    served = serve_store("127.0.0.1", 0, WAIT)
+    served = serve_store("127.0.0.1", 0, WAIT, is_on_one_host=True)
     assert listeners(served.port) == {("tcp", "0100007F")}
     client = TCPStore("127.0.0.1", served.port, is_master=False, timeout=WAIT, wait_for_workers=False)
     client.set("key", "value")
@@ -271,12 +271,27 @@ def test_an_address_that_others_reach_by_ipv6_is_served_by_both(monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", look_up)
-        served = serve_store("localhost", 0, WAIT)
+        served = serve_store("localhost", 0, WAIT, is_on_one_host=True)
     assert listeners(served.port) == {("tcp6", "0" * 32)}
 
 
 def test_two_stores_of_one_process_at_one_port_are_one() -> None:
-    first = serve_store("127.0.0.1", 0, WAIT)
-    second = serve_store("127.0.0.1", first.port, WAIT)
+    first = serve_store("127.0.0.1", 0, WAIT, is_on_one_host=True)
+    second = serve_store("127.0.0.1", first.port, WAIT, is_on_one_host=True)
     second.set("key", "value")
     assert first.get("key") == b"value"
+
+
+def test_other_hosts_may_know_the_first_one_by_another_address() -> None:
+    served = serve_store("localhost", 0, WAIT, is_on_one_host=False)
+    assert listeners(served.port) == {("tcp6", "0" * 32)}
+
+
+def test_only_a_store_at_the_agents_port_is_the_agents(make_cluster: MakeCluster) -> None:
+    agents, scripts = (serve_store("127.0.0.1", 0, WAIT, is_on_one_host=True) for _ in range(2))
+    cluster = master(make_cluster, 1, agents.port, port_from="MASTER_PORT")
+    environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agents.port)}
+    assert is_agents(connect_again(agents, "smddp", WAIT), cluster, environ)
+    assert not is_agents(scripts, cluster, environ)
+    assert not is_agents(HashStore(), cluster, environ)
+    assert not is_agents(agents, cluster, {**environ, "TORCHELASTIC_USE_AGENT_STORE": "False"})

@@ -218,15 +218,45 @@ def test_a_silent_store_of_rank_0_is_rank_0_that_does_not_answer(dog: Watchdog, 
 def test_a_silent_store_of_the_launcher_is_no_rank_s_fault(
     dog: Watchdog, clock: Clock, other: Any, caplog: Any
 ) -> None:
-    dog._rank, dog._is_store_agents, other.silence = 1, True, AFTER
-    for _ in range(20):
+    ended: list[str] = []
+    dog._rank, dog._is_store_agents, other.silence, dog._end = 1, True, AFTER, ended.append
+    dog._watch = dataclasses.replace(dog._watch, patience=30.0)
+    for _ in range(15):
         look(dog, other, clock, waiting(1, idle=60.0, still=60.0), at(0))
         other.silence += 1.0
     assert [each.levelname for each in caplog.records] == ["WARNING"]
-    assert "slow: the launcher on the first host, which serves the job's store, does not answer" in caplog.text
+    assert "slow: the launcher on the first host, through which the ranks learn of each other, does not" in caplog.text
     assert dog.verdict
+    for _ in range(30):
+        look(dog, other, clock, waiting(1, idle=60.0, still=60.0), at(0))
+        other.silence += 1.0
+    assert [each.levelname for each in caplog.records] == ["WARNING", "ERROR"]  # for four times the bound
+    assert not ended
+    look(dog, other, clock, waiting(1, idle=60.0, still=60.0), at(0), seconds=5.0)
+    look(dog, other, clock, waiting(1, idle=60.0, still=60.0), at(0))
+    assert len(ended) == 1
+    assert ended[0].startswith("Hang (silent store): the launcher on the first host")
+
+
+def test_after_the_launchers_silence_every_rank_is_observed_anew(
+    dog: Watchdog, clock: Clock, other: Any, caplog: Any
+) -> None:
+    dog._rank, dog._is_store_agents = 1, True
+    idle = {"idle": 60.0, "still": 60.0}
+    there = at(0, beat=1, processes="of another host")
+    for beat in range(5):
+        look(dog, other, clock, waiting(1), dataclasses.replace(there, beat=beat))
+    for _ in range(30):  # the job hangs, and its store is silent
+        other.silence += 1.0
+        look(dog, other, clock, waiting(1, **idle), dataclasses.replace(there, beat=4))
     other.silence = 0.0
-    look(dog, other, clock, waiting(1, idle=0.0), at(0))
+    caplog.clear()
+    look(dog, other, clock, waiting(1, **idle), dataclasses.replace(there, beat=4))
+    assert not caplog.records
+    assert dog._hangs_since is None
+    for beat in range(30, 40):
+        look(dog, other, clock, waiting(1, idle=0.0), dataclasses.replace(there, beat=beat, idle=0.0))
+    assert not caplog.records
     assert not dog.verdict
 
 
@@ -242,4 +272,4 @@ def test_a_rank_seen_at_its_disk_once_is_observed_anew(dog: Watchdog, clock: Clo
     while "blocked" not in found:
         found.append(dog._state(at(0)))
         clock.now += 0.6
-    assert found == ["unknown", "unknown", "unknown", "busy", "unknown", "unknown", "unknown", "blocked"]
+    assert found == ["unknown", "unknown", "unknown", "disk", "unknown", "unknown", "unknown", "blocked"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
+import random
 import subprocess
 import sys
 import threading
@@ -20,6 +20,7 @@ import pytest
 from smddp.checkpoint.save.attempt import Moment, SaveReport
 from smddp.checkpoint.save.background_saves import BackgroundSaves, BackgroundTask
 from smddp.errors import CheckpointError
+from tests.interrupts import HandlerError, handler_error
 
 if TYPE_CHECKING:
     from smddp.checkpoint.save.rank_saver import RankSaver
@@ -68,6 +69,34 @@ def test_a_thread_that_cannot_start_leaves_nothing_to_wait_for(monkeypatch: pyte
     task.submit(lambda _: 7, name="seven")
     assert task.wait()
     assert task.result() == 7
+
+
+def test_an_action_runs_and_is_waited_for_or_never_begins_whenever_a_handler_raises() -> None:
+    chance, raised = random.Random(0), 0
+    for _ in range(400):
+        task: BackgroundTask[int] = BackgroundTask()
+        begun: list[int] = []
+
+        def action(_: threading.Event, begun: list[int] = begun) -> int:
+            begun.append(1)
+            time.sleep(0.002)
+            begun.append(2)
+            return 7
+
+        try:
+            with handler_error(chance.uniform(0.00002, 0.0005)):
+                task.submit(action, name="seven")
+                time.sleep(0.001)
+        except HandlerError:
+            raised += 1
+        assert task.wait(30)
+        if task.is_free:
+            time.sleep(0.005)
+            assert not begun
+        else:
+            assert task.result() == 7
+            assert begun == [1, 2]
+    assert raised > 10
 
 
 def test_there_is_no_thread_when_there_is_nothing_to_do() -> None:
@@ -212,7 +241,6 @@ def test_a_rank_takes_part_in_a_save_whatever_became_of_the_one_before(
 def test_an_error_of_a_signal_s_handler_waits_for_the_earlier_save_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # DataLoader's handler of SIGCHLD raises wherever the main thread is, once a worker was killed.
     saves = BackgroundSaves(tolerate_failures=0)
     go, whole = threading.Event(), Instant.save
 
@@ -220,22 +248,11 @@ def test_an_error_of_a_signal_s_handler_waits_for_the_earlier_save_all_the_same(
         assert go.wait(30)
         return whole(self, *arguments)
 
-    class KilledError(RuntimeError):
-        pass
-
-    def raise_killed(*_: object) -> None:
-        threading.Timer(0.2, go.set).start()
-        raise KilledError
-
     monkeypatch.setattr(Instant, "save", save_late)
-    before = signal.signal(signal.SIGALRM, raise_killed)
-    try:
-        saves.save(cast("RankSaver", Instant()), Moment(step=1), None)
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(KilledError):
-            saves.save(cast("RankSaver", Instant()), Moment(step=2), None)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    saves.save(cast("RankSaver", Instant()), Moment(step=1), None)
+    threading.Timer(0.4, go.set).start()
+    with pytest.raises(HandlerError), handler_error(0.1):
+        saves.save(cast("RankSaver", Instant()), Moment(step=2), None)
     report = saves.wait()
     assert report is not None
     assert (report.step, saves.count) == (2, 2)

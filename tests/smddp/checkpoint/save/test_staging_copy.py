@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from smddp.checkpoint.save import staging
 from smddp.checkpoint.save.staging import Span, copy_spans
+from tests.interrupts import HandlerError, handler_error
 
 
 @pytest.fixture
@@ -56,3 +59,23 @@ def test_large_copies_are_shared_by_threads(size: int, threads: int, begun: list
         copied([size // 3, size - size // 3 - 1, 1], 3)
         assert len(begun) == threads
         assert not any(thread.is_alive() for thread in begun)
+
+
+def test_no_thread_copies_any_more_when_a_handlers_error_is_raised(
+    begun: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying, memmove = set[int](), ctypes.memmove
+
+    def move_late(target: int, source: int, size: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            copying.add(target)
+            time.sleep(0.3)
+            memmove(target, source, size)
+            copying.discard(target)
+
+    monkeypatch.setattr(ctypes, "memmove", move_late)
+    memory = torch.zeros(2000, dtype=torch.uint8)
+    with pytest.raises(HandlerError), handler_error(0.1):
+        copy_spans([Span(memory.data_ptr() + 1000, memory.data_ptr(), 1000)])
+    assert begun
+    assert not copying

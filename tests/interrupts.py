@@ -1,0 +1,27 @@
+"""Errors of a signal's handler, which Python raises in the main thread wherever it is."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class HandlerError(RuntimeError):
+    """Stands for that of torch's handler, once a DataLoader's worker is killed."""
+
+
+@contextmanager
+def handler_error(seconds: float) -> Iterator[None]:
+    """Raise HandlerError in the main thread after so many seconds, unless this context has ended by then."""
+
+    def fail(*_: object) -> None:
+        raise HandlerError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
