@@ -1,6 +1,7 @@
 """TCP ports of 127.0.0.1 for processes that a test starts, which listen there some time later.
 
 They lie below those that the kernel gives to whoever asks it for any: it gives none of them to another test meanwhile.
+And they lie above those that a job derives from its id, as under Slurm: the job would find its port taken.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import os
 import socket
 from contextlib import ExitStack
 
-_FIRST, _COUNT, _MOST = 10_000, 22_000, 40
-_positions = itertools.count(os.getpid() * 101)  # each process starts elsewhere, and does not soon come back to a port
+_FIRST, _COUNT, _MOST = 30_000, 2_700, 40
+_positions = itertools.count(os.getpid() * 331)  # each process starts elsewhere, and does not soon come back to a port
 
 
 def free_port() -> int:

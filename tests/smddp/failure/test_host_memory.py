@@ -161,7 +161,8 @@ class Data(torch.utils.data.Dataset):
 
 def main(job):
     trainer = smddp.Trainer(job, model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters(), lr=0.1))
-    for batch in trainer.batches(trainer.loader(Data(), batch_size=16, num_workers=1)):
+    workers = int(os.environ["RANK"])  # rank 0 needs no /dev/shm
+    for batch in trainer.batches(trainer.loader(Data(), batch_size=16, num_workers=workers)):
         trainer.step(trainer.model(batch[:, :1]).sum())
 
 smddp.run(main)
