@@ -42,13 +42,12 @@ class Worker:
         self._work = work
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._process = os.getpid()
-        # Guards `_is_decided` and `has_begun`: the work begins, or `start` gives it up, whichever is first. Held for
-        # two assignments.
+        # Guards `_is_decided` and `has_begun`: the work begins, or is given up, whichever is first. Held for three
+        # assignments.
         self._deciding = threading.Lock()
-        self._is_decided = False
+        self._is_started = self._is_decided = self._has_ended = False
         self.has_begun = False
         """Whether the work runs or has ended."""
-        self._has_ended = False
         self._working = threading.Lock()
         """Locked until the work has ended. A waiter whom an error ends may leave it locked, so `wait` looks at
         `_has_ended` every `_LOOK_SECONDS`."""
@@ -57,6 +56,7 @@ class Worker:
         """Start the thread. After an error the work either runs, or never will; after NoThreadError never."""
         self._working.acquire()
         try:
+            self._is_started = True
             start_thread(self._thread)
         except BaseException:
             self.give_up()
@@ -68,8 +68,9 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the work has begun and not ended. A fork has no thread that runs it."""
-        return self.has_begun and not self._has_ended and self._process == os.getpid()
+        """Whether the work runs, or its thread is about to begin it. A fork has no such thread."""
+        is_given_up = self._is_decided and not self.has_begun
+        return self._is_started and not is_given_up and not self._has_ended and self._process == os.getpid()
 
     @property
     def is_current(self) -> bool:
@@ -77,20 +78,23 @@ class Worker:
         return threading.current_thread() is self._thread
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end of a work that was started or given up; return whether it has ended, or never begins."""
+        """Wait for the end of the work, and return whether it does not run."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self.is_running or not self._is_decided:
+        while self.is_running:
             left = _LOOK_SECONDS if deadline is None else min(deadline - time.monotonic(), _LOOK_SECONDS)
             if left <= 0:
                 return False
             if self._working.acquire(timeout=left):
                 self._working.release()
+        if self._thread.is_alive():  # in its last moments, which a fork must not meet
+            self._thread.join()
         return True
 
     def _decide(self, *, begins: bool) -> bool:
-        with self._deciding:
-            is_first, self._is_decided = not self._is_decided, True
+        with self._deciding:  # Order: `is_running` reads `_is_decided` first.
+            is_first = not self._is_decided
             self.has_begun = self.has_begun or (is_first and begins)
+            self._is_decided = True
         return is_first
 
     def _run(self) -> None:

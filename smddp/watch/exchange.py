@@ -78,7 +78,7 @@ class Exchange:
                 self._store.set(self._key, self.own.to_json())
                 self._ask(reads=self.reads and not is_over)
             except RuntimeError as error:
-                logger.info("the watchdog of this rank ends, as the process that serves the store has: %s", error)
+                logger.info("the watchdog of this rank ends, for the store answers no more: %s", error)
                 self.is_lost = True
                 return
             except Exception:  # else this rank would seem to be silent

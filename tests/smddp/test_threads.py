@@ -69,6 +69,33 @@ def test_a_wait_that_a_handler_ends_does_not_end_the_work() -> None:
     assert worker.wait(30)
 
 
+def test_a_worker_runs_from_its_start_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, decide = threading.Event(), Worker._decide
+
+    def decide_late(self: Worker, *, begins: bool) -> bool:
+        time.sleep(0.2)
+        return decide(self, begins=begins)
+
+    monkeypatch.setattr(Worker, "_decide", decide_late)
+    worker = Worker(go.wait, "worker")
+    assert worker.wait()
+    worker.start()
+    assert worker.is_running
+    assert not worker.wait(0.01)
+    go.set()
+    assert worker.wait(30)
+    assert not worker.is_running
+
+
+def test_no_thread_is_left_after_the_wait() -> None:
+    before = threading.active_count()
+    for _ in range(200):
+        worker = Worker(lambda: None, "worker")
+        worker.start()
+        assert worker.wait(30)
+        assert threading.active_count() == before
+
+
 def test_a_fork_has_no_worker() -> None:
     go = threading.Event()
     worker = Worker(go.wait, "worker")
