@@ -143,6 +143,8 @@ def test_a_rank_that_the_kernel_ends_for_lack_of_memory(limited: Path, tmp_path:
     )
 
 
+FULL = "through which DataLoader workers and NCCL share memory, is full"
+
 LOADS = """
 import mmap, os
 import torch
@@ -174,7 +176,7 @@ smddp.run(main)
 @pytest.mark.parametrize(
     ("is_bus_error", "reason", "meaning"),
     [
-        (False, "RuntimeError: Caught RuntimeError in DataLoader worker process 0.", "/dev/shm, through which "),
+        (False, "RuntimeError: Caught RuntimeError in DataLoader worker process 0.", f"/dev/shm, {FULL}"),
         (
             True,
             "RuntimeError: DataLoader worker",

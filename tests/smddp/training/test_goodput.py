@@ -44,7 +44,11 @@ def trainer(job: Job, every: int = 3) -> smddp.Trainer:
 
 def end(end: str = "finished") -> None:
     for run in active_runs.open_runs():
-        run.__exit__(None, None, None) if end == "finished" else run.end_ledger("failed")
+        if end == "finished":
+            run.__exit__(None, None, None)
+        else:
+            assert run.checkpointer.wait(30)  # a script that fails gives a save ten seconds
+            run.end_ledger("failed")
         run.is_open = False
 
 
