@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -12,10 +13,15 @@ class HandlerError(RuntimeError):
 
 
 @contextmanager
-def handler_error(seconds: float) -> Iterator[None]:
-    """Raise HandlerError in the main thread after so many seconds, unless this context has ended by then."""
+def handler_error(seconds: float, *, then: Callable[[], object] | None = None) -> Iterator[None]:
+    """Raise HandlerError in the main thread after so many seconds, unless this context has ended by then.
+
+    ``then`` is called in another thread 0.2 s later.
+    """
 
     def fail(*_: object) -> None:
+        if then is not None:
+            threading.Timer(0.2, then).start()
         raise HandlerError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
     before = signal.signal(signal.SIGALRM, fail)

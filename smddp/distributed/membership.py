@@ -38,7 +38,7 @@ from smddp.distributed.device import (
 from smddp.distributed.gloo_drain import drain_gloo
 from smddp.distributed.ranks import Ranks
 from smddp.distributed.script_ranks import detect_cluster, read_group
-from smddp.distributed.store import PREFIX, connect, connect_again, is_agents, meet
+from smddp.distributed.store import PREFIX, agent_serves_store, connect, connect_again, meet
 from smddp.errors import DistributedError
 from smddp.process.heartbeat import Heartbeat
 from smddp.process.script_multiprocessing import refuse_in_import
@@ -99,9 +99,9 @@ class Membership:
         return self.data_rank.first_rank != self.cluster.rank
 
     @property
-    def is_store_agents(self) -> bool:
+    def agent_serves_store(self) -> bool:
         """Whether the launcher's agent on the first host serves ``store``; otherwise rank 0 does."""
-        return self.store is not None and is_agents(self.store, self.cluster, os.environ)
+        return self.store is not None and agent_serves_store(self.store, self.cluster, os.environ)
 
     @property
     def control_device(self) -> torch.device:

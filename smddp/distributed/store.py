@@ -378,7 +378,7 @@ def _where(cluster: Cluster) -> str:
     return f"{cluster.master_addr}:{cluster.master_port}"
 
 
-def is_agents(store: Store, cluster: Cluster, environ: Mapping[str, str]) -> bool:
+def agent_serves_store(store: Store, cluster: Cluster, environ: Mapping[str, str]) -> bool:
     """Return whether torchrun's agent serves this store; a script may have made its process group with another one."""
     server = innermost(store)
     is_there = isinstance(server, TCPStore) and str(server.port) == environ.get("MASTER_PORT")

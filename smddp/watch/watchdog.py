@@ -117,7 +117,7 @@ class Watchdog:
         on_gpu = membership.device.type != "cpu"
         self._sampler = Sampler(membership.cluster, steps=steps, collectives=self._log, on_gpu=on_gpu)
         self._exchange = Exchange(membership, self._sampler.sample({}), period=self._period, after=watch.after)
-        self._is_store_agents, self._is_silent = membership.is_store_agents, False
+        self._agent_serves_store, self._is_silent = membership.agent_serves_store, False
         # The beat of each rank, when it changed by this rank's clock (clocks of hosts are not compared), and whether it
         # changed at all: a position may be old when it is read first.
         self._beats: dict[int, tuple[int, float, bool]] = {}
@@ -221,7 +221,7 @@ class Watchdog:
                 self._compare()
             return
         answering = [own if each.rank == own.rank else each for each in heard.answering]
-        was_silent, self._is_silent = self._is_silent, self._is_store_agents and self._exchange.silence >= after
+        was_silent, self._is_silent = self._is_silent, self._agent_serves_store and self._exchange.silence >= after
         if self._is_silent:
             if self._rank < _FIRST_JUDGES:
                 self._tell(silent_store(self._exchange.silence, after), own, answering)
@@ -287,7 +287,9 @@ class Watchdog:
         if longest >= self._watch.after:
             self._beats.clear()  # until the store answers again, no beat can change
             self._reads_since = now
-            silent = [each for each in others if each.rank == 0 and each.phase != "ended" and not self._is_store_agents]
+            silent = [
+                each for each in others if each.rank == 0 and each.phase != "ended" and not self._agent_serves_store
+            ]
             return _Heard([own], silent, is_early=not silent)
         answering, silent = [own], list[Position]()
         for each in others:

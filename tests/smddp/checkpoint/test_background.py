@@ -392,8 +392,7 @@ def test_a_stop_that_kills_the_loaders_workers_too_waits_for_the_save_all_the_sa
     run = new_run()
     run.begin_save(1)
     assert slow_disk.reached.wait(60)
-    threading.Timer(0.4, slow_disk.may_go_on.set).start()
-    with handler_error(0.1):
+    with handler_error(0.1, then=slow_disk.may_go_on.set):
         run.checkpointer.make_durable(Moment(step=1), seconds=60)
     assert run.checkpointer.newest == (1, 0)
     assert "is killed by signal: Killed.; the save goes on" in caplog.text

@@ -16,7 +16,7 @@ from torch.distributed import HashStore, TCPStore
 from smddp.cluster import Cluster
 from smddp.distributed import store as module
 from smddp.distributed.meeting import await_listener, is_silent
-from smddp.distributed.store import connect, connect_again, is_agents, meet, serve_store
+from smddp.distributed.store import agent_serves_store, connect, connect_again, meet, serve_store
 from smddp.errors import DistributedError
 from smddp.process.heartbeat import Heartbeat
 from tests.ports import free_port
@@ -291,7 +291,7 @@ def test_only_a_store_at_the_agents_port_is_the_agents(make_cluster: MakeCluster
     agents, scripts = (serve_store("127.0.0.1", 0, WAIT, is_on_one_host=True) for _ in range(2))
     cluster = master(make_cluster, 1, agents.port, port_from="MASTER_PORT")
     environ = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agents.port)}
-    assert is_agents(connect_again(agents, "smddp", WAIT), cluster, environ)
-    assert not is_agents(scripts, cluster, environ)
-    assert not is_agents(HashStore(), cluster, environ)
-    assert not is_agents(agents, cluster, {**environ, "TORCHELASTIC_USE_AGENT_STORE": "False"})
+    assert agent_serves_store(connect_again(agents, "smddp", WAIT), cluster, environ)
+    assert not agent_serves_store(scripts, cluster, environ)
+    assert not agent_serves_store(HashStore(), cluster, environ)
+    assert not agent_serves_store(agents, cluster, {**environ, "TORCHELASTIC_USE_AGENT_STORE": "False"})

@@ -44,7 +44,7 @@ def other() -> Any:
 def dog(clock: Clock, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
     monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
     cluster = dataclasses.replace(Cluster.detect({}), world_size=2, local_world_size=2)
-    membership: Any = SimpleNamespace(cluster=cluster, device=SimpleNamespace(type="cpu"), is_store_agents=False)
+    membership: Any = SimpleNamespace(cluster=cluster, device=SimpleNamespace(type="cpu"), agent_serves_store=False)
     return watchdog_of(membership, tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_a_rank_alone_is_compared_with_nobody(
 ) -> None:
     monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
     membership: Any = SimpleNamespace(
-        cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"), is_store_agents=False
+        cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"), agent_serves_store=False
     )
     alone = watchdog_of(membership, tmp_path)
     for _ in range(100):
@@ -142,7 +142,7 @@ def test_a_hang_is_told_from_the_last_movement_to_the_next(
 ) -> None:
     monkeypatch.setattr(watchdog, "Exchange", lambda *_, **__: other)
     membership: Any = SimpleNamespace(
-        cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"), is_store_agents=False
+        cluster=Cluster.detect({}), device=SimpleNamespace(type="cpu"), agent_serves_store=False
     )
     told: list[tuple[str, float]] = []
     dog = watchdog_of(membership, tmp_path, told)
@@ -219,7 +219,7 @@ def test_a_silent_store_of_the_launcher_is_no_rank_s_fault(
     dog: Watchdog, clock: Clock, other: Any, caplog: Any
 ) -> None:
     ended: list[str] = []
-    dog._rank, dog._is_store_agents, other.silence, dog._end = 1, True, AFTER, ended.append
+    dog._rank, dog._agent_serves_store, other.silence, dog._end = 1, True, AFTER, ended.append
     dog._watch = dataclasses.replace(dog._watch, patience=30.0)
     for _ in range(15):
         look(dog, other, clock, waiting(1, idle=60.0, still=60.0), at(0))
@@ -241,7 +241,7 @@ def test_a_silent_store_of_the_launcher_is_no_rank_s_fault(
 def test_after_the_launchers_silence_every_rank_is_observed_anew(
     dog: Watchdog, clock: Clock, other: Any, caplog: Any
 ) -> None:
-    dog._rank, dog._is_store_agents = 1, True
+    dog._rank, dog._agent_serves_store = 1, True
     idle = {"idle": 60.0, "still": 60.0}
     there = at(0, beat=1, processes="of another host")
     for beat in range(5):

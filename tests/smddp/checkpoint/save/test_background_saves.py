@@ -250,8 +250,7 @@ def test_an_error_of_a_signal_s_handler_waits_for_the_earlier_save_all_the_same(
 
     monkeypatch.setattr(Instant, "save", save_late)
     saves.save(cast("RankSaver", Instant()), Moment(step=1), None)
-    threading.Timer(0.4, go.set).start()
-    with pytest.raises(HandlerError), handler_error(0.1):
+    with pytest.raises(HandlerError), handler_error(0.1, then=go.set):
         saves.save(cast("RankSaver", Instant()), Moment(step=2), None)
     report = saves.wait()
     assert report is not None

@@ -64,11 +64,14 @@ def test_large_copies_are_shared_by_threads(size: int, threads: int, begun: list
 def test_no_thread_copies_any_more_when_a_handlers_error_is_raised(
     begun: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copying, memmove = set[int](), ctypes.memmove
+    copying, memmove, is_shared = set[int](), ctypes.memmove, threading.Event()
 
     def move_late(target: int, source: int, size: int) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is threading.main_thread():
+            is_shared.wait(30)
+        else:
             copying.add(target)
+            is_shared.set()
             time.sleep(0.3)
             memmove(target, source, size)
             copying.discard(target)
