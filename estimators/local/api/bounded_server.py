@@ -193,7 +193,6 @@ class BoundedHandler(BaseHTTPRequestHandler):
     def handle_one_request(self) -> None:
         """Wait for a request and answer it."""
         self._reader.expect_head()
-        self.server.connections.waits(self.connection, self._reader.since)
         super().handle_one_request()
 
     def flush_headers(self) -> None:
@@ -228,7 +227,6 @@ class BoundedHandler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return False
-        self.server.connections.works(self.connection)
         self._reader.expect_body()
         return parsed
 
@@ -281,9 +279,9 @@ class _Reader(io.RawIOBase):
         return count
 
     def _receive(self, buffer: Buffer, patience: float) -> int:
-        if self._deadline is not None:  # during the whole head, the connection counts as waiting
-            self._connection.settimeout(patience)
-            return self._connection.recv_into(buffer)
+        # A connection is marked as served before its bytes are taken from the kernel, and as idle only if there are
+        # none: at every moment, what has arrived is either unread or being served, and `admit` sees one of the two.
+        self._connections.works(self._connection)
         self._connection.settimeout(0)
         with contextlib.suppress(BlockingIOError):
             return self._connection.recv_into(buffer)
@@ -291,9 +289,9 @@ class _Reader(io.RawIOBase):
         # passes for a whole one.
         self._connections.waits(self._connection, self.since)
         self._connection.settimeout(patience)
-        count = self._connection.recv_into(buffer)
+        self._connection.recv(1, socket.MSG_PEEK)
         self._connections.works(self._connection)
-        return count
+        return self._connection.recv_into(buffer)
 
 
 class _Writer(io.BufferedIOBase):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
 import time
@@ -139,6 +140,26 @@ def test_a_request_that_nobody_has_read_yet_does_not_give_way() -> None:
         clients[0].settimeout(0)
         with pytest.raises(BlockingIOError):  # it is open
             clients[0].recv(1)
+
+
+def test_a_request_that_is_being_read_does_not_give_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes have left the kernel, and its thread has had no core since: the connection is the oldest, and open."""
+    parse = http.client.parse_headers
+
+    def parse_late(*arguments: Any, **options: Any) -> Any:
+        server.reached.release()
+        server.gate.wait(30)
+        return parse(*arguments, **options)
+
+    with ExitStack() as stack:
+        early, *idle = [stack.enter_context(connect(server)) for _ in range(MOST)]
+        monkeypatch.setattr(http.client, "parse_headers", parse_late)
+        early.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert server.reached.acquire(timeout=10)
+        stack.enter_context(connect(server))
+        assert idle[0].recv(1) == b"", "the oldest that waits makes room"
+        server.gate.set()
+        assert early.recv(12) == b"HTTP/1.1 200"
 
 
 @contextmanager
