@@ -1,4 +1,4 @@
-"""Whole numbers of any type, such as numpy's: one that a script has computed becomes a plain int, as JSON needs it."""
+"""Convert whole numbers of any type, such as numpy's, to plain ints, which JSON requires."""
 
 from __future__ import annotations
 

@@ -262,9 +262,9 @@ def _names_that_are_no_text(value: Any, of: str) -> Iterator[Problem]:
 
 
 def check_tags(arguments: Arguments) -> Iterator[Problem]:
-    """Yield keys and values of a dict of tags that are None: the SDK would send the text ``None``.
+    """Yield an error for each tag with None as key or value: the SDK would send the text ``None``.
 
-    It sends numbers as text, too, as it should; AWS's limits refuse the texts of lists and dicts.
+    Numbers as text are valid. `aws_limits` refuses the text of a list or dict.
     """
     tags = arguments.get("tags")
     for key, value in tags.items() if isinstance(tags, Mapping) else ():

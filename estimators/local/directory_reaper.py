@@ -61,7 +61,7 @@ def _is_removed(path: Path) -> bool:
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a file or a directory tree of any depth, including directories that a program has closed to its owner.
+    """Remove a file or a directory tree of any depth, including directories whose mode denies their owner access.
 
     Follow no link, and ignore what others remove meanwhile. Raise OSError if something is left; all else is removed.
     """

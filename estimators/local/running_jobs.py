@@ -52,7 +52,7 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
         )
         return
     logger.warning(
-        "the local platform ends: %s may save a checkpoint, for %.0f s at most. Ctrl-C ends it at once",
+        "the local platform ends: %s may save a checkpoint within %.0f s. Ctrl-C ends the platform at once",
         listed,
         grace_seconds,
     )

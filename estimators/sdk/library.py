@@ -13,7 +13,7 @@ quiet_configuration_logger()
 try:
     with without_maintenance_notice(), program_kept():
         if installed() == "V2":
-            import sagemaker.experiments  # noqa: F401 - PyTorch.fit would load it, and with it set up the root logger
+            import sagemaker.experiments  # noqa: F401 - PyTorch.fit would load it later, and set up the root logger
             from sagemaker import fw_utils, git_utils, image_uris, instance_types_gpu_info
             from sagemaker.config import config_schema, load_sagemaker_config
             from sagemaker.local.utils import check_for_studio

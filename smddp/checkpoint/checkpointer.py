@@ -269,7 +269,8 @@ class Checkpointer:
         """Save the run at this moment, like `save`. With a failure, fail on every rank, and raise the failure here."""
         if self._rank_saver is None and not self._save_frozen:
             raise CheckpointError(
-                "save_frozen=False compares the frozen weights: call load() or open() before training"
+                "save_frozen=False compares the frozen weights with those at the start: call load() or open() before "
+                "training"
             )
         saver = self._opened()
         with self._observed.stall():

@@ -77,8 +77,8 @@ def _hosts(environment: Environment, node_rank: EnvValue[int], node_count: EnvVa
     if len(names.value) == node_count.value > node_rank.value and names.value[node_rank.value] != current.value:
         raise ClusterError(
             f"{current.source}, but node rank {node_rank.value} ({node_rank.source}) is host "
-            f"{names.value[node_rank.value]} of {names.source}: start torchrun with the host's place in that list as "
-            "--node-rank."
+            f"{names.value[node_rank.value]} of {names.source}: set torchrun's --node-rank to this host's "
+            "position in that list."
         )
     return names
 

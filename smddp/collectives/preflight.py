@@ -102,7 +102,7 @@ def _measure_pairs(
 ) -> dict[int, PairResult]:
     """Return this host's result with each other host.
 
-    ``first`` has the first rank of each node; it is empty on ranks that do not exchange.
+    ``first`` maps each node to its first rank; it is empty on ranks that do not exchange.
     """
     players = sorted(first)
     found = {}

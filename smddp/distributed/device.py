@@ -25,6 +25,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from smddp.accelerator import DEVICE_VARIABLE, check_device_kind, device_count, device_kind
 from smddp.cluster import Cluster, without_run_variables
+from smddp.display_text import counted
 from smddp.errors import DistributedError
 
 logger = logging.getLogger(__name__)
@@ -101,10 +102,16 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
     first = cluster.local_rank * per_rank
     if first + per_rank > len(own):
         each = "" if per_rank == 1 else f" of {per_rank} GPUs ({GPUS_PER_RANK_VARIABLE})"
+        most = len(own) // per_rank
+        remedy = (
+            f"start at most {counted(most, 'process', 'processes')} a host"
+            if most
+            else f"lower {GPUS_PER_RANK_VARIABLE}"
+        )
         raise DistributedError(
-            f"local rank {cluster.local_rank} has no GPU: host {cluster.host} runs {cluster.local_world_size} "
-            f"ranks{each} and has {len(own)} (CUDA_VISIBLE_DEVICES counts); start at most "
-            f"{len(own) // per_rank} processes a host, or set {DEVICE_VARIABLE}=cpu to train on the CPU"
+            f"local rank {cluster.local_rank} lacks a GPU: host {cluster.host} runs {cluster.local_world_size} "
+            f"ranks{each} and has {counted(len(own), 'GPU')} (CUDA_VISIBLE_DEVICES counts); {remedy}, or set "
+            f"{DEVICE_VARIABLE}=cpu to train on the CPU"
         )
     return torch.device(device_kind() or "cuda", first)
 

@@ -293,7 +293,7 @@ class WarmParent:
         return ForkedProcess(answer["pid"])
 
     def cancel(self) -> None:
-        """End the parent from a signal's handler: if the interrupted code waits for the imports, it goes on without."""
+        """Kill the parent, in a signal's handler too. Code that waits for the imports continues without the parent."""
         # Without the lock, which that code owns.
         self.is_closed = True
         self._process.kill()

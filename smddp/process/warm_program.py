@@ -67,7 +67,7 @@ class _Program:
     """The program that a forked process becomes."""
 
     command: Sequence[str]
-    """Python; a script, or -m and a module; arguments."""
+    """The interpreter, then a script or ``-m MODULE``, then arguments."""
     environ: Mapping[str, str]
     descriptors: Mapping[int, int] = field(default_factory=dict)
     """The received descriptors, by their numbers in the program. It inherits the other streams."""

@@ -126,7 +126,9 @@ class _MoreKinds:
         if known is None or name == kind:
             raise CheckpointError(f"there is a {kind!r}, which no annotation of the function names")
         if value.keys() != {each.name for each in fields(known)}:
-            raise CheckpointError(f"{name} has other fields here: {', '.join(value)}. The code has changed meanwhile")
+            raise CheckpointError(
+                f"{name} was sent with the fields {', '.join(value)}, and has others here: the code has changed"
+            )
         restored: Any = object.__new__(known)
         for field, each in value.items():
             object.__setattr__(restored, field, each)

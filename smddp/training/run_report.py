@@ -244,7 +244,7 @@ class RunView:
             self._until_first_line.start()
 
     def hide_line(self) -> None:
-        """Hide the live line until the next loop, and log the line that waits, unless a stop's line has followed it."""
+        """Hide the live line until the next loop. Log the metrics line held back, unless the run was stopped."""
         self._ending.hide_line()
         self._until_first_line.stop()
         if self._held_line is not None and not (self._open_run is not None and self._open_run.was_stopped):

@@ -67,7 +67,7 @@ class TrainingData:
         self._seed = seed
         self._timed = iter if timer is None else timer.batches
         self._membership = membership
-        self._yielded: int | None = None  # batches of this epoch; None if the loop iterates itself
+        self._yielded: int | None = None  # batches of this epoch; None if the script iterates over the loader
         self._has_stepped = False  # whether the newest batch had an optimizer step
         self._is_settled = True  # whether the position counts the newest batch
         self._has_ended = False  # whether the epoch's batches have been yielded to their end

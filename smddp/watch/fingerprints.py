@@ -21,7 +21,7 @@ group's, 16 the number's, 24 the fingerprint's. No rank is far enough ahead for 
 
 
 class Fingerprints:
-    """One rank's fingerprints, and those of other processes of this host."""
+    """The fingerprints of one rank's collectives, and of those of other ranks on this host."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.memfd_create(_NAME), "r+b", buffering=0)  # others find it while it is open

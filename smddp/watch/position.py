@@ -78,7 +78,7 @@ class Position:
     host: str
     pid: int
     processes: str
-    """The boot and the namespace in which `pid` is known: two machines may have one host name."""
+    """The boot ID and PID namespace in which `pid` is valid: two machines may share a host name."""
     beat: int
     """The number of this sample: a rank whose number stays the same does not answer."""
     step: int
@@ -151,7 +151,7 @@ class Sampler:
         self.restart()
 
     def restart(self) -> None:
-        """Forget for how long the rank has not moved: this thread itself did not run for a while."""
+        """Measure the rank's standstill from now on, because this thread itself was suspended."""
         self._moved = self._active = time.monotonic()
         self._progress: tuple[int, ...] | None = None
         self._used: tuple[float, ...] | None = None

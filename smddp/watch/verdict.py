@@ -151,7 +151,7 @@ def silent_store(silence: float, after: float) -> Verdict:
 
 
 def _mismatch(waiting: Sequence[Position]) -> Verdict | None:
-    """Return the verdict if ranks wait in different collectives as the same one of their group's order."""
+    """Return the verdict if ranks of a group wait in different collectives at the same number of its order."""
     known = [each for each in waiting if each.collectives and each.collective]
     for group, count in {(each.group, each.collectives) for each in known}:
         there = [each for each in known if (each.group, each.collectives) == (group, count)]

@@ -141,7 +141,7 @@ class Watchdog:
         with suppress(OSError):
             self._file.replace(self._file.with_name(EARLIER_REPORT))
         # Order: 1. create the fingerprints, 2. exchange the process IDs, 3. find the others' fingerprints by them.
-        # With on_hang="report" a hang may not be the end of a job, so no collective is held.
+        # With on_hang="report" the job may survive a hang, so no mismatched collective is blocked before it runs.
         fingerprints = Fingerprints.create() if self._world_size > 1 and self._ends_hangs else None
         own = self._exchange.own
         self._exchange.start()

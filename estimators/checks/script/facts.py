@@ -98,10 +98,10 @@ class ScriptFacts:
         yield from _check_guard(self.modules)
 
     def check_model_parallel(self, parameters: Mapping[str, Any], *, aws_version: str | None) -> Iterator[Problem]:
-        """Yield the problems of a job that asks for smdistributed.modelparallel: the Trainer must divide its weights.
+        """Yield the problems of a modelparallel job: a Trainer without sharding, other degrees, an old PyTorch.
 
-        Nothing is said of a script that trains by AWS's torch.sagemaker, or by another loop. `parameters` are those of
-        modelparallel; `aws_version` is the PyTorch of AWS's image for the job, or None.
+        Scripts without smddp's Trainer or Sharded are not checked. `parameters` are those of modelparallel;
+        `aws_version` is the PyTorch of AWS's image for the job, or None.
         """
         calls = [
             (module, call, module.full_name(call.func) or "")
@@ -136,7 +136,7 @@ class ScriptFacts:
 
 def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
     in_parts = [name.partition(".")[0] for name in texts if "." in name]
-    # The job can't tell the text of None from the str "null", which other submitters send bare, and gives it to a str.
+    # The Estimator quotes the str "null", other submitters do not. The job can't know, so a str field gets "null".
     values = {name: json.loads(text) if text in _NO_STR else text for name, text in texts.items()}
     return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, values))
 

@@ -132,7 +132,7 @@ class Connections:
         return next((each for each in ordered if not _has_unread(each)), ordered[0] if ordered else None)
 
     def waits(self, connection: socket.socket, since: float) -> None:
-        """Mark a connection as idle: the grace period after `since`, it may be closed to make room for a new one."""
+        """Mark a connection as idle: `GRACE_SECONDS` after `since`, it may be closed to make room for a new one."""
         with self._changed:
             if connection not in self._waiting:
                 self._waiting[connection] = since

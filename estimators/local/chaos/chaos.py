@@ -1,4 +1,4 @@
-"""The faults that are set, how often each has been met, and how requests meet them.
+"""The faults that are set, how often each has occurred, and how requests meet them.
 
 A request waits, or is refused in the form of its service. Nothing is stored: the next platform has no faults.
 """
@@ -42,7 +42,7 @@ class Chaos:
         return not self._faults
 
     def describe(self) -> list[tuple[str, int]]:
-        """Return the text of each fault that is set, and how often it has been met."""
+        """Return the text of each fault that is set, and how often it has occurred."""
         with self._lock:
             return [(str(each.fault), each.met) for each in self._faults]
 

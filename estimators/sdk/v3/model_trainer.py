@@ -63,7 +63,7 @@ def _require_held(job: ResolvedJob, request: Mapping[str, Any]) -> None:
             "out the parameters that ask for it, or use fit(), which sends it."
         )
     if lost:
-        logger.warning("ModelTrainer has no place for %s: the API's own defaults count", ", ".join(sorted(lost)))
+        logger.warning("ModelTrainer does not support %s: the API's own defaults apply", ", ".join(sorted(lost)))
 
 
 def _built(job: ResolvedJob, request: dict[str, Any]) -> ModelTrainer:

@@ -222,7 +222,7 @@ def import_checkpoint(
         OSError: The source cannot be read.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise CheckpointError("import a checkpoint in one process, before the ranks of a training are joined")
+        raise CheckpointError("import a checkpoint in one process, before the process group is initialized")
     found = find_source(source)
     if found.kind == "checkpoint":
         raise _nothing_foreign(found)

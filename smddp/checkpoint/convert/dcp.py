@@ -146,7 +146,7 @@ class _Pieces:
         file, offset, length = self._place(name, start)
         self.size += length
         if self.size > sum(self._files.values()):
-            raise ValueError(f"the pieces have more bytes than {', '.join(self._files)}")
+            raise ValueError(f"the pieces add up to more bytes than the files {', '.join(self._files)}")
         with (self._directory / file).open("rb") as opened:
             opened.seek(offset)
             content = opened.read(length)

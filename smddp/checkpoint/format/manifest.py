@@ -299,7 +299,7 @@ def digests_from_json(data: bytes) -> dict[str, FileDigests]:
             for name, each in content.items()
         }
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise CheckpointError(f"{DIGESTS_NAME} is not what it should be: {error}") from error
+        raise CheckpointError(f"{DIGESTS_NAME} is malformed: {error}") from error
 
 
 def parse_json(data: bytes) -> Any:

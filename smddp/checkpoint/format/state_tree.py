@@ -57,8 +57,8 @@ def flatten(
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """Split a state into a skeleton for json.dumps, and its tensors by name, not copied.
 
-    A tensor's name is its path below `name`, ``state.0.exp_avg``; tied weights are listed once. Raise CheckpointError,
-    which names the place below `path` (``optimizer``), for a value that cannot be saved.
+    A tensor's name is its path below `name`, ``state.0.exp_avg``; tied weights are listed once. Raise CheckpointError
+    for a value that cannot be saved; its message gives the value's path, below `path` (``optimizer``).
     """
     parts = _Parts(more)
     return parts.skeleton(state, path, name), parts.tensors

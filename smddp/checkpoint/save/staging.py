@@ -187,7 +187,7 @@ def _gpus(files: Mapping[str, Mapping[str, torch.Tensor]]) -> set[torch.device]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's bytes in CPU memory are those to write."""
+    """Return whether the tensor's memory can be written to a file unchanged."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 

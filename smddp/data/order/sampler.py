@@ -31,14 +31,14 @@ _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Share:
-    """The part of an epoch that a rank takes part in: all of it, or its host's part."""
+    """The part of an epoch in which a rank takes part: all of it, or its host's part."""
 
     partition: Partition
-    """The cut among the ranks that have the same data."""
+    """How the ranks that have the same data divide it."""
     rank: int
     """This rank's number among them."""
     size: int
-    """The number of samples of the data, which may be more than the cut takes."""
+    """The number of samples in the data. The partition may use fewer."""
     seed: int
     """Decides the order, with epoch and size."""
 
@@ -230,7 +230,7 @@ class ElasticSampler:
         if type(consumed) is not int or not 0 <= consumed <= self._end or not self._is_between_steps(consumed):
             raise ValueError(
                 f"the saved position in the data has consumed={consumed!r}: it must be a multiple of the global "
-                f"batch, {self.global_batch}, from 0 to {self._end}{', or that' if self._short else ''}"
+                f"batch, {self.global_batch}, from 0 to {self._end}{f', or {self._end} itself' if self._short else ''}"
             )
         self._epoch, self._consumed = epoch, consumed
 

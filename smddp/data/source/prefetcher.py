@@ -112,7 +112,10 @@ class Prefetcher:
                 self._call_for_work()
             except NoThreadError as error:
                 self._streams.remove(stream)
-                raise DataError(f"no thread can be started that reads {key}: {error}; raise the limit") from error
+                raise DataError(
+                    f"can't start a thread to read {key}: {error}; raise the limit of threads (ulimit -u, or a "
+                    "container's limit of PIDs)"
+                ) from error
         return stream
 
     def read_into(self, stream: StreamState, memory: memoryview) -> int:

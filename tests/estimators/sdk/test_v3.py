@@ -255,7 +255,7 @@ def test_a_model_trainer_sends_the_same_job(python: str, tmp_path: Path) -> None
     with LocalSageMaker(grace_seconds=10) as platform:
         done = run(python, MODEL_TRAINER, tmp_path, **platform.environment)
     assert done.returncode == 0, done.stderr
-    assert "no place for EnableSageMakerMetricsTimeSeries, ProfilerConfig" in done.stderr
+    assert "does not support EnableSageMakerMetricsTimeSeries, ProfilerConfig" in done.stderr
     sent, by_trainer = json.loads(done.stdout.splitlines()[-1])
     assert sent.pop("ProfilerConfig") == {"DisableProfiler": True}
     assert sent["AlgorithmSpecification"].pop("EnableSageMakerMetricsTimeSeries") is True

@@ -151,7 +151,7 @@ def check_model_trainers(jobs: list[dict[str, Any]], answers: list[dict[str, Any
 
 
 def not_held(arguments: dict[str, Any], request: dict[str, Any]) -> set[str]:
-    """What ModelTrainer has no place for, of what a job asks for by itself."""
+    """What ModelTrainer does not support, of what a job asks for by itself."""
     members = {*request, *request["AlgorithmSpecification"]}
     lost = {name for name in members if name.startswith(("Debug", "Container"))}
     if request["ProfilerConfig"] != {"DisableProfiler": True}:

@@ -51,8 +51,14 @@ def devices(make_cluster: MakeCluster, *visible: Sequence[str]) -> list[str]:
 def test_a_rank_has_the_gpu_of_its_local_rank_where_all_see_the_same(make_cluster: MakeCluster) -> None:
     assert devices(make_cluster, ["a", "b"], ["a", "b"]) == ["cuda:0", "cuda:1"]
     assert devices(make_cluster, ["a", "b", "c"]) == ["cuda:0"]
-    with pytest.raises(DistributedError, match="local rank 2 has no GPU: host localhost runs 3 ranks and has 2"):
+    with pytest.raises(DistributedError, match="local rank 2 lacks a GPU: host localhost runs 3 ranks and has 2 GPUs"):
         devices(make_cluster, ["a", "b"], ["a", "b"], ["a", "b"])
+
+
+def test_a_host_with_fewer_gpus_than_a_rank_asks_for_is_told_to_ask_for_fewer(make_cluster: MakeCluster) -> None:
+    told = r"runs 1 ranks of 4 GPUs \(SMDDP_GPUS_PER_RANK\) and has 2 GPUs .*; lower SMDDP_GPUS_PER_RANK, or"
+    with pytest.raises(DistributedError, match=told):
+        rank_device(make_cluster(1, 1), [["a", "b"]], per_rank=4)
 
 
 def test_a_rank_has_the_first_gpu_where_each_sees_its_own(make_cluster: MakeCluster) -> None:
@@ -61,7 +67,7 @@ def test_a_rank_has_the_first_gpu_where_each_sees_its_own(make_cluster: MakeClus
 
 
 def test_ranks_that_share_one_gpu_are_refused(make_cluster: MakeCluster) -> None:
-    with pytest.raises(DistributedError, match="local rank 1 has no GPU: host localhost runs 2 ranks and has 1"):
+    with pytest.raises(DistributedError, match="local rank 1 lacks a GPU: host localhost runs 2 ranks and has 1 GPU"):
         devices(make_cluster, ["a"], ["a"])
     with pytest.raises(DistributedError, match="local rank 0 a; local rank 1 a, b"):
         devices(make_cluster, ["a"], ["a", "b"])

@@ -150,7 +150,9 @@ class HostLog:
             except Exception:  # of any kind: the thread must go on, for the next lines
                 if not batch:  # the host has ended, and so has the attempt to tell of the lines
                     return
-                logger.warning("%s of %s could not be sent", counted(len(batch), "line"), self._stream, exc_info=True)
+                logger.warning(
+                    "could not send %s to the log stream %s", counted(len(batch), "line"), self._stream, exc_info=True
+                )
                 refused += len(batch)
             else:
                 refused = 0

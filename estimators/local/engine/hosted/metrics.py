@@ -87,7 +87,7 @@ class Metrics:
                 self._matching.send(piece, timestamp)
 
     def settle(self) -> None:
-        """Return when the values of all lines so far are read and sent, in bounded time; end the process."""
+        """Wait, for a bounded time, until the values of all lines so far are sent; then end the process."""
         with self._lock:
             matching, self._matching = self._matching, None
         if matching is not None:

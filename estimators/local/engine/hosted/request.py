@@ -125,8 +125,8 @@ def require_path(path: PurePosixPath, member: str) -> None:
         raise invalid(f"{member} is {ascii(str(path))[:100]}, which is not UTF-8; give another directory.") from None
     if max(sizes) > _MOST_NAME_BYTES or sum(sizes) + len(sizes) > _MOST_PATH_BYTES:
         raise invalid(
-            f"{member} begins with {str(path)[:60]!r}; no name in it may have over {_MOST_NAME_BYTES} bytes, and it "
-            f"may have {_MOST_PATH_BYTES} at most: give a shorter one."
+            f"{member} begins with {str(path)[:60]!r} and is too long: a name in it has at most {_MOST_NAME_BYTES} "
+            f"bytes, and all of it {_MOST_PATH_BYTES}. Give a shorter path."
         )
 
 

@@ -130,7 +130,7 @@ class JobProgress:
         return replace(self.enter(STARTING, now), retries=self.retries + 1)
 
     def enter(self, status: str, now: datetime) -> JobProgress:
-        """Return the progress in a new secondary status; the last one ends, and a terminal one ends at once."""
+        """Return the progress in a new secondary status: the last status ends, a terminal new status ends at once."""
         primary = _PRIMARY.get(status, self.status)
         ended = replace(self.transitions[-1], end=now)
         entered = Transition(status=status, start=now, end=now if primary in _TERMINAL else None)
