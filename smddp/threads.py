@@ -27,10 +27,12 @@ def start_thread(thread: threading.Thread) -> None:
     """Start a thread; raise NoThreadError if none can start. After any other error, the thread may run or not."""
     try:
         thread.start()
-    except RuntimeError as error:
+    except (RuntimeError, KeyError) as error:
         if "new thread" in str(error):
             raise NoThreadError(str(error)) from error
-        if "unlocked lock" in str(error) and error.__context__ is not None:  # a handler's error, within `start`
+        # After an error of a handler, `start` itself may fail: its lock is unlocked, or the thread, which runs, has
+        # removed its own entry.
+        if error.__context__ is not None and ("unlocked lock" in str(error) or isinstance(error, KeyError)):
             raise error.__context__ from None
         raise
 

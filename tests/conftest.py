@@ -160,6 +160,6 @@ def fork_python(fork_server: ForkPython) -> Iterator[ForkPython]:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """A Slurm of two nodes on this machine, whose KillWait is short."""
-    with SlurmCluster(tmp_path_factory.mktemp("slurm"), kill_wait=10) as cluster:
+    """A Slurm of two nodes on this machine."""
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster

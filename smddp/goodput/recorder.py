@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.5, 30.0, 0.01
 """Seconds from one sign of life to the next, and the share of the attempt's time so far."""
-_LAST_SECONDS = 5.0
-"""Bound on the wait for the last write."""
+_LAST_SECONDS = 15.0
+"""Bound on the wait for the last write, behind one that is under way: on a busy disk each may take seconds."""
 
 
 class PartClock:
@@ -254,7 +254,7 @@ class _Writer:
 
     def run(self) -> None:
         """Write the record again and again; the thread's program."""
-        self._write()  # first: an attempt that is killed in the next moment is in the ledger, too
+        pause = self._write()  # first: an attempt that is killed in the next moment is in the ledger, too
         try:
             self.earlier, problems = self._read_earlier()
             for problem in problems:
@@ -263,11 +263,10 @@ class _Writer:
             self._warn(error)
         is_over = False
         while not is_over:
+            self._woken.wait(pause)
+            self._woken.clear()  # first: a `wake` after it is seen here, or ends the next wait
             is_over = self._is_over
-            self._woken.clear()
             pause = self._write()
-            if not (is_over or self._is_over):
-                self._woken.wait(pause)
 
     def _read_earlier(self) -> tuple[Sequence[Attempt], list[str]]:
         attempts, problems = read_attempts(self._store)

@@ -22,7 +22,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-_SETTLE_SECONDS = 2.0
+_SETTLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.05
 
 
@@ -97,7 +97,7 @@ class NodeLines:
         threading.Thread(target=self._listen, args=(line,), daemon=True).start()
 
     def settle(self, failure: JobFailure) -> JobFailure:
-        """Report a failure that ends the job, and return the first one reported by any node; waits at most 2 s."""
+        """Report a failure that ends the job, and return the first one reported by any node, in bounded time."""
         if self._listener is not None or not self._lines:
             return self._decide(failure)
         _send(self._lines[0], asdict(failure))
@@ -176,6 +176,7 @@ class NodeLines:
                 self._failure = JobFailure(**said)
                 self._settled.set()
                 self._tell_failed()
+        self._settled.set()  # a lost first node decides nothing
         if parted:
             self._first_left.set()
         else:

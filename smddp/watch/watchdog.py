@@ -212,7 +212,9 @@ class Watchdog:
         heard = self._hear(own)
         here = [each for each in heard.silent if each.processes == own.processes]
         self._seen = {each.pid: self._seen[each.pid] for each in here if each.pid in self._seen}
-        own = self._exchange.own = replace(own, neighbours={each.rank: self._state(each) for each in here})
+        own = replace(own, neighbours={each.rank: self._state(each) for each in here})
+        if not self._over.is_set():  # else `__exit__` may have shared the end already
+            self._exchange.own = own
         if own.idle < after:
             self._logged.clear()
             self.verdict = ""

@@ -53,7 +53,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 EnforcePartLimits=ALL
-KillWait={kill_wait}
+KillWait=30
 MessageTimeout=30
 ReturnToService=2
 {nodes}
@@ -76,12 +76,10 @@ class SlurmCluster:
 
     Args:
         directory: An empty one of its own, with a short path: sockets lie in it.
-        kill_wait: Slurm's KillWait, seconds from SIGTERM to SIGKILL.
     """
 
-    def __init__(self, directory: Path, *, kill_wait: int = 30) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._kill_wait = kill_wait
         self._processes: list[subprocess.Popen[bytes]] = []
         self.programs = directory / "bin"
         """Slurm's commands, each of which enters the cluster's namespace."""
@@ -218,7 +216,6 @@ class SlurmCluster:
                 first=first,
                 last=first + _SRUN_PORTS - 1,
                 directory=self._directory,
-                kill_wait=self._kill_wait,
                 nodes=nodes,
                 names=",".join(NODES),
             )

@@ -93,7 +93,7 @@ def test_no_thread_is_left_after_the_wait() -> None:
         worker = Worker(lambda: None, "worker")
         worker.start()
         assert worker.wait(30)
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # one of an earlier test may end
 
 
 def test_a_fork_has_no_worker() -> None:

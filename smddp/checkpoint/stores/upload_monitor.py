@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_PAUSE = 10.0  # seconds between two checks, at most
 _FIRST_PAUSE = 0.05  # seconds between the first two looks of `settle`, which grow rarer
 _MOST_PATIENCE = 15.0  # seconds that `settle` waits for the agent, at most
+_LAST_LOOK_SECONDS = 5.0  # bound on the last look of `close`
 
 
 @dataclass(kw_only=True, slots=True)
@@ -119,10 +120,10 @@ class UploadMonitor(CommitListener):
         return settled.is_set()
 
     def close(self) -> None:
-        """Look once more and stop watching, after one second at most, and log the checkpoints that have not arrived."""
+        """Look once more and stop watching, in bounded time, and log the checkpoints that have not arrived."""
         self._closing.set()
         if self._thread is not None:
-            self._thread.join(timeout=1.0)
+            self._thread.join(_LAST_LOOK_SECONDS)
         with self._lock:
             left = list(self._expected.values())
         for expected in left:
@@ -194,15 +195,16 @@ class UploadMonitor(CommitListener):
 
     def _quietly(self, expected: _Expected, ask: Callable[[], bool]) -> bool:
         """Call `ask`; on an error return False, and log at most one warning per `bound_seconds`."""
-        expected.trouble = ""
         try:
-            return ask()
+            found = ask()
         except (CheckpointError, OSError, ValueError) as error:  # ValueError: a file has become empty
             expected.trouble = str(error)
             if time.monotonic() - self._trouble_said > self._bound:
                 self._trouble_said = time.monotonic()
                 logger.warning("could not see whether the checkpoints of %s arrive in S3: %s", self._source, error)
             return False
+        expected.trouble = ""  # only now: another thread may tell it meanwhile
+        return found
 
 
 def missing_files(store: Store, committed: bytes, *, among: Collection[str]) -> list[str]:

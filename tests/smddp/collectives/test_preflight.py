@@ -55,7 +55,7 @@ def test_healthy_hosts_are_told_with_their_bandwidth_and_train(run_ranks):
 
 @pytest.mark.slow
 def test_a_slow_host_is_named_and_training_begins(run_ranks):
-    ends = run_hosts(run_ranks, "time.sleep(0.3); real(own, received, rank, group)")
+    ends = run_hosts(run_ranks, "time.sleep(1.0); real(own, received, rank, group)")
     assert [end.code for end in ends] == [0, 0, 0], ends[0].logged
     assert "(node 1) is slow" in ends[0].logged
     assert ends[0].logged.count("is slow") == 1

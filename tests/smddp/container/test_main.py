@@ -81,8 +81,8 @@ def test_gives_up_after_the_bound_and_names_the_hosts(monkeypatch):
 
 
 def test_the_bound_holds_while_the_resolver_itself_hangs(monkeypatch):
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: time.sleep(5))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: time.sleep(60))
     start = time.monotonic()
     with pytest.raises(ClusterError):
         await_names(["algo-1"], seconds=0.1)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30

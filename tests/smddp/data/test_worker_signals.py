@@ -129,7 +129,7 @@ def start(tmp_path: Path, loader: str) -> tuple[subprocess.Popen[str], list[int]
 
 
 def await_end(workers: list[int]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60  # a worker looks for its parent every five seconds
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, workers))

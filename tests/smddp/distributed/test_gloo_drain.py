@@ -9,6 +9,7 @@ import pytest
 
 PROGRAM = """
 import os, threading, time, weakref
+from pathlib import Path
 import torch
 import torch.distributed as dist
 import smddp
@@ -41,8 +42,11 @@ def main():
     group = dist.new_group() if way == "subgroup" else None
     models.append(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), process_group=group))
     dist.barrier()
-    time.sleep(0.3 * dist.get_rank())  # rank 0 has dropped its own references by then
+    begun = Path(__file__).with_name("begun")
+    while dist.get_rank() == 1 and not begun.exists():  # rank 0 drops its own references first
+        time.sleep(0.01)
     begin(group)
+    begun.touch()
     if way == "failure":
         raise ValueError("a bad label")
 

@@ -181,9 +181,9 @@ def test_rank_0_tells_which_rank_it_waits_for_where_and_how_long(
     monkeypatch.setattr(module, "Heartbeat", partial(Heartbeat, every=0.02))
     port = free_port()
     first = master(make_cluster, 0, port, port_from="MASTER_PORT=1")
-    with pytest.raises(DistributedError, match="rank 0 waited 0"):
-        meet(connect(first, WAIT, {}, serve=True), first, timedelta(seconds=0.5))
-    told = f"1 of 2 ranks have arrived at 127.0.0.1:{port}; waiting for rank 1, at most 0.5 s: 0 s so far"
+    with pytest.raises(DistributedError, match="rank 0 waited 3"):
+        meet(connect(first, WAIT, {}, serve=True), first, timedelta(seconds=3))
+    told = f"1 of 2 ranks have arrived at 127.0.0.1:{port}; waiting for rank 1, at most 3 s: 0 s so far"
     assert told in caplog.messages
 
 
@@ -210,14 +210,14 @@ def test_a_rank_tells_which_master_it_waits_for_and_how_long(
     port = free_port()
     rank = replace(master(make_cluster, 1, port, port_from="MASTER_PORT=1"), launcher=launcher)
     with pytest.raises(DistributedError) as refused:
-        connect(rank, timedelta(seconds=1), environ, serve=True)
+        connect(rank, timedelta(seconds=3), environ, serve=True)
     assert re.fullmatch(
-        rf"rank 1 on \S+ could not reach the master at 127\.0\.0\.1:{port} within 1 s \(Connection refused\); is the "
+        rf"rank 1 on \S+ could not reach the master at 127\.0\.0\.1:{port} within 3 s \(Connection refused\); is the "
         r"address right, is rank 0 running, is the port open between the hosts\?",
         str(refused.value),
     )
     told = (
-        rf"rank 1 on \S+ waits for the master at 127\.0\.0\.1:{port}, where nobody listens yet, at most 1 s: 0 s so far"
+        rf"rank 1 on \S+ waits for the master at 127\.0\.0\.1:{port}, where nobody listens yet, at most 3 s: 0 s so far"
     )
     assert {record.levelname for record in caplog.records if re.fullmatch(told, record.message)} == {level}
     assert "frame #" not in capfd.readouterr().err  # torch's, for each attempt to reach a store

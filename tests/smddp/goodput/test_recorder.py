@@ -50,24 +50,35 @@ def test_an_error_ends_no_part_but_the_end_of_a_generator_does() -> None:
     assert clock.part == "training"
 
 
-def test_what_a_rewind_undoes_is_lost_and_the_rest_stays() -> None:
+class Clock:
+    """A clock that the test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_a_rewind_undoes_is_lost_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Clock()
+    monkeypatch.setattr(recorder_module, "perf_counter", now)
     clock = PartClock()
     clock.enter("training")
     clock.mark_start(0)
-    time.sleep(0.02)
+    now.now += 2
     clock.mark(5)
-    time.sleep(0.03)
+    now.now += 3
     clock.mark(8)
     clock.enter("data")
-    time.sleep(0.02)
+    now.now += 2
     before = clock.seconds()
     clock.go_back(5, undone=4)
     after = clock.seconds()
     assert [mark.step for mark in clock.marks] == [0, 5]
     assert (clock.undone, after["training"]) == (4, clock.marks[-1].seconds["training"])
     assert after["start"] == before["start"]
-    assert after["lost"] >= 0.05 > 0.01 > after["data"]
-    assert sum(after.values()) == pytest.approx(sum(before.values()), abs=0.01)
+    assert (after["lost"], after["data"]) == (5, 0)
+    assert sum(after.values()) == sum(before.values())
 
 
 def test_a_copy_from_another_thread_always_adds_up() -> None:
@@ -106,15 +117,6 @@ def test_a_hang_takes_the_time_since_the_last_part_and_leaves_the_marks() -> Non
     clock.begin_hang()
     assert clock.seconds()["hang"] >= 0.03
     assert clock.seconds()["training"] >= clock.marks[-1].seconds["training"] >= 0.02
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_hangs_within_one_part_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,13 +228,13 @@ def test_a_dropped_recorder_ends_its_thread(tmp_path: Path) -> None:
     thread = recorder._thread
     del recorder
     gc.collect()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
 def _await(condition: object, *, wait: float = 0.01) -> None:
     assert callable(condition)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             if condition():
@@ -240,4 +242,4 @@ def _await(condition: object, *, wait: float = 0.01) -> None:
         except IndexError:  # no record yet
             pass
         time.sleep(wait)
-    pytest.fail("it did not happen in 10 s")
+    pytest.fail("it did not happen in 60 s")

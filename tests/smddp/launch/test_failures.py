@@ -181,7 +181,11 @@ def test_ranks_that_ended_alike_are_told_in_one_line(start, script, ending, told
         ("if rank == 0: raise ValueError('the data is broken')\ntime.sleep(600)", "(rank 0 of 2 on algo-1)"),
         ("if rank == 1: raise ValueError('the data is broken')\ntime.sleep(600)", "(rank 1 of 2 on algo-2)"),
         ("raise ValueError('the data is broken')", "(rank "),
-        (f"if rank == 0: {LOST}\ntime.sleep(1); raise ValueError('the data is broken')", "(rank 1 of 2 on algo-2)"),
+        (
+            "if rank: open('ready', 'w').close()\nwhile not os.path.exists('ready'): time.sleep(0.01)\n"
+            f"if rank == 0: {LOST}\ntime.sleep(1); raise ValueError('the data is broken')",
+            "(rank 1 of 2 on algo-2)",
+        ),
     ],
     ids=["of the first host", "of the second host", "of all ranks", "after one that lost contact"],
 )

@@ -86,7 +86,7 @@ def test_the_first_node_goes_last_and_waits_for_nobody_for_ever(nodes, monkeypat
     leaving.join(0.5)
     assert leaving.is_alive()
     nodes[1].part()
-    leaving.join(5)
+    leaving.join(60)
     assert not leaving.is_alive()
     monkeypatch.setattr(module, "_PART_SECONDS", 0.1)
     meet(nodes)
@@ -133,9 +133,9 @@ def test_a_node_that_comes_late_and_counts_differently_does_not_end_the_job(node
 def test_the_first_node_tells_which_node_it_waits_for_where_and_how_long(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "Heartbeat", partial(Heartbeat, every=0.02))
-    monkeypatch.setattr(module, "JOIN_SECONDS", 0.5)
+    monkeypatch.setattr(module, "JOIN_SECONDS", 3.0)
     port = free_port()
     with pytest.raises(RendezvousTimeoutError, match="nodes 1, 2 did not come"):
         node_of(0, nodes=3, port=port).next_rendezvous()
-    told = f"1 of 3 nodes have arrived at 127.0.0.1:{port}; waiting for nodes 1, 2, at most 0.5 s: 0 s so far"
+    told = f"1 of 3 nodes have arrived at 127.0.0.1:{port}; waiting for nodes 1, 2, at most 3 s: 0 s so far"
     assert told in caplog.messages

@@ -292,7 +292,7 @@ def main(job: smddp.Job):
     job.stop()
     assert job.end() == 1, job.log
     assert time.monotonic() - asked < 40
-    assert "it was not durable after 3 s; the next attempt begins anew" in job.failure
+    assert re.search("it was not durable after [123] s; the next attempt begins anew", job.failure), job.failure
     assert job.steps == []
 
 

@@ -159,6 +159,7 @@ def test_an_evaluation_that_takes_too_long_is_left_with_all_steps_saved(tmp_path
         TRAINER
         + """
 from smddp.training import save_schedule
+from smddp.training.active_runs import active_runs
 
 def main(job):
     save_schedule._LONG_EVALUATION_SECONDS = 0.0  # two batches are expected to be short
@@ -167,7 +168,8 @@ def main(job):
     for _ in trainer.epochs(3):
         train(trainer, loader)
         for batch in trainer.batches(evaluation):
-            time.sleep(0.5)  # the checkpoint of before it becomes durable
+            while not active_runs.all_work_is_durable():  # the checkpoint of before it
+                time.sleep(0.01)
             ready()
             threading.Event().wait(60)
 """,

@@ -158,14 +158,20 @@ def test_a_process_that_gets_little_of_a_core_is_not_still(monkeypatch: pytest.M
 
 
 def test_a_thread_computes_also_where_others_have_the_cores() -> None:
-    core = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
+    # Nice, for they would take a core from the other tests.
+    core = f"import os; os.nice(10); os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
     # The main thread sleeps with Python's lock; the other one wakes up 200 times a second to ask for it.
     blocked = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(0.5,), daemon=True).start()\n"
-    blocked += "ctypes.PyDLL(None).sleep(600)"
-    programs = {"starved": "os.nice(5)\nwhile True: pass", "blocked": blocked}
+    blocked += "sleep = ctypes.PyDLL(None).sleep\nprint('ready', flush=True)\nsleep(600)"
+    programs = {"blocked": blocked, "starved": "os.nice(5)\nprint('ready', flush=True)\nwhile True: pass"}
     programs |= {f"load {number}": "while True: pass" for number in range(8)}
-    children = {name: subprocess.Popen([sys.executable, "-c", core + each]) for name, each in programs.items()}
+    children: dict[str, subprocess.Popen[bytes]] = {}
     try:
+        for name, each in programs.items():
+            said = None if name.startswith("load") else subprocess.PIPE
+            child = children[name] = subprocess.Popen([sys.executable, "-c", core + each], stdout=said)
+            if child.stdout is not None:
+                assert child.stdout.readline() == b"ready\n"
         time.sleep(3)
         before = {name: process_tree.threads(each.pid) for name, each in children.items()}
         time.sleep(3)
@@ -176,7 +182,7 @@ def test_a_thread_computes_also_where_others_have_the_cores() -> None:
     finally:
         for each in children.values():
             each.kill()
-            each.wait()
+            each.communicate()
 
 
 def test_the_network_counts_where_a_rank_may_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,11 @@ class SlurmHost(Supervised):
         if "pid" not in answer:
             self._output.close()
             self.wait()
-            if "error" not in answer:  # the supervisor said nothing: srun could not start it
+            if (
+                "error" not in answer
+            ):  # the supervisor said nothing: Slurm has ended the job, or srun could not start it
+                if (lost := self._loss(srun.returncode)) is not None:
+                    raise ExecutorError(f"{program.name} was lost: {lost}")
                 raise ExecutorError(f"{program.name}: srun started nothing on {node}: {' '.join(self._words)}")
             remedy = " Give Slurm(isolated=False)." if answer.get("no_namespaces") else ""
             raise not_started(program, f"on {node}: {answer['error']}.{remedy}".replace("..", "."))

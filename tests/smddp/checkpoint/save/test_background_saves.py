@@ -106,7 +106,7 @@ def test_there_is_no_thread_when_there_is_nothing_to_do() -> None:
         task.submit(lambda _: None, name="nothing")
         task.wait()
         task.result()
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # one of an earlier test may end
 
 
 def test_it_keeps_nothing_of_what_it_did() -> None:

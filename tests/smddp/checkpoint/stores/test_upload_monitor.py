@@ -184,11 +184,14 @@ def test_an_agent_that_copies_at_the_same_time_does_no_harm(
 
 
 @pytest.mark.slow
-def test_the_stop_uploads_the_newest_that_the_agent_left(source: DirectoryStore, store: S3Store) -> None:
+def test_the_stop_uploads_the_newest_that_the_agent_left(
+    source: DirectoryStore, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_monitor, "_MOST_PATIENCE", 2.0)
     with watching(source, store) as arrival:
         saved(source, arrival, 1)
         saved(source, arrival, 2)
-        assert arrival.settle(6.0)
+        assert arrival.settle(60.0)
     assert inspect(store, 2).status == "valid"
     assert store.read_manifest(1) is None
 
@@ -236,11 +239,12 @@ def test_a_wait_for_the_agent_is_told(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(upload_monitor, "Heartbeat", partial(Heartbeat, every=0.02))
+    monkeypatch.setattr(upload_monitor, "_MOST_PATIENCE", 0.5)
     target = DirectoryStore(tmp_path / "target")
     with watching(source, target) as arrival:
         saved(source, arrival, 8)
-        assert arrival.settle(1.5)  # uploaded, after 0.5 s
-    assert f"waiting until {target.path(8)} is in S3, at most 2 s: 0 s so far" in caplog.messages
+        assert arrival.settle(60.0)  # uploaded, after 0.5 s
+    assert f"waiting until {target.path(8)} is in S3, at most 60 s: 0 s so far" in caplog.messages
 
 
 @pytest.mark.parametrize("fault", [Fault.SILENCE, Fault.EXPIRED])
@@ -271,9 +275,11 @@ def test_trouble_with_s3_is_said_once_and_does_not_end_the_watch(
     proxy: FaultProxy,
     agent: Agent,
     said: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(upload_monitor, "_LONGEST_PAUSE", 0.3)
     proxy.begin(lambda _: Fault.EXPIRED)
-    with watching(source, through(), bound_seconds=3.0) as arrival:
+    with watching(source, through(), bound_seconds=60.0) as arrival:
         saved(source, arrival, 1)
         until(lambda: len(proxy.requests) >= 4)
         assert [line.count("could not see whether") for line in said()] == [1]

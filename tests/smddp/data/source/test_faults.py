@@ -42,7 +42,7 @@ def test_comes_through_a_fault(through: Callable[..., S3Source], proxy: FaultPro
 def test_what_broke_off_is_asked_for_from_there_on(
     through: Callable[..., S3Source], proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = through(part_size=8 * MIB)
+    source = through(part_size=8 * MIB, timeout=30.0)  # a busy server is asked once
     sent: list[int] = []
 
     def count(number: int) -> Fault | None:
@@ -158,7 +158,7 @@ def test_a_stream_closed_while_s3_is_silent_ends_with_the_timeout(
     time.sleep(0.2)
     started = time.monotonic()
     stream.close()
-    assert time.monotonic() - started < 3.0
+    assert time.monotonic() - started < 20.0
     assert stream_threads() == 0
 
 
