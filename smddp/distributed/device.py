@@ -103,15 +103,15 @@ def rank_device(cluster: Cluster, visible: Sequence[Sequence[str]], *, per_rank:
     if first + per_rank > len(own):
         each = "" if per_rank == 1 else f" of {per_rank} GPUs ({GPUS_PER_RANK_VARIABLE})"
         most = len(own) // per_rank
-        remedy = (
+        fewer = (
             f"start at most {counted(most, 'process', 'processes')} a host"
             if most
             else f"lower {GPUS_PER_RANK_VARIABLE}"
         )
         raise DistributedError(
-            f"local rank {cluster.local_rank} lacks a GPU: host {cluster.host} runs {cluster.local_world_size} "
-            f"ranks{each} and has {counted(len(own), 'GPU')} (CUDA_VISIBLE_DEVICES counts); {remedy}, or set "
-            f"{DEVICE_VARIABLE}=cpu to train on the CPU"
+            f"local rank {cluster.local_rank} lacks a GPU: host {cluster.host} runs "
+            f"{counted(cluster.local_world_size, 'rank')}{each} and has {counted(len(own), 'GPU')} "
+            f"(CUDA_VISIBLE_DEVICES counts); {fewer}, or set {DEVICE_VARIABLE}=cpu to train on the CPU"
         )
     return torch.device(device_kind() or "cuda", first)
 

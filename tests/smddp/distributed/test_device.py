@@ -56,9 +56,9 @@ def test_a_rank_has_the_gpu_of_its_local_rank_where_all_see_the_same(make_cluste
 
 
 def test_a_host_with_fewer_gpus_than_a_rank_asks_for_is_told_to_ask_for_fewer(make_cluster: MakeCluster) -> None:
-    told = r"runs 1 ranks of 4 GPUs \(SMDDP_GPUS_PER_RANK\) and has 2 GPUs .*; lower SMDDP_GPUS_PER_RANK, or"
+    told = r"runs 1 rank of 4 GPUs \(SMDDP_GPUS_PER_RANK\) and has 2 GPUs .*; lower SMDDP_GPUS_PER_RANK, or"
     with pytest.raises(DistributedError, match=told):
-        rank_device(make_cluster(1, 1), [["a", "b"]], per_rank=4)
+        rank_device(make_cluster(0, 1), [["a", "b"]], per_rank=4)
 
 
 def test_a_rank_has_the_first_gpu_where_each_sees_its_own(make_cluster: MakeCluster) -> None:

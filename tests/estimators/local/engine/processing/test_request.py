@@ -73,7 +73,7 @@ ATHENA = {
             "FeatureStoreOutput is not offered by the local platform; write files",
         ),
         (left(LocalPath="/tmp/out"), "Output out: LocalPath is '/tmp/out'; give a directory below"),
-        (left(LocalPath="/opt/ml/processing/" + "é" * 200), "no name in it may have over 255 bytes"),
+        (left(LocalPath="/opt/ml/processing/" + "é" * 200), "a name in it has at most 255 bytes"),
         (left(LocalPath="/opt/ml/processing/\ud800"), "which is not UTF-8"),
         (cluster(InstancePreferences=[{"InstanceType": "ml.m5.large"}]), "InstancePreferences is not offered"),
         (cluster(), "ClusterConfig has no InstanceType and no InstanceCount; give both"),
