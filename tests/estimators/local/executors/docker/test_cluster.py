@@ -73,7 +73,7 @@ def left_of(job: str) -> list[str]:
 
 
 def await_nothing_left(job: str) -> None:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while left := left_of(job):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -263,6 +263,18 @@ def test_a_container_that_others_end_is_lost(enter: Enter, job: str, command: tu
     assert end.lost is not None and end.lost.startswith(
         ("its container was killed from outside", "its container is gone")
     )
+
+
+def test_a_kill_that_docker_notes_late_is_known(
+    enter: Enter, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_at_first = f'[ "$1" = events ] && mkdir "$0.asked" 2>/dev/null && exit; exec {shutil.which("docker")} "$@"'
+    fake_docker(tmp_path / "bin", nothing_at_first)
+    monkeypatch.setattr(docker_program, "program", lambda: str(tmp_path / "bin" / "docker"))
+    host = start(enter(), "sleep", "60")
+    docker("kill", container_of(job))
+    said(host)
+    assert host.wait() == Exit(code=137, lost="its container was killed from outside (exit code 137)")
 
 
 def test_a_program_that_chose_the_exit_code_of_a_kill_is_not_said_to_be_killed(enter: Enter) -> None:
@@ -476,18 +488,17 @@ def test_a_reaper_whose_docker_hangs_is_not_waited_for(
     prepare: Enter, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     flag = tmp_path / "hangs"
-    hangs = f'[ "$1" = rm ] && [ -e {flag} ] && exec sleep 3; exec {shutil.which("docker")} "$@"'
+    hangs = f'[ "$1" = rm ] && while [ -e {flag} ]; do sleep 0.1; done; exec {shutil.which("docker")} "$@"'
     fake_docker(tmp_path / "bin", hangs)
     monkeypatch.setattr(container_reaper_process, "program", lambda: str(tmp_path / "bin" / "docker"))
     monkeypatch.setattr(container_reaper_process, "REMOVED_SECONDS", 0.3)
-    began = time.monotonic()
-    with prepare() as hosts:
-        start(hosts, "sleep", "60")
-        flag.touch()
-        began = time.monotonic()
-    assert time.monotonic() - began < 2
-    assert "Docker has not removed the containers of" in caplog.text
-    flag.unlink()
+    try:
+        with prepare() as hosts:
+            start(hosts, "sleep", "60")
+            flag.touch()
+        assert "Docker has not removed the containers of" in caplog.text
+    finally:
+        flag.unlink(missing_ok=True)
     await_nothing_left(job)
 
 
