@@ -13,6 +13,7 @@ metric could be parsed from it. Notes on the copy:
 
 from __future__ import annotations
 
+import array
 import errno
 import fcntl
 import os
@@ -30,7 +31,10 @@ from typing import IO, BinaryIO, Protocol
 STDOUT, STDERR = 1, 2
 
 OUTPUT_SECONDS = 1.0
-"""Seconds to wait for the rest of the output after a process ended: a daemon may keep its pipe open."""
+"""Seconds to wait for the end of the output after a process ended: a daemon may keep its pipe open."""
+
+BEHIND_SECONDS = 10.0
+"""Further seconds to wait while bytes are unread or not yet written: the thread may have got no core."""
 
 PARTIAL_SECONDS = 0.2
 """Seconds before a terminal receives the start of a line: a prompt, or a progress bar without newline."""
@@ -49,6 +53,8 @@ MOST_KEPT = 256 << 10
 """Bytes of a line that are held back at most, CloudWatch's limit for an event; a longer line is split."""
 
 TAIL_BYTES = 64 << 10
+
+_LOOK_SECONDS = 0.02
 
 # One lock for each target file or pipe, by device and inode: standard output and standard error may be the same one. A
 # thread owns it while it writes whole lines, and takes no other lock meanwhile. The wait has no bound: a write lasts
@@ -150,15 +156,24 @@ def copy_lines(source: int, target: int, heed: Callable[[bytes], None] | None = 
     _copy({source: _LineCopy(target, heed)})
 
 
-def _copy(copies: Mapping[int, _LineCopy], is_left: Callable[[], bool] = lambda: False) -> None:
-    """Copy several streams until all have ended, in one thread, which keeps the order of lines as far as possible."""
+def _copy(
+    copies: Mapping[int, _LineCopy], is_left: Callable[[], bool] = lambda: False, idle: threading.Event | None = None
+) -> None:
+    """Copy several streams until all have ended, in one thread, which keeps the order of lines as far as possible.
+
+    `idle` is set while each byte that was read is written, or kept as the start of a line.
+    """
+    idle = idle or threading.Event()
     poller = select.poll()
     for source in copies:
         poller.register(source, select.POLLIN)
     open_copies = dict(copies)
     while open_copies:
         keeps = any(copy.keeps for copy in open_copies.values())
-        for source, _ in poller.poll(PARTIAL_SECONDS * 1000 if keeps else None):
+        idle.set()
+        ready = poller.poll(PARTIAL_SECONDS * 1000 if keeps else None)
+        idle.clear()
+        for source, _ in ready:
             if chunk := _read(source):
                 open_copies[source].take(chunk)
             else:
@@ -173,6 +188,7 @@ class OutputCopy:
 
     def __init__(self, process: Piped, heed: Callable[[bytes], None]) -> None:
         self._left = threading.Event()
+        self._idle = threading.Event()
         copies: dict[IO[bytes], _LineCopy] = {}
         for source, target, heeded in ((process.stdout, STDOUT, None), (process.stderr, STDERR, heed)):
             if source is not None:
@@ -180,16 +196,28 @@ class OutputCopy:
                 copies[source] = _LineCopy(target, heeded, pseudoterminal=terminal)
 
         def copy_all() -> None:  # the closure refers to the streams, which keeps them open
-            _copy({source.fileno(): copy for source, copy in copies.items()}, self._left.is_set)
+            _copy({source.fileno(): copy for source, copy in copies.items()}, self._left.is_set, self._idle)
 
+        self._copies = copies
         self._thread = threading.Thread(target=copy_all, daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for the rest of the output, at most `OUTPUT_SECONDS`: a daemon may keep the pipe open."""
+        """Wait until all is copied that the ended process wrote, also if a daemon keeps the pipe open."""
+        # 1. Most pipes end with their process, and the thread ends with them.
+        # 2. If a pipe stays open, all is copied once no byte is unread and the thread is idle. The order matters: the
+        #    thread is not idle from before it reads until it has written.
+        # 3. Then the start of a line is written, too: its newline will not come.
+        # 4. `BEHIND_SECONDS` bounds 2 and 3: a daemon may print without a pause, and the target's reader may not read.
         self._thread.join(OUTPUT_SECONDS)
+        deadline = time.monotonic() + BEHIND_SECONDS
+        self._wait_while(lambda: any(map(_has_unread, self._copies)) or not self._idle.is_set(), deadline)
         self._left.set()
-        self._thread.join(2 * PARTIAL_SECONDS)
+        self._wait_while(lambda: any(copy.keeps for copy in self._copies.values()), deadline)
+
+    def _wait_while(self, is_behind: Callable[[], bool], deadline: float) -> None:
+        while self._thread.is_alive() and is_behind() and time.monotonic() < deadline:
+            self._thread.join(_LOOK_SECONDS)
 
 
 class ChildStreams:
@@ -242,6 +270,16 @@ def _copy_size(terminal: int, pseudoterminal: int) -> None:
     with suppress(OSError):  # it has none, or is gone
         columns, rows = os.get_terminal_size(terminal)
         fcntl.ioctl(pseudoterminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _has_unread(source: IO[bytes]) -> bool:
+    """Return whether bytes are in a pipe or pseudoterminal; False if it can't be asked."""
+    count = array.array("i", [0])
+    try:
+        fcntl.ioctl(source, termios.FIONREAD, count)
+    except (OSError, ValueError):  # it is closed
+        return False
+    return count[0] > 0
 
 
 def _read(source: int) -> bytes:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
 
 import pytest
 
 from smddp.process import output_lines
-from smddp.process.output_lines import MOST_KEPT, copy_lines, merge_lines
+from smddp.process.output_lines import MOST_KEPT, OutputCopy, copy_lines, merge_lines
 
 
 def copy(*pieces: bytes) -> list[int]:
@@ -139,3 +143,77 @@ def test_a_line_without_end_is_written_in_parts_and_takes_no_memory() -> None:
         tracemalloc.stop()
     assert sum(heard) == size + len(b"\n")  # a line ends with its stream
     assert max(heard) < 2 * MOST_KEPT
+
+
+class Ended:
+    """A process that has ended, while a daemon keeps its standard error open."""
+
+    stdout = None
+
+    def __init__(self) -> None:
+        reading, self.kept_open = os.pipe()
+        self.stderr: IO[bytes] = open(reading, "rb")  # noqa: PTH123, SIM115 - a descriptor
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ended]:
+    monkeypatch.setattr(output_lines, "OUTPUT_SECONDS", 0.01)
+    process = Ended()
+    yield process
+    os.close(process.kept_open)
+
+
+class LatePoll:
+    """A poll object for a thread that gets no core for a while before each look."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._poll, name)
+
+    def poll(self, *arguments: Any) -> Any:
+        time.sleep(0.3)
+        return self._poll.poll(*arguments)
+
+
+@pytest.mark.parametrize("late", ["poll", "read", "write"])
+def test_what_an_ended_process_wrote_is_copied_by_a_late_thread_too(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    read, heard = output_lines._read, [b""]
+
+    def read_late(source: int) -> bytes:
+        chunk = read(source)
+        time.sleep(0.3)
+        return chunk
+
+    def heed(data: bytes) -> None:
+        time.sleep(0.3 if late == "write" else 0)
+        heard.append(data)
+
+    if late == "poll":
+        polls = SimpleNamespace(poll=LatePoll, POLLIN=select.POLLIN, PIPE_BUF=select.PIPE_BUF)
+        monkeypatch.setattr(output_lines, "select", polls)
+    if late == "read":
+        monkeypatch.setattr(output_lines, "_read", read_late)
+    os.write(ended.kept_open, b"last\nand half a line")
+    OutputCopy(ended, heed).finish()
+    assert b"".join(heard) == b"last\nand half a line\n"
+
+
+def test_a_thread_that_never_goes_on_is_not_waited_for(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_lines, "BEHIND_SECONDS", 0.1)
+    begun, goes_on, heard = threading.Event(), threading.Event(), [b""]
+
+    def heed(data: bytes) -> None:
+        begun.set()
+        goes_on.wait(100)
+        heard.append(data)
+
+    copy = OutputCopy(ended, heed)
+    os.write(ended.kept_open, b"line\n")
+    assert begun.wait(60)
+    copy.finish()
+    assert heard == [b""]
+    goes_on.set()
