@@ -41,7 +41,9 @@ PRESIGNING = "s3v4"
 """Signature version of S3's presigned URLs: the platform knows Version 4 only, and botocore chooses Version 2 in old
 regions."""
 
-_ANSWER_SECONDS = 10
+_ANSWER_SECONDS = 60
+"""Time limit in seconds for an answer, as boto3's. It bounds the wait for a platform that hangs: one that has ended
+refuses the connection at once, and one that gets no core or waits for its disk may answer late."""
 ROLE = f"arn:aws:iam::{ACCOUNT_ID}:role/SmddpLocal"
 
 _FILE = "access.json"

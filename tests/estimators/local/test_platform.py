@@ -347,12 +347,26 @@ def test_a_job_that_runs_when_its_platform_ends_saves_a_checkpoint_first(job_req
         assert platform.boto_session.kept_in == str(tmp_path)
 
 
+IMPATIENT = (
+    "from estimators.local.storage import seaweedfs; seaweedfs._RELEASE_SECONDS = 0.5; "
+    "from estimators.local.serve import main; main()"
+)
+"""A server that does not wait as long for another one's end as it should."""
+
+
 @pytest.mark.seaweedfs
 @pytest.mark.slow
-def test_a_second_platform_on_a_directory_is_refused_in_one_line(tmp_path, caplog):
+def test_a_second_platform_on_a_directory_is_refused_in_one_line(tmp_path, caplog, monkeypatch):
+    def start_impatient(command, **options):
+        is_server = command[1:3] == ["-m", "estimators.local.serve"]
+        return start([command[0], "-c", IMPATIENT, *command[3:]] if is_server else command, **options)
+
     first, second = (LocalSageMaker(tmp_path, storage="disk") for _ in range(2))
-    with first, pytest.raises(LocalPlatformError, match="in use by another local platform"):
-        second.start()
+    start = subprocess.Popen
+    with first:
+        monkeypatch.setattr(subprocess, "Popen", start_impatient)
+        with pytest.raises(LocalPlatformError, match="in use by another local platform"):
+            second.start()
     assert "another program listens" not in caplog.text
 
 
@@ -428,7 +442,7 @@ def test_a_program_that_ends_without_a_stop_says_which_jobs_end_with_it(fork_pyt
     assert (program.returncode, "ValueError: of the script" in program.stderr) == (
         (1, True) if end == "raise" else (0, False)
     )
-    assert not list(tmp_path.iterdir())
+    await_that(lambda: not list(tmp_path.iterdir()))  # the program has waited for the reaper, but not for ever
 
 
 ON_DISK_WITHOUT_A_BLOCK = """
