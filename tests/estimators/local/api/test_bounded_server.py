@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -80,7 +80,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def connect(server: Server) -> socket.socket:
-    return socket.create_connection(server.server_address[:2], timeout=10)
+    return socket.create_connection(server.server_address[:2], timeout=60)
 
 
 def ask(server: Server, path: str = "/") -> bytes:
@@ -89,7 +89,8 @@ def ask(server: Server, path: str = "/") -> bytes:
         return client.makefile("rb").read()
 
 
-def test_idle_connections_give_way_the_oldest_first(server: Server) -> None:
+def test_idle_connections_give_way_the_oldest_first(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_server, "GRACE_SECONDS", 0.05)
     with ExitStack() as stack:
         idle = [stack.enter_context(connect(server)) for _ in range(10 * MOST)]
         for _ in range(3):
@@ -110,7 +111,7 @@ def test_a_connection_whose_request_is_on_its_way_does_not_give_way(
         with pytest.raises(TimeoutError):
             late.recv(1)
         clients[0].sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
-        late.settimeout(10)
+        late.settimeout(60)
         assert [client.recv(12) for client in (clients[0], late)] == [b"HTTP/1.1 200"] * 2
 
 
@@ -155,7 +156,7 @@ def test_a_request_that_is_being_read_does_not_give_way(server: Server, monkeypa
         early, *idle = [stack.enter_context(connect(server)) for _ in range(MOST)]
         monkeypatch.setattr(http.client, "parse_headers", parse_late)
         early.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert server.reached.acquire(timeout=10)
+        assert server.reached.acquire(timeout=60)
         stack.enter_context(connect(server))
         assert idle[0].recv(1) == b"", "the oldest that waits makes room"
         server.gate.set()
@@ -185,7 +186,7 @@ def check_that_none_gives_way(server: Server, asking: list[socket.socket]) -> No
         with pytest.raises(TimeoutError):
             late.recv(1)
         server.gate.set()
-        late.settimeout(10)
+        late.settimeout(60)
         assert [client.recv(12) for client in (*asking, late)] == [b"HTTP/1.1 200"] * (MOST + 1)
 
 
@@ -194,14 +195,14 @@ def test_a_request_in_progress_does_not_give_way(server: Server) -> None:
         asking = [stack.enter_context(connect(server)) for _ in range(MOST)]
         for client in asking:
             client.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
-            assert server.reached.acquire(timeout=10)
+            assert server.reached.acquire(timeout=60)
         check_that_none_gives_way(server, asking)
 
 
 def test_a_new_connection_is_refused_after_a_while_if_all_are_served(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded_server, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(bounded_server, "BUSY_SECONDS", 1.0)
     client: Any = boto3.client(
         "s3",
         endpoint_url=f"http://127.0.0.1:{server.server_port}",
@@ -212,10 +213,10 @@ def test_a_new_connection_is_refused_after_a_while_if_all_are_served(
     with ExitStack() as stack:
         for _ in range(MOST):
             stack.enter_context(connect(server)).sendall(b"GET /wait HTTP/1.1\r\n\r\n")
-            assert server.reached.acquire(timeout=10)
+            assert server.reached.acquire(timeout=60)
         began = time.monotonic()
-        refused = [ask(server) for _ in range(20)]
-        assert time.monotonic() - began < 5, "only the first of them waits"
+        refused = [ask(server) for _ in range(60)]
+        assert time.monotonic() - began < 30, "only the first of them waits"
         assert {answer.partition(b"\r\n")[0] for answer in refused} == {b"HTTP/1.1 503 Slow Down"}
         client.meta.events.register("needs-retry.s3", lambda response, **_: response and server.gate.set())
         answer = client.get_object(Bucket="bucket", Key="key")
@@ -236,7 +237,7 @@ def test_a_body_that_stays_out_gives_way(server: Server) -> None:
         for _ in range(MOST):
             stack.enter_context(connect(server)).sendall(b"PUT / HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc")
         assert ask(server).startswith(b"HTTP/1.1 200")
-        assert server.reached.acquire(timeout=10)
+        assert server.reached.acquire(timeout=60)
     assert isinstance(server.body_errors[0], ConnectionError), "what was cut off is no body"
 
 
@@ -248,7 +249,7 @@ def test_a_body_that_has_come_does_not_give_way(server: Server) -> None:
             client.sendall(b"PUT /wait HTTP/1.1\r\nContent-Length: 6\r\n\r\nabc")
         for client in asking:
             client.sendall(b"def")
-            assert server.reached.acquire(timeout=10)
+            assert server.reached.acquire(timeout=60)
         check_that_none_gives_way(server, asking)
 
 
@@ -265,12 +266,12 @@ def test_headers_never_come_without_their_body(server: Server) -> None:
     """A server that is killed, or gives up, between the two has said nothing: botocore takes headers for an answer."""
     with closing(connect(server)) as client:
         client.sendall(b"GET /given-up HTTP/1.1\r\n\r\n")
-        assert server.reached.acquire(timeout=10)
+        assert server.reached.acquire(timeout=60)
         client.settimeout(0.1)
         with pytest.raises(TimeoutError):
             client.recv(1)
         server.gate.set()
-        client.settimeout(10)
+        client.settimeout(60)
         assert client.recv(1) == b""
 
 
@@ -290,7 +291,7 @@ def test_a_head_that_does_not_come_ends_the_connection(
     server: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(bounded_server, "HEAD_SECONDS", 0.1)
-    with closing(connect(server)) as client:
+    with closing(connect(server)) as client, suppress(ConnectionError):  # the server may be faster than these bytes
         client.sendall(sent)
         assert client.recv(1) == b""
 
@@ -324,7 +325,7 @@ def test_a_body_that_stays_out_is_no_body(server: Server, monkeypatch: pytest.Mo
         client.sendall(b"PUT / HTTP/1.1\r\nContent-Length: 100\r\n\r\nabc")
         if leaves:
             client.shutdown(socket.SHUT_WR)
-        assert server.reached.acquire(timeout=10)
+        assert server.reached.acquire(timeout=60)
     assert isinstance(server.body_errors[0], ConnectionError if leaves else TimeoutError)
 
 
@@ -333,5 +334,6 @@ def test_a_body_that_comes_drop_by_drop_has_a_deadline(server: Server, monkeypat
     with closing(connect(server)) as client:
         client.sendall(b"PUT / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
         while not server.reached.acquire(timeout=0.02):
-            client.sendall(b"b")
+            with suppress(ConnectionError):  # the server closes it at the deadline
+                client.sendall(b"b")
     assert isinstance(server.body_errors[0], TimeoutError)

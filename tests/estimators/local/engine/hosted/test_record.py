@@ -262,8 +262,8 @@ def test_closing_ends_a_wait_for_exits() -> None:
     job.stop()
     threading.Timer(0.05, job.close).start()
     began = time.monotonic()
-    assert not job.await_exits(10)
-    assert time.monotonic() - began < 5
+    assert not job.await_exits(60)
+    assert time.monotonic() - began < 30
 
 
 def test_an_update_changes_what_it_names_and_no_more() -> None:

@@ -469,7 +469,7 @@ def test_after_the_grace_comes_sigkill(start_engine: Any, client_of: Any, lines:
     began = time.monotonic()
     client.stop(name)
     assert client.wait(name)["TrainingJobStatus"] == "Stopped"
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 30
 
 
 def test_a_stop_during_the_download_ends_it(client: Any, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -653,15 +653,27 @@ def test_only_spot_jobs_that_train_are_interrupted(client: Any, lines: Lines) ->
         client.engine.interrupt(finished)
 
 
-def test_a_stop_during_the_grace_of_an_interruption_wins(client: Any, lines: Lines) -> None:
+def test_a_stop_during_the_grace_of_an_interruption_wins(
+    start_engine: Any, client_of: Any, lines: Lines, tmp_path: Path
+) -> None:
+    client = client_of(start_engine(grace_seconds=60))
+    stopped = tmp_path / "stopped"
     name = client.submit(
-        "import signal, time; signal.signal(15, lambda *_: (time.sleep(0.5), exit(1))); print('up', flush=True); "
-        "time.sleep(60)",
+        f"""
+        import os, signal, time
+        def end_after_the_stop(*_):
+            while not os.path.exists({str(stopped)!r}): time.sleep(0.01)
+            exit(1)
+        signal.signal(signal.SIGTERM, end_after_the_stop)
+        print("up", flush=True)
+        while True: time.sleep(1)
+        """,
         **SPOT,
     )
     await_line(lines, name, "up")
     client.engine.interrupt(name)
     client.stop(name)
+    stopped.touch()
     job = client.wait(name)
     assert job["SecondaryStatus"] == "Stopped"
     assert "Interrupted" not in client.path_of(job)
@@ -720,7 +732,7 @@ def test_closing_ends_all_jobs_at_once_and_leaves_nothing(
     client.stop(names[0])
     began = time.monotonic()
     engine.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert left_over(directory) == []
     assert [client.describe(name)["TrainingJobStatus"] for name in names] == ["Stopped", "Stopped"]
     with pytest.raises(ApiError, match="being closed"):

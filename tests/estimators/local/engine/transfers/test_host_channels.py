@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def channel(s3: Any, bucket: str) -> Callable[..., list[dict[str, Any]]]:
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Any:
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("pipe ")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
@@ -120,20 +121,23 @@ def test_an_interrupted_job_begins_again_with_the_first_pipe(client: Any, channe
 
 
 def test_data_that_can_not_be_sent_fail_the_job_with_the_reason(
-    client: Any, channel: Any, s3: Any, lines: Lines
+    client: Any, channel: Any, s3: Any, lines: Lines, tmp_path: Path
 ) -> None:
-    program = """
-        import signal, time
+    deleted = tmp_path / "deleted"
+    program = f"""
+        import os, signal, time
         signal.signal(signal.SIGTERM, lambda *_: exit(3))
         pipe = open("/opt/ml/input/data/training_0", "rb", buffering=0)
         pipe.read(1)
         print("up", flush=True)
-        while pipe.read(1 << 16): time.sleep(0.01)
+        while not os.path.exists({str(deleted)!r}): time.sleep(0.01)
+        while pipe.read(1 << 16): pass
         print("the end")
     """
     name = client.submit(program, InputDataConfig=channel(objects={"a": LARGE, "b": b"gone"}))
     await_line(lines, name, "up")
     s3.delete_object(Bucket=client.bucket, Key="data/b")
+    deleted.touch()
     job = client.wait(name)
     assert job["TrainingJobStatus"] == "Failed"
     assert job["FailureReason"] == (

@@ -234,7 +234,7 @@ def test_an_object_that_is_gone_never_looks_like_the_end(harness: Harness, serve
         reader.start()
         assert not ended.wait(0.3)
         pipes.close()  # as the platform does when the program has ended
-        assert ended.wait(5)
+        assert ended.wait(60)
     (failure,) = harness.failures
     assert f"s3://{harness.bucket}/data/b" in failure
     assert "there is no such object" in failure
@@ -255,7 +255,7 @@ def test_a_defect_in_mid_object_never_looks_like_the_end(harness: Harness, serve
         reader.start()
         assert not ended.wait(0.3)
         pipes.close()
-        assert ended.wait(5)
+        assert ended.wait(60)
     assert harness.failures == ['InternalServerError: channel "train": RuntimeError: out of order']
 
 
