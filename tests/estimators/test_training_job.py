@@ -752,4 +752,4 @@ def test_a_waiting_that_is_cancelled_ends_soon(platform: Platform) -> None:
     began = time.monotonic()
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(give_up())
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30

