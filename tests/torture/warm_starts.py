@@ -30,7 +30,7 @@ _MARK = "WARM_START_LIFE"
 _VICTIMS = ("parent", "its child", "rank", "launcher", "whole group by SIGTERM", "nothing")
 _LATEST_SECONDS = 0.8
 _END_SECONDS = 60.0
-_GONE_SECONDS = 10.0
+_GONE_SECONDS = 60.0
 
 LAUNCHER = """
 import os, sys
