@@ -158,9 +158,11 @@ class Ended:
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ended]:
     monkeypatch.setattr(output_lines, "OUTPUT_SECONDS", 0.01)
-    process = Ended()
+    process, threads = Ended(), threading.enumerate()
     yield process
     os.close(process.kept_open)
+    for each in set(threading.enumerate()).difference(threads):
+        each.join(60)  # else it writes among other tests' output
 
 
 class LatePoll:
