@@ -481,7 +481,7 @@ def test_a_docker_that_hangs_or_is_away_is_said_to_be(
     began = time.monotonic()
     with pytest.raises(ExecutorError, match=r"did not end within|Cannot connect"), prepare() as hosts:
         start(hosts, "true")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 def test_a_reaper_whose_docker_hangs_is_not_waited_for(
