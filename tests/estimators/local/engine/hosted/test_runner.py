@@ -64,7 +64,7 @@ def test_creating_answers_at_once(client: Any) -> None:
     request = client.request(ENDLESS)
     began = time.monotonic()
     client.create(request)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_descriptions_fit_the_services_model(client: Any) -> None:
@@ -219,7 +219,7 @@ def test_one_failing_host_ends_the_others(client: Any, lines: Lines) -> None:
     )
     assert lines(job["TrainingJobName"], "algo-1") == ["asked to stop"]
     assert job["FailureReason"] == "AlgorithmError: peer vanished, exit code: 1"
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_a_host_that_ignores_the_others_failure_is_killed(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from estimators.local.engine.records import Records, RecordStore, RecordStoreErr
 from estimators.local.engine.training.record import TrainingRecord
 from estimators.local.engine.training.request import TrainingRequest
 from tests.estimators.local.engine.training.test_request import REQUEST
+from tests.estimators.local.submitted_jobs import await_that
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 
@@ -100,7 +101,8 @@ def test_changes_that_come_fast_are_saved_soon_and_a_deleted_job_stays_away(tmp_
         time.sleep(0.01)
     time.sleep(0.5)
     assert len(saved) < 10
-    assert store.load("training-job", lambda document: document["number"]) == {"fast": len(saved)}
+    # The last change is noted before it is written, which may take seconds.
+    await_that(lambda: store.load("training-job", lambda document: document["number"]) == {"fast": len(saved)})
     job = TrainingRecord(TrainingRequest.parse(REQUEST), "arn")
     job.save_in(store)
     job.note()
