@@ -44,7 +44,7 @@ def client(platform: LocalSageMaker, tmp_path: Path) -> Iterator[Client]:
         yield entered(console.stdout.readline().rpartition(" ")[2].strip())
         assert console.stdout.readline().startswith("opened. In another browser: http://127.0.0.1:")
         console.terminate()
-        assert console.wait(10) == 0
+        assert console.wait(60) == 0
 
 
 def started(platform: LocalSageMaker) -> None:

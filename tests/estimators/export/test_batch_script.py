@@ -107,7 +107,7 @@ def test_slurm_trains_what_the_submit_script_would_send(slurm: SlurmCluster, sba
         assert expected in shown, (tmp_path / "log").read_text()
     config = 'Config(name="it\'s", rate=0.001, sizes=[1, 2], amp=False)'
     lines = [f"{rank}/2 {config} {tmp_path}/digits good day; $HOME" for rank in range(2)]
-    deadline = time.monotonic() + 10  # what srun has shown may come after the job's end
+    deadline = time.monotonic() + 60  # what srun has shown may come after the job's end
     while sorted(line for line in (tmp_path / "log").read_text().splitlines() if "/2 " in line) != lines:
         assert time.monotonic() < deadline, (tmp_path / "log").read_text()
         time.sleep(0.1)

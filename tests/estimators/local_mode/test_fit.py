@@ -263,7 +263,7 @@ def test_ctrl_c_once_more_ends_the_hosts_at_once(training: subprocess.Popen[str]
     assert "removing the containers at once" in said
     assert "Traceback" not in said
     assert training.wait() == -signal.SIGINT
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60  # of 120 s in which the hosts may save
 
 
 def test_a_host_killed_from_outside_is_the_one_that_is_named(training: subprocess.Popen[str], image: str) -> None:

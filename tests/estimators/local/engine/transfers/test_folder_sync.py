@@ -445,7 +445,7 @@ def test_who_ends_the_copying_waits_for_one_file_at_most(sync: Sync, monkeypatch
     for number in range(100):
         aged(sync.one / str(number))
     sync.sync.start()
-    assert uploading.wait(10)
+    assert uploading.wait(60)
     sync.sync.abandon()
     assert len(tried) < 100
 

@@ -267,7 +267,7 @@ def test_a_thread_that_waits_for_s3_for_long_does_nothing_to_the_next_life(
 
     def wait() -> None:
         waiting.set()
-        answered.wait(20)
+        answered.wait(60)
         if fault == "an error":
             raise RuntimeError("too late")
 
@@ -277,11 +277,11 @@ def test_a_thread_that_waits_for_s3_for_long_does_nothing_to_the_next_life(
     pipes = serve()
     try:
         with harness.open(host="algo-2"):
-            assert waiting.wait(10)
+            assert waiting.wait(60)
         pipes.close()
     finally:
         answered.set()
-    pipes._threads[1].join(10)
+    pipes._threads[1].join(60)
     assert not harness.failures
     assert harness.path(0, "algo-2").exists()
     assert not harness.path(1, "algo-2").exists()

@@ -281,7 +281,7 @@ def test_a_platform_that_closes_gives_the_reason(make_jobs: Any, make_request: R
     client = Client(jobs)
     client.call("CreateHyperParameterTuningJob", **make_request())
     client.tuning.close("InternalServerError: the disk is full")
-    client.tuning.join(10)
+    client.tuning.join(60)
     found = client.describe()
     assert (found["HyperParameterTuningJobStatus"], found["FailureReason"]) == (
         "Failed",
