@@ -102,7 +102,7 @@ def send_signed(
     request = AWSRequest(method=method, url=platform.endpoint_url + path, data=body, headers=headers)
     signer = S3SigV4Auth if service == "s3" else SigV4Auth
     signer(platform.boto_session.get_credentials(), service, "us-east-1").add_auth(request)
-    connection = http.client.HTTPConnection(platform.endpoint_url.removeprefix("http://"), timeout=10)
+    connection = http.client.HTTPConnection(platform.endpoint_url.removeprefix("http://"), timeout=60)
     connection.request(method, path, body, dict(request.headers.items()))
     response = connection.getresponse()
     content = response.read()
@@ -260,7 +260,7 @@ def send_raw(
     headers |= {"authorization": sign_without(request, keys, ()), "content-length": str(len(body))}
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     host, _, port = address.partition(":")
-    with closing(socket.create_connection((host, int(port)), timeout=10)) as client:
+    with closing(socket.create_connection((host, int(port)), timeout=60)) as client:
         client.sendall("\r\n".join(lines).encode("latin-1") + body)
         head, _, content = client.makefile("rb").read().partition(b"\r\n\r\n")
     return int(head.split()[1]) if head else 0, content

@@ -307,7 +307,7 @@ def test_is_given_up_with_the_reason_when_it_dies_again_and_again(tmp_path, monk
             while storage.process is killed and told.empty():
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-        reason = told.get(timeout=10)
+        reason = told.get(timeout=60)
         with pytest.raises(StorageEndedError, match="exit code 137, the last of 4 failures in a row") as error:
             storage.connect()
         assert str(error.value) == reason
@@ -321,7 +321,7 @@ def test_pauses_longer_before_each_further_restart(tmp_path, monkeypatch):
         monkeypatch.setattr(storage, "_start", refuse)
         monkeypatch.setattr(storage._closing, "wait", pauses.append)
         os.kill(storage.process.pid, signal.SIGKILL)
-        assert "could not be started again (nobody foresaw this), the last of 4 failures" in told.get(timeout=10)
+        assert "could not be started again (nobody foresaw this), the last of 4 failures" in told.get(timeout=60)
     assert len(pauses) == 3
     assert pauses == sorted(set(pauses))
 
@@ -330,7 +330,7 @@ def test_is_given_up_when_its_watcher_fails_itself(tmp_path, monkeypatch, caplog
     with watched(tmp_path) as (storage, told):
         monkeypatch.setattr(storage.process, "remove_sockets", refuse)
         os.kill(storage.process.pid, signal.SIGKILL)
-        assert "can't be watched any more: ValueError" in told.get(timeout=10)
+        assert "can't be watched any more: ValueError" in told.get(timeout=60)
         with pytest.raises(StorageEndedError, match="nobody foresaw this"):
             storage.connect()
         monkeypatch.undo()
@@ -352,7 +352,7 @@ def watched(directory: Path):
 
 def status(port: int, path: str) -> int:
     await_port(port)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", path)
         return connection.getresponse().status
