@@ -6,7 +6,7 @@ import os
 import select
 import time
 
-READ_SECONDS = 20.0
+READ_SECONDS = 60.0
 
 
 def read_until(terminal: int, end: bytes) -> bytes:

@@ -126,8 +126,8 @@ class SlurmCluster:
     def clear(self) -> None:
         """End what a test has left running: the next one needs the nodes."""
         if self.run("squeue", "--noheader").strip():
-            self.run("scancel", "--signal=KILL", "--full", "--user=root", timeout=10)
-            self.run("scancel", "--user=root", timeout=10)
+            self.run("scancel", "--signal=KILL", "--full", "--user=root")
+            self.run("scancel", "--user=root")
             self._await(lambda: not self.run("squeue", "--noheader").strip())
 
     def logs(self) -> str:
