@@ -26,7 +26,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import IO, BinaryIO, Protocol
+from typing import IO, TYPE_CHECKING, BinaryIO, Protocol
+
+if TYPE_CHECKING:
+    import socket
 
 STDOUT, STDERR = 1, 2
 
@@ -211,7 +214,7 @@ class OutputCopy:
         # 4. `BEHIND_SECONDS` bounds 2 and 3: a daemon may print without a pause, and the target's reader may not read.
         self._thread.join(OUTPUT_SECONDS)
         deadline = time.monotonic() + BEHIND_SECONDS
-        self._wait_while(lambda: any(map(_has_unread, self._copies)) or not self._idle.is_set(), deadline)
+        self._wait_while(lambda: any(map(has_unread, self._copies)) or not self._idle.is_set(), deadline)
         self._left.set()
         self._wait_while(lambda: any(copy.keeps for copy in self._copies.values()), deadline)
 
@@ -272,12 +275,12 @@ def _copy_size(terminal: int, pseudoterminal: int) -> None:
         fcntl.ioctl(pseudoterminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
-def _has_unread(source: IO[bytes]) -> bool:
-    """Return whether bytes are in a pipe or pseudoterminal; False if it can't be asked."""
+def has_unread(source: IO[bytes] | socket.socket) -> bool:
+    """Return whether a pipe, pseudoterminal or socket has unread bytes, without a wait; False if it is closed."""
     count = array.array("i", [0])
     try:
         fcntl.ioctl(source, termios.FIONREAD, count)
-    except (OSError, ValueError):  # it is closed
+    except (OSError, ValueError):
         return False
     return count[0] > 0
 

@@ -6,18 +6,17 @@ application reads the body, and so bounds its size.
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import io
 import socket
-import termios
 import threading
 import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+
+from smddp.process.output_lines import has_unread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -129,7 +128,7 @@ class Connections:
         Its thread may not have run since a request arrived, and a client does not expect the end of it.
         """
         ordered = sorted(self._waiting, key=self._waiting.__getitem__)
-        return next((each for each in ordered if not _has_unread(each)), ordered[0] if ordered else None)
+        return next((each for each in ordered if not has_unread(each)), ordered[0] if ordered else None)
 
     def waits(self, connection: socket.socket, since: float) -> None:
         """Mark a connection as idle: `GRACE_SECONDS` after `since`, it may be closed to make room for a new one."""
@@ -157,16 +156,6 @@ class Connections:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-
-
-def _has_unread(connection: socket.socket) -> bool:
-    """Return whether bytes of the client have arrived that nobody has read; never wait, as a read may."""
-    count = array.array("i", [0])
-    try:
-        fcntl.ioctl(connection, termios.FIONREAD, count)
-    except (OSError, ValueError):  # it is closed
-        return False
-    return count[0] > 0
 
 
 class BoundedHandler(BaseHTTPRequestHandler):

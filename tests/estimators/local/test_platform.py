@@ -347,26 +347,12 @@ def test_a_job_that_runs_when_its_platform_ends_saves_a_checkpoint_first(job_req
         assert platform.boto_session.kept_in == str(tmp_path)
 
 
-IMPATIENT = (
-    "from estimators.local.storage import seaweedfs; seaweedfs._RELEASE_SECONDS = 0.5; "
-    "from estimators.local.serve import main; main()"
-)
-"""A server that does not wait as long for another one's end as it should."""
-
-
 @pytest.mark.seaweedfs
 @pytest.mark.slow
-def test_a_second_platform_on_a_directory_is_refused_in_one_line(tmp_path, caplog, monkeypatch):
-    def start_impatient(command, **options):
-        is_server = command[1:3] == ["-m", "estimators.local.serve"]
-        return start([command[0], "-c", IMPATIENT, *command[3:]] if is_server else command, **options)
-
+def test_a_second_platform_on_a_directory_is_refused_in_one_line(tmp_path, caplog):
     first, second = (LocalSageMaker(tmp_path, storage="disk") for _ in range(2))
-    start = subprocess.Popen
-    with first:
-        monkeypatch.setattr(subprocess, "Popen", start_impatient)
-        with pytest.raises(LocalPlatformError, match="in use by another local platform"):
-            second.start()
+    with first, pytest.raises(LocalPlatformError, match="in use by another local platform"):
+        second.start()
     assert "another program listens" not in caplog.text
 
 
