@@ -370,11 +370,22 @@ def test_a_second_interruption_ends_running_jobs_at_once(job_request, tmp_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["access", "records", "storage"]
 
 
+# The program presses Ctrl-C the second time itself, when the server is to end: a signal from outside may come when the
+# program has ended.
 INTERRUPTED = """
-import sys
+import signal, sys
 from estimators.local import LocalSageMaker
+from estimators.local.server_process import ServerProcess
 from estimators.training_job import TrainingJob
 from tests.estimators.local.submitted_jobs import job_request
+
+end = ServerProcess._end
+
+def interrupt(server):
+    ServerProcess._end = end
+    signal.raise_signal(signal.SIGINT)
+
+ServerProcess._end = interrupt
 with LocalSageMaker() as platform:
     request = job_request(platform, "deaf", f"trap '' TERM; echo trapped; sleep {sys.argv[1]} & wait; wait")
     platform.boto_session.client("sagemaker").create_training_job(**request)
@@ -389,9 +400,7 @@ def test_each_ctrl_c_in_a_block_is_one_line_and_nothing_is_left(fork_python):
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert any("trapped" in line for line in program.stdout)
     program.send_signal(signal.SIGINT)
-    first = program.stderr.readline()
-    program.send_signal(signal.SIGINT)
-    rest = program.stderr.read()
+    first, _, rest = program.stderr.read().partition("\n")
     assert program.wait(60) == 130
     assert first.startswith("the local platform ends, and deaf with it, unfinished. ")
     assert rest == "Ctrl-C: the local platform ended at once, and its jobs saved nothing more\n"
