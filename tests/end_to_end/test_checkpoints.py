@@ -21,9 +21,14 @@ def test_an_interruption_ends_with_the_checkpoint_in_s3_and_is_resumed(
     estimator: Build, platform: LocalSageMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = f"s3://{platform.default_bucket}/trains-{time.time_ns()}"
-    job = estimator("trains.py", use_spot_instances=True, max_run=200, max_wait=400, checkpoint_s3_uri=place).fit(
-        wait=False
-    )
+    job = estimator(
+        "trains.py",
+        hyperparameters={"wait_at": 60},
+        use_spot_instances=True,
+        max_run=200,
+        max_wait=400,
+        checkpoint_s3_uri=place,
+    ).fit(wait=False)
     for _host, line in job.logs():
         if "step=60 " in line:
             platform.interrupt(job.name)

@@ -72,7 +72,7 @@ def test_an_interruption_resumes_from_the_checkpoint(estimator: Build, platform:
     checkpoints = f"s3://{platform.default_bucket}/counting-{time.time_ns()}"
     job = estimator(
         "count.py",
-        hyperparameters={"target": 120},
+        hyperparameters={"target": 120, "wait_at": 20},
         use_spot_instances=True,
         max_wait=240,
         checkpoint_s3_uri=checkpoints,

@@ -25,7 +25,7 @@ def test_a_stopped_job_shows_what_it_did_and_another_one_goes_on_from_it(
 ) -> None:
     place = f"s3://{platform.default_bucket}/leaves-{time.time_ns()}"
     first = estimator(
-        "leaves.py", checkpoint_s3_uri=place, hyperparameters={"epochs": 3, "note": "from the first", "pause": 0.05}
+        "leaves.py", checkpoint_s3_uri=place, hyperparameters={"epochs": 3, "note": "from the first", "wait_at": 30}
     ).fit(wait=False)
     with pytest.raises(EstimatorError, match=r"is InProgress, and two jobs can't write to .*stop\(\) and wait\(\)"):
         first.resume()
@@ -49,7 +49,7 @@ def test_a_stopped_job_shows_what_it_did_and_another_one_goes_on_from_it(
     assert 30 <= last < 60
 
     again = TrainingJob.attach(first.name, platform.session).resume(
-        hyperparameters={"epochs": 4, "note": "from the second", "pause": 0.0}, instance_type="ml.g4dn.xlarge"
+        hyperparameters={"epochs": 4, "note": "from the second"}, instance_type="ml.g4dn.xlarge"
     )
     told = []
     again.wait(logs=False, on_event=told.append)

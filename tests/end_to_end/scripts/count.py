@@ -9,6 +9,7 @@ import time
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--target", type=int, default=10_000)
+parser.add_argument("--wait_at", type=int, help="the count at which to wait for SIGTERM")
 arguments = parser.parse_args()
 
 stopping = []
@@ -22,6 +23,8 @@ while count < arguments.target:
     count += 1
     print(f"count={count}", flush=True)
     time.sleep(0.02)
+    while count == arguments.wait_at and not stopping:
+        time.sleep(0.02)
     if stopping:
         state.write_text(str(count))
         print(f"stopped at {count}", flush=True)

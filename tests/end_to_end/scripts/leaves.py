@@ -12,7 +12,7 @@ import smddp
 class Config:
     epochs: int = 2
     note: str = ""
-    pause: float = 0.0
+    wait_at: int | None = None  # the step at which to wait for a stop
 
 
 def main(config: Config, job: smddp.Job) -> None:
@@ -24,7 +24,8 @@ def main(config: Config, job: smddp.Job) -> None:
     for _ in trainer.epochs(config.epochs):
         for (inputs,) in trainer.batches(loader):
             trainer.step(trainer.model(inputs).square().mean())
-            time.sleep(config.pause)
+            while trainer.steps == config.wait_at and not job.stopping:
+                time.sleep(0.02)
     trainer.save_model()
     (job.output_data_dir / "note.txt").write_text(config.note)
 

@@ -1,13 +1,19 @@
-"""Trains a small model with smddp.Trainer, slowly enough to be interrupted."""
+"""Trains a small model with smddp.Trainer, and waits where it is told to be interrupted."""
 
 import time
+from dataclasses import dataclass
 
 import torch
 
 import smddp
 
 
-def main(job: smddp.Job) -> None:
+@dataclass
+class Config:
+    wait_at: int | None = None  # the step at which to wait for a stop
+
+
+def main(config: Config, job: smddp.Job) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -16,7 +22,8 @@ def main(job: smddp.Job) -> None:
     for _ in trainer.epochs(1):
         for (inputs,) in trainer.batches(loader):
             trainer.step(trainer.model(inputs).square().mean())
-            time.sleep(0.02)
+            while trainer.steps == config.wait_at and not job.stopping:
+                time.sleep(0.02)
     trainer.save_model()
 
 

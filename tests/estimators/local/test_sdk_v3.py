@@ -37,6 +37,9 @@ import torch
 import smddp
 
 
+WAIT_AT = 5  # the step at which a longer job waits until it is interrupted
+
+
 @dataclass
 class Config:
     samples: int
@@ -56,7 +59,8 @@ def main(config: Config, job: smddp.Job) -> None:
     for _ in trainer.epochs(1):
         for (inputs,) in trainer.batches(loader):
             trainer.step(trainer.model(inputs).square().mean())
-            time.sleep(0.02)
+            while trainer.steps == WAIT_AT and not job.stopping:
+                time.sleep(0.02)
 
 
 smddp.run(main)

@@ -45,7 +45,8 @@ def main(config: Config, job: smddp.Job):
     for step in trainer.steps_to(config.steps):
         if c.is_main:
             print(f"step {step}", flush=True)
-        time.sleep(0.1)
+        while step == 3 and not job.stopping:  # until the preemption
+            time.sleep(0.02)
         trainer.step(trainer.model(torch.ones(1, 1)).sum())
     trainer.save_model()
 
