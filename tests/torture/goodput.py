@@ -4,7 +4,8 @@ Each run is a job of 2 ranks, started by ``smddp run``, whose Pythons are forked
 drawn by the seed. The job's journals say what happened when: how long the run took, its attempts, its steps, and what
 it spent on data and evaluation on purpose. The ledger must say the same.
 
-    python -m tests.torture.goodput [--lives 50] [--seed 0] [--together 2] [--largest-error 0.01]
+    python -m tests.torture.goodput [--lives 50] [--seed 0] [--together 2] [--after 2]
+        [--largest-error 0.01]
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _RANKS = 2
 _LIVES_A_RUN = 10
 _TOGETHER = 2
 _AFTER = 2.0
-"""The watchdog's bound."""
+"""The watchdog's bound in seconds. A rank that gets no core for so long counts as one that hangs."""
 _END_SECONDS = 240.0
 _LARGEST_ERROR = 0.01
 """Of the wall time. The client of a forked Python takes up to 0.4 s before the launcher begins, so a run of few lives
@@ -92,13 +93,15 @@ class Run:
     directory: Path
     program: Path
     chance: random.Random
+    after: float
+    """The watchdog's bound."""
     ends: list[str] = field(default_factory=list)
     began: float = 0.0
 
     def live(self, lives: int) -> None:
         """Let it come to its end in its last life. Raise RuntimeError if a life does not go as it was drawn."""
         self.directory.mkdir()
-        plan = {"directory": str(self.directory), "every": self.chance.randrange(5, 40), "after": _AFTER}
+        plan = {"directory": str(self.directory), "every": self.chance.randrange(5, 40), "after": self.after}
         plan["data"] = self.chance.uniform(0.005, 0.03)
         self.began = time.time()
         for number in range(lives):
@@ -200,7 +203,7 @@ def compare(run: Run, largest_error: float) -> Result:
     if lost != account.lost_steps:
         problems.append(f"{account.lost_steps} steps are lost, by the journal {lost}")
     hangs, noted_hangs = sum(each.end == "hang" for each in account.attempts), run.ends.count("hang")
-    if hangs != noted_hangs or (account.seconds["hang"] > 0.8 * _AFTER * hangs) != (hangs > 0):
+    if hangs != noted_hangs or (account.seconds["hang"] > 0.8 * run.after * hangs) != (hangs > 0):
         problems.append(f"{hangs} of {noted_hangs} hangs, {account.seconds['hang']:.1f} s")
     return Result(
         lives=len(run.ends),
@@ -248,14 +251,20 @@ def _differences(each: AttemptAccount, found: Noted) -> list[str]:
 
 
 def lead_lives(
-    directory: Path, *, lives: int, seed: int, together: int = _TOGETHER, largest_error: float = _LARGEST_ERROR
+    directory: Path,
+    *,
+    lives: int,
+    seed: int,
+    together: int = _TOGETHER,
+    after: float = _AFTER,
+    largest_error: float = _LARGEST_ERROR,
 ) -> list[Result]:
     """Lead so many lives, some runs at once; keep the directories of those whose ledger is wrong."""
     runs = [min(_LIVES_A_RUN, lives - begun) for begun in range(0, lives, _LIVES_A_RUN)]
 
     def lead(numbered: tuple[int, int]) -> Result:
         number, count = numbered
-        run = Run(directory / str(number), program, random.Random(f"{seed}/{number}"))
+        run = Run(directory / str(number), program, random.Random(f"{seed}/{number}"), after)
         try:
             run.live(count)
             result = compare(run, largest_error)
@@ -291,6 +300,7 @@ def main() -> None:
     parser.add_argument("--lives", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--together", type=int, default=_TOGETHER, help="runs side by side")
+    parser.add_argument("--after", type=float, default=_AFTER, help="the watchdog's bound in seconds")
     parser.add_argument("--largest-error", type=float, default=_LARGEST_ERROR, help="of the wall time")
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="smddp-goodput-"))
@@ -300,6 +310,7 @@ def main() -> None:
         lives=arguments.lives,
         seed=arguments.seed,
         together=arguments.together,
+        after=arguments.after,
         largest_error=arguments.largest_error,
     )
     found = outcome(results)

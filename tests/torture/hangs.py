@@ -3,7 +3,7 @@
 Each life is a real job of 2 or 4 ranks, started by ``smddp run``, whose Pythons are forked. Kind, phase, step and rank
 of its fault are drawn by the seed.
 
-    python -m tests.torture.hangs [--faults 200] [--steps 100000] [--seed 0] [--together 4]
+    python -m tests.torture.hangs [--faults 200] [--steps 100000] [--seed 0] [--together 4] [--after 2]
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tests.fork_python import TORCH, ForkPython
 from tests.torture.outcome import Outcome
 
 JOB = Path(__file__).with_name("hanging_job.py")
-AFTER = 2.0
-"""The watchdog's bound in all of these jobs."""
+_AFTER = 2.0
+"""The watchdog's bound in seconds. A rank that gets no core for so long counts as one that hangs."""
 _LATEST_SECONDS = 10.0
 """How long after the bound a fault must be named."""
 _END_SECONDS = 300.0
@@ -130,8 +130,8 @@ class Life:
     plan: dict[str, Any]
 
 
-def draw(count: int, seed: int) -> list[Life]:
-    """Draw lives, of each kind equally many."""
+def draw(count: int, seed: int, after: float = _AFTER) -> list[Life]:
+    """Draw lives, of each kind equally many, with this bound of the watchdog."""
     chance = random.Random(seed)
     kinds = list(KINDS)
     lives = []
@@ -140,7 +140,7 @@ def draw(count: int, seed: int) -> list[Life]:
             chance.shuffle(kinds)
         kind, world_size = kinds[number % len(kinds)], chance.choice((2, 4))
         phase = chance.choice(kind.phases)
-        plan = {"after": AFTER, "steps": _STEPS, "fault": kind.fault, "phase": phase}
+        plan = {"after": after, "steps": _STEPS, "fault": kind.fault, "phase": phase}
         plan |= {"rank": chance.randrange(world_size), "step": chance.randrange(1, _STEPS // 2)}
         plan |= {"workers": int(phase == "worker")}
         lives.append(Life(kind=kind, world_size=world_size, plan=plan))
@@ -216,7 +216,7 @@ def judge(life: Life, directory: Path, code: int | None) -> tuple[float | None, 
             problems.append(f"exit code {code}, warned of {warned and warned[1]}: {failure}")
     if not named.exists():
         return None, "; ".join(problems) or "no verdict"
-    seconds = named.stat().st_mtime - float(happened) - (AFTER if life.kind.waits else 0)
+    seconds = named.stat().st_mtime - float(happened) - (life.plan["after"] if life.kind.waits else 0)
     if seconds > _LATEST_SECONDS:
         problems.append(f"named {seconds:.1f} s past the bound")
     return seconds, "; ".join(problems)
@@ -231,7 +231,7 @@ class Result:
     problem: str
 
 
-def inject(directory: Path, *, faults: int, seed: int, together: int) -> list[Result]:
+def inject(directory: Path, *, faults: int, seed: int, together: int, after: float = _AFTER) -> list[Result]:
     """Run so many jobs with a fault each, some at once; keep the directories of those that were judged wrongly."""
 
     def live(numbered: tuple[int, Life]) -> Result:
@@ -246,10 +246,10 @@ def inject(directory: Path, *, faults: int, seed: int, together: int) -> list[Re
         return Result(life, seconds, f"{own}: {life.plan} of {life.world_size} ranks: {problem}; its log:\n{log}")
 
     with forked_program(directory) as program, ThreadPoolExecutor(together) as pool:
-        return list(pool.map(live, enumerate(draw(faults, seed))))
+        return list(pool.map(live, enumerate(draw(faults, seed, after))))
 
 
-def disturb_nothing(directory: Path, *, steps: int, together: int = 2) -> Outcome:
+def disturb_nothing(directory: Path, *, steps: int, together: int = 2, after: float = _AFTER) -> Outcome:
     """Run jobs without a fault, so many steps in all: evaluation, checkpoints, compilation, a loader slow at times."""
     kinds = [(world_size, workers) for world_size in (2, 4) for workers in (0, 1)]
     share = -(-steps // len(kinds))
@@ -257,7 +257,7 @@ def disturb_nothing(directory: Path, *, steps: int, together: int = 2) -> Outcom
     def live(kind: tuple[int, int]) -> tuple[int, str]:
         world_size, workers = kind
         own = directory / f"{world_size}-{workers}"
-        plan = {"after": AFTER, "steps": share, "workers": workers, "pause_every": 10_000, "compiles": not workers}
+        plan = {"after": after, "steps": share, "workers": workers, "pause_every": 10_000, "compiles": not workers}
         code = wait(start(program, own, world_size, plan), own, _UNDISTURBED_SECONDS)
         done = int(text) if (text := (own / "steps-0").read_text() if (own / "steps-0").exists() else "") else 0
         log = (own / "log").read_text()
@@ -300,14 +300,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="undisturbed ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--together", type=int, default=_TOGETHER, help="jobs side by side")
+    parser.add_argument("--after", type=float, default=_AFTER, help="the watchdog's bound in seconds")
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="smddp-hangs-"))
     started = time.monotonic()
-    results = inject(directory / "faults", faults=arguments.faults, seed=arguments.seed, together=arguments.together)
+    results = inject(
+        directory / "faults",
+        faults=arguments.faults,
+        seed=arguments.seed,
+        together=arguments.together,
+        after=arguments.after,
+    )
     wrong = [each.problem for each in results if each.problem]
     print(table(results), *wrong, f"{len(results)} faults, {time.monotonic() - started:.0f} s", sep="\n", flush=True)
     if arguments.steps:
-        outcome = disturb_nothing(directory / "undisturbed", steps=arguments.steps)
+        outcome = disturb_nothing(directory / "undisturbed", steps=arguments.steps, after=arguments.after)
         print(outcome, f"{time.monotonic() - started:.0f} s", sep="\n")
         wrong += outcome.failures
     if not wrong:
