@@ -53,7 +53,7 @@ class Config:
     backbone_lr: float = 0.005  # of all other layers, once they learn
     ema: float = 0.99  # decay of the weights' moving average
     image_size: int = 28  # images are resized to it; ImageNet's networks were trained at 224
-    compile: bool = False  # compiling resnet18 takes 30 s frozen and 75 s unfrozen, on a 2-core machine
+    compile: bool = False  # compiling resnet18 takes 30 s frozen and 75 s unfrozen, on two CPU cores
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     workers: int = 2  # worker processes of each loader
     seed: int = 0

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from botocore.exceptions import BotoCoreError, ClientError
 
 from estimators.local.access import Access, ask
+from smddp.process.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,9 @@ def end(access: Access, *, grace_seconds: float | None) -> None:
     raises KeyboardInterrupt.
     """
     try:
-        _stop_tuning_jobs(access)  # first: a tuning job would replace a training job that is stopped
-        jobs = _running(access)
+        with Heartbeat("waiting for the local platform to name its running jobs"):
+            _stop_tuning_jobs(access)  # first: a tuning job would replace a training job that is stopped
+            jobs = _running(access)
     except (BotoCoreError, ClientError, ValueError) as error:
         logger.debug("the local platform does not answer: %s", error)
         return

@@ -97,7 +97,7 @@ class Cost:
 
 
 def check(cost: Cost | None, max_cost: object) -> Iterator[Problem]:
-    """Yield an error if `max_cost` is no amount, or the job may cost more dollars, or its cost is unknown."""
+    """Yield an error if `max_cost` is not an amount, if the job may cost more, or if its cost is unknown."""
     where = "max_cost"
     limit = _limit(max_cost)
     if limit is None:

@@ -44,6 +44,7 @@ _PROCESS = "first_failure/process"
 _POLL_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
 _HEED_SECONDS = 10.0
+_READERS_SECONDS = 5.0  # a rank without a core for seconds must read the report before the store ends with rank 0
 
 _NO_CAUSE = "Another rank ended without a word; was it killed, by a lack of memory perhaps?"
 SAME_STEPS = (
@@ -172,10 +173,10 @@ class FirstFailure:
             return report
 
     def await_readers(self) -> None:
-        """Return once all ranks have read the report, or after three seconds: then this process may end."""
+        """Return once all ranks have read the report, or after `_READERS_SECONDS`: then this process may end."""
         if self._store is None:
             return
-        deadline = time.monotonic() + CAUSE_SECONDS
+        deadline = time.monotonic() + _READERS_SECONDS
         try:
             while self._store.add(_READERS, 0) < self._world_size and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -240,13 +241,14 @@ class FirstFailure:
                 if not store.check([_REPORT]):
                     continue
                 self._report = bytes(store.get(_REPORT)).decode()
-                store.add(_READERS, 1)
             except RuntimeError:
                 return  # the store is gone with rank 0: the next collective fails
             except Exception:  # else this rank would never learn of the failure
                 logger.warning("the job's first failure could not be read", exc_info=True)
                 continue
-            self._known.set()
+            self._known.set()  # first: once all have read the report, rank 0 may end, and the store with it
+            with suppress(RuntimeError):
+                store.add(_READERS, 1)
             if not self._over.wait(_HEED_SECONDS):
                 self._unheeded(self._report)
             return

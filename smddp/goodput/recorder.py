@@ -49,7 +49,9 @@ logger = logging.getLogger(__name__)
 _LEAST_PAUSE, _LONGEST_PAUSE, _PAUSE_SHARE = 0.5, 30.0, 0.01
 """Seconds from one sign of life to the next, and the share of the attempt's time so far."""
 _LAST_SECONDS = 15.0
-"""Bound on the wait for the last write, behind one that is under way: on a busy disk each may take seconds."""
+"""Bound on the wait for the last write after success, behind one that is under way: a busy disk needs seconds."""
+_HURRIED_SECONDS = 5.0
+"""The same bound after a stop or a failure, behind which SIGKILL is near."""
 
 
 class PartClock:
@@ -184,14 +186,14 @@ class Recorder:
         return join_attempts([*self._writer.earlier, self._writer.attempt()])
 
     def close(self, end: End = "") -> None:
-        """Write the last record, and wait for it `_LAST_SECONDS` at most. Does nothing the second time, or in a fork.
+        """Write the last record, and wait for it in bounded time. Does nothing the second time, or in a fork.
 
         Any thread may call it.
         """
         if self._finalizer.detach() is not None:
             self._writer.end = end
             self._writer.wake(is_over=True)
-            self._thread.join(_LAST_SECONDS)
+            self._thread.join(_LAST_SECONDS if end == "finished" else _HURRIED_SECONDS)
 
 
 class _Writer:
@@ -231,7 +233,8 @@ class _Writer:
         )
 
     def wake(self, *, is_over: bool = False) -> None:
-        self._is_over = self._is_over or is_over
+        if is_over:  # by itself: `saved`, in another thread, must not take it back
+            self._is_over = True
         self._woken.set()
 
     def attempt(self) -> Attempt:

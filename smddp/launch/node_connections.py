@@ -22,7 +22,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-_SETTLE_SECONDS = 10.0
+_SETTLE_SECONDS = 10.0  # a first node without a core for seconds must not let two failures be reported
 _LOOK_SECONDS = 0.05
 
 
@@ -97,7 +97,7 @@ class NodeLines:
         threading.Thread(target=self._listen, args=(line,), daemon=True).start()
 
     def settle(self, failure: JobFailure) -> JobFailure:
-        """Report a failure that ends the job, and return the first one reported by any node, in bounded time."""
+        """Report a failure that ends the job; return the first one of any node, after `_SETTLE_SECONDS` at most."""
         if self._listener is not None or not self._lines:
             return self._decide(failure)
         _send(self._lines[0], asdict(failure))

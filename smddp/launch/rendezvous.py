@@ -50,7 +50,8 @@ REJOIN_SECONDS = 30.0
 
 _LOOK_SECONDS = 0.1
 _PART_SECONDS = 5.0
-_LEAVE_SECONDS = 2.0
+_LEAVE_SECONDS = 10.0
+"""Time in which the first node's connection tells whether it left or was lost, once its store is gone."""
 
 
 class NodeRendezvous(RendezvousHandler):

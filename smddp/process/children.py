@@ -188,12 +188,15 @@ class ChildProcesses:
             self._signal(signal.SIGKILL)
             # Without a bound: a restart beside a process that still writes would tear its files.
             while not self._ended.wait_for(lambda: not self._running, _KILLED_SECONDS):
-                logger.warning(
-                    "Still running %.0f s after SIGKILL: process %s. The kernel ends it only after its access to a "
-                    "disk or a network file system: see that it is reachable.",
-                    _KILLED_SECONDS,
-                    ", ".join(str(process.pid) for process in self._running.values()),
-                )
+                # The output of a process that has ended may still be copied: nobody reads it, as behind a pager.
+                alive = [str(process.pid) for process in self._running.values() if process.poll() is None]
+                if alive:
+                    logger.warning(
+                        "Still running %.0f s after SIGKILL: process %s. The kernel ends it only after its access to a "
+                        "disk or a network file system: see that it is reachable.",
+                        _KILLED_SECONDS,
+                        ", ".join(alive),
+                    )
 
     def end_leftovers(self) -> None:
         """End the orphans of these processes, after all of them have ended."""

@@ -13,7 +13,6 @@ metric could be parsed from it. Notes on the copy:
 
 from __future__ import annotations
 
-import array
 import errno
 import fcntl
 import os
@@ -26,18 +25,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import IO, TYPE_CHECKING, BinaryIO, Protocol
+from typing import IO, BinaryIO, Protocol
 
-if TYPE_CHECKING:
-    import socket
+from smddp.process.unread_bytes import has_unread
 
 STDOUT, STDERR = 1, 2
 
 OUTPUT_SECONDS = 1.0
 """Seconds to wait for the end of the output after a process ended: a daemon may keep its pipe open."""
 
-BEHIND_SECONDS = 10.0
-"""Further seconds to wait while bytes are unread or not yet written: the thread may have got no core."""
+BEHIND_SECONDS = 5.0
+"""Further seconds to wait while bytes are unread or not yet written: the thread may have got no core. Who waits for the
+process learns of its end only then."""
 
 PARTIAL_SECONDS = 0.2
 """Seconds before a terminal receives the start of a line: a prompt, or a progress bar without newline."""
@@ -273,16 +272,6 @@ def _copy_size(terminal: int, pseudoterminal: int) -> None:
     with suppress(OSError):  # it has none, or is gone
         columns, rows = os.get_terminal_size(terminal)
         fcntl.ioctl(pseudoterminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-
-def has_unread(source: IO[bytes] | socket.socket) -> bool:
-    """Return whether a pipe, pseudoterminal or socket has unread bytes, without a wait; False if it is closed."""
-    count = array.array("i", [0])
-    try:
-        fcntl.ioctl(source, termios.FIONREAD, count)
-    except (OSError, ValueError):
-        return False
-    return count[0] > 0
 
 
 def _read(source: int) -> bytes:

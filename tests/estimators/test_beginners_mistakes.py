@@ -16,7 +16,7 @@ from estimators.errors import EstimatorError
 from estimators.local import LocalSageMaker
 from tests.estimators.data_on_s3 import BUCKET
 
-SECONDS = 10.0
+SECONDS = 30.0
 LEAST_TOLD = 27
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 HERE = Path(__file__).resolve()

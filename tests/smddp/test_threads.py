@@ -33,6 +33,23 @@ def test_only_pythons_own_error_means_that_no_thread_can_start(
     assert type(raised.value) is kind
 
 
+@pytest.mark.parametrize("own", [KeyError("a thread"), RuntimeError("release unlocked lock")])
+def test_an_error_of_a_handler_within_the_start_is_raised_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, own: Exception
+) -> None:
+    """`Thread.start` then fails itself: the thread has removed its own entry, or a lock is not locked."""
+
+    def fail(_: threading.Thread) -> None:
+        try:
+            raise HandlerError("of the handler")
+        finally:
+            raise own
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(HandlerError, match="of the handler"):
+        start_thread(threading.Thread())
+
+
 def test_a_worker_runs_or_never_begins_whenever_a_handler_raises() -> None:
     chance, raised = random.Random(0), 0
     for _ in range(400):

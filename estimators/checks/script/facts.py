@@ -98,7 +98,7 @@ class ScriptFacts:
         yield from _check_guard(self.modules)
 
     def check_model_parallel(self, parameters: Mapping[str, Any], *, aws_version: str | None) -> Iterator[Problem]:
-        """Yield the problems of a modelparallel job: a Trainer without sharding, other degrees, an old PyTorch.
+        """Yield the problems of a modelparallel job: a Trainer without sharding, refused degrees, an old PyTorch.
 
         Scripts without smddp's Trainer or Sharded are not checked. `parameters` are those of modelparallel;
         `aws_version` is the PyTorch of AWS's image for the job, or None.
@@ -136,7 +136,7 @@ class ScriptFacts:
 
 def _config(modules: Modules, texts: Mapping[str, str]) -> ConfigValues:
     in_parts = [name.partition(".")[0] for name in texts if "." in name]
-    # The Estimator quotes the str "null", other submitters do not. The job can't know, so a str field gets "null".
+    # A bare null is None, or the str "null" of a submitter that does not quote it: a str field reads "null".
     values = {name: json.loads(text) if text in _NO_STR else text for name, text in texts.items()}
     return ConfigValues.of(modules, in_parts=in_parts, read=lambda made: decode(made, values))
 

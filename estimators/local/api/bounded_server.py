@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 
-from smddp.process.output_lines import has_unread
+from smddp.process.unread_bytes import has_unread
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

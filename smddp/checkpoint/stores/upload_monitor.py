@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _LONGEST_PAUSE = 10.0  # seconds between two checks, at most
 _FIRST_PAUSE = 0.05  # seconds between the first two looks of `settle`, which grow rarer
 _MOST_PATIENCE = 15.0  # seconds that `settle` waits for the agent, at most
-_LAST_LOOK_SECONDS = 5.0  # bound on the last look of `close`
+_LAST_LOOK_SECONDS = 2.0  # bound on the last look of `close`; after a failure, SIGKILL is near
 
 
 @dataclass(kw_only=True, slots=True)
@@ -120,7 +120,7 @@ class UploadMonitor(CommitListener):
         return settled.is_set()
 
     def close(self) -> None:
-        """Look once more and stop watching, in bounded time, and log the checkpoints that have not arrived."""
+        """Look once more and stop watching, after `_LAST_LOOK_SECONDS` at most, and log what has not arrived."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(_LAST_LOOK_SECONDS)
@@ -195,6 +195,7 @@ class UploadMonitor(CommitListener):
 
     def _quietly(self, expected: _Expected, ask: Callable[[], bool]) -> bool:
         """Call `ask`; on an error return False, and log at most one warning per `bound_seconds`."""
+        before = expected.trouble
         try:
             found = ask()
         except (CheckpointError, OSError, ValueError) as error:  # ValueError: a file has become empty
@@ -203,7 +204,10 @@ class UploadMonitor(CommitListener):
                 self._trouble_said = time.monotonic()
                 logger.warning("could not see whether the checkpoints of %s arrive in S3: %s", self._source, error)
             return False
-        expected.trouble = ""  # only now: another thread may tell it meanwhile
+        # Only after the answer, for `close` may log the trouble while this request runs; and only if no other thread
+        # has noted another one.
+        if expected.trouble == before:
+            expected.trouble = ""
         return found
 
 

@@ -31,7 +31,7 @@ _FATE = {"drop": "dropped", "short": "a smaller batch", "wrap": "filled up with 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Share:
-    """The part of an epoch in which a rank takes part: all of it, or its host's part."""
+    """The part of an epoch that a rank's group reads: all of it, or its host's part."""
 
     partition: Partition
     """How the ranks that have the same data divide it."""

@@ -35,7 +35,7 @@ def test_the_directory_goes_with_the_last_who_has_the_lifeline(tmp_path):
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"directory", "socket"}
     keeper.kill()
     keeper.communicate()
-    assert reaper.wait(10)
+    assert reaper.wait(60)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -46,7 +46,7 @@ def test_programs_that_are_not_handed_the_lifeline_do_not_have_it(tmp_path):
     assert subprocess.run([sys.executable, "-c", program], check=False, close_fds=False, capture_output=True).returncode
     assert not os.get_inheritable(descriptor)
     reaper.lifeline.close()
-    assert reaper.wait(10)
+    assert reaper.wait(60)
 
 
 def test_a_reaper_that_was_killed_is_replaced_at_the_end(tmp_path):
@@ -58,7 +58,7 @@ def test_a_reaper_that_was_killed_is_replaced_at_the_end(tmp_path):
     assert not reaper.wait(10)
     reaper.lifeline.also_remove(socket)
     reaper.lifeline.close()
-    assert reaper.wait(10)
+    assert reaper.wait(60)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_what_a_reaper_left_that_was_killed_with_all_others_goes_with_the_next_o
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"running"}
     killed[1].lifeline.close()
     following.lifeline.close()
-    assert following.wait(10)
+    assert following.wait(60)
     DirectoryReaperProcess(tmp_path / "last").lifeline.close()
     assert not running.exists()
 

@@ -16,6 +16,7 @@ from estimators.errors import EstimatorError
 from estimators.rehearsal import environments
 from estimators.rehearsal.environments import MADE, environment
 from estimators.rehearsal.image_content import ImageContent
+from smddp.process.heartbeat import Heartbeat
 from tests.estimators.rehearsal.conftest import HERE
 
 CONTENT = ImageContent(torch="2.8", python=HERE, requirements=("torch==2.8.*",))
@@ -98,13 +99,19 @@ def test_the_last_used_stay_and_those_in_use(made: list[str], cache: Path, monke
 
 
 def test_a_rehearsal_waits_while_another_one_makes_an_environment(
-    made: list[str], cache: Path, caplog: pytest.LogCaptureFixture
+    made: list[str], cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+
+    def heartbeat(what: str) -> Heartbeat:
+        if "another rehearsal" in what:  # the other one ends soon after this one waits
+            threading.Timer(0.3, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
+        return Heartbeat(what)
+
+    monkeypatch.setattr(environments, "Heartbeat", heartbeat)
     cache.mkdir(parents=True, mode=0o700)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        threading.Timer(0.3, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
         with environment(CONTENT):
             pass
     assert "waiting for another rehearsal, which makes its environment" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -80,7 +81,9 @@ def node(port: int, tmp_path: Path) -> Iterator[StartNode]:
     def start(name: str, nodes: str, *, address: str = "127.0.0.1", **environ: str) -> subprocess.Popen[str]:
         words = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "5", "--local-addr", address]
         words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
-        words += ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1", "--monitor-interval", "0.1", "train.py"]
+        # So late may an agent come, or tell that it is there: one may get no core for seconds.
+        conf = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=8"
+        words += ["--rdzv-conf", conf, "--monitor-interval", "0.1", "train.py"]
         own = {
             "NODE": name,
             "OMP_NUM_THREADS": "1",
@@ -146,7 +149,7 @@ def test_nodes_whose_agents_counted_other_numbers_of_restarts_train_on(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_each_sample_is_taken_once_by_one_two_one_and_two_nodes(node: StartNode, tmp_path: Path) -> None:
     # Agents that share their store with the ranks tell its address in their first round only (torch 2.15): a node that
     # comes later ends the job, whatever the ranks run.
@@ -164,6 +167,8 @@ def test_each_sample_is_taken_once_by_one_two_one_and_two_nodes(node: StartNode,
     assert_they_end_well([first, second], tmp_path)
     assert samples_taken(tmp_path) == list(range(240))
     # Alone until its rank fails, alone again, then beside the second, alone after that was killed, beside it again.
-    assert (tmp_path / "places-first").read_text().split() == ["0/1", "0/1", "1/2", "0/1", "1/2"]
-    assert (tmp_path / "places-second").read_text().split() == ["0/2", "0/2"]
+    places = (tmp_path / "places-first").read_text().split()
+    assert [place for place, _ in itertools.groupby(places)] == ["0/1", "1/2", "0/1", "1/2"]
+    assert places[:2] == ["0/1", "0/1"]
+    assert set((tmp_path / "places-second").read_text().split()) == {"0/2"}
     assert not (tmp_path / "run" / "output" / "failure").exists()

@@ -32,7 +32,7 @@ def main(job):
     model(torch.ones(1, 2)).sum().backward()
 
 from smddp.distributed import first_failure
-first_failure._HEED_SECONDS = 1.0
+first_failure._HEED_SECONDS, first_failure._READERS_SECONDS = 1.0, 60.0
 smddp.run(main)
 """
 

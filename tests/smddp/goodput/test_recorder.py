@@ -14,7 +14,7 @@ import pytest
 from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.goodput import PartClock, Recorder, read_account
 from smddp.goodput import recorder as recorder_module
-from smddp.goodput.attempt import MOST_MARKS, read_attempts
+from smddp.goodput.attempt import MOST_MARKS, End, read_attempts
 
 
 def begin(directory: Path, clock: PartClock, *, steps: int = 7, durable: int = 0) -> Recorder:
@@ -186,6 +186,19 @@ def test_the_record_is_there_at_once_after_a_save_and_at_the_end(tmp_path: Path)
     recorder.close("failed")  # too late
     [found] = read_account(DirectoryStore(tmp_path)).attempts
     assert (found.end, found.attempt.resumed, found.attempt.step, found.attempt.durable) == ("stopped", 3, 7, 5)
+
+
+@pytest.mark.parametrize("end", ["finished", "failed"])
+def test_the_wait_for_the_last_record_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: End) -> None:
+    """And shorter where SIGKILL is near."""
+    monkeypatch.setattr(recorder_module, "_LAST_SECONDS", 0.01 if end == "finished" else 600.0)
+    monkeypatch.setattr(recorder_module, "_HURRIED_SECONDS", 600.0 if end == "finished" else 0.01)
+    writes_on = threading.Event()
+    monkeypatch.setattr(DirectoryStore, "write_beside", lambda *_: writes_on.wait(300))
+    recorder = begin(tmp_path, PartClock())
+    recorder.close(end)
+    assert recorder._thread.is_alive()
+    writes_on.set()
 
 
 def test_signs_of_life_come_every_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

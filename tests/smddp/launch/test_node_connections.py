@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from smddp.launch import node_connections
 from smddp.launch.node_connections import JobFailure, NodeLines
 
 HEEDLESS = dict.fromkeys(("lost_first", "failed", "stopped"), lambda: None)
@@ -15,7 +16,7 @@ KILLED = JobFailure(code=137, report="Rank 1 was killed")
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -63,6 +64,13 @@ def test_the_first_failure_is_settled_for_all_nodes(nodes):
     wait_for(lambda: all(node.failure == KILLED for node in nodes))
 
 
+def test_a_failure_after_the_loss_of_the_first_node_is_settled_at_once(nodes, losses, monkeypatch):
+    monkeypatch.setattr(node_connections, "_SETTLE_SECONDS", 600.0)
+    end(nodes[0])
+    wait_for(lambda: sorted(losses) == [1, 2])
+    assert nodes[1].settle(KILLED) == KILLED
+
+
 def test_a_node_that_is_lost_is_told_to_the_others_by_its_name(nodes):
     end(nodes[1])
     wait_for(lambda: nodes[2].failure is not None)
@@ -79,11 +87,11 @@ def test_the_loss_of_the_first_node_is_told_to_its_callers(nodes, losses):
 def test_the_first_node_can_wait_for_the_others_end_and_for_no_longer(nodes):
     began = time.monotonic()
     nodes[0].await_others(0.3)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 30
     for node in nodes[1:]:
         end(node)
-    nodes[0].await_others(60.0)
-    assert time.monotonic() - began < 10
+    nodes[0].await_others(300.0)
+    assert time.monotonic() - began < 90
 
 
 def test_who_parted_is_not_lost(nodes, losses):
@@ -92,7 +100,7 @@ def test_who_parted_is_not_lost(nodes, losses):
     assert not nodes[1].first_has_left()
     for node in nodes:
         end(node)
-    assert all(node.first_has_left(5.0) for node in nodes[1:])
+    assert all(node.first_has_left(60.0) for node in nodes[1:])
     time.sleep(0.2)
     assert (losses, [node.failure for node in nodes]) == ([], [None] * 3)
 

@@ -26,6 +26,15 @@ FAULT, CULPRIT = os.environ["FAULT"], int(os.environ["CULPRIT"])
 first_failure._HEED_SECONDS = 0.5
 position._NETWORK_PHASES = frozenset()  # other tests use this host's network
 
+meet = first_failure._Neighbours.meet
+
+def meet_and_tell(self, store):
+    meet(self, store)
+    if self._processes:
+        open(f"met-{self._rank}", "w").close()
+
+first_failure._Neighbours.meet = meet_and_tell
+
 def main(job):
     culprit = job.cluster.rank == CULPRIT
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
@@ -36,12 +45,13 @@ def main(job):
         if step == 7 and culprit and FAULT == "hang":
             time.sleep(600)  # the fault
         if step == 7 and culprit and FAULT == "kill":
-            time.sleep(1)  # so that the ranks know each other
+            while not all(os.path.exists(f"met-{each}") for each in range(job.cluster.world_size)):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         model(torch.ones(1, 1)).sum().backward()
         optimizer.step()
 
-smddp.run(main, watch=smddp.Watch(after=2, patience=0))
+smddp.run(main, watch=smddp.Watch(after=60 if FAULT == "kill" else 2, patience=0))
 """
 
 Command = Callable[[int], list[str]]

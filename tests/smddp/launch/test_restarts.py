@@ -131,19 +131,36 @@ def test_a_failure_during_a_stop_ends_the_job_instead_of_waiting_for_a_checkpoin
     assert "A rank of another node failed during the stop" in stopped_log
 
 
+TELLS_ITS_RESULT = """
+import sys
+from pathlib import Path
+from smddp.launch import agent, torchrun
+result = agent.Agent._result
+
+def tell(*words, **options):
+    found = result(*words, **options)
+    Path("first-has-ended").touch()
+    return found
+
+agent.Agent._result = tell
+torchrun._end(torchrun.main(sys.argv[1:]))
+"""
+ENDS_LATER = "while rank and not os.path.exists('first-has-ended'): time.sleep(0.01)\n"
+ENDS_LATER += "if rank: time.sleep(1); sys.exit(9)"
+
+
 @pytest.mark.slow
 def test_a_node_that_has_ended_well_does_not_wait_for_one_that_failed(agents, script):
     began = time.monotonic()
-    first, second = agents(script("if rank: time.sleep(2); sys.exit(9)"))
+    first, second = agents(script(ENDS_LATER), first=("-c", TELLS_ITS_RESULT))
     assert (first.wait(timeout=30), second.wait(timeout=30)) == (0, 9)
     assert time.monotonic() - began < 25
 
 
 @pytest.mark.slow
 def test_a_node_that_has_ended_well_is_not_waited_for(agents, script, tmp_path):
-    path = script("if rank: time.sleep(3); sys.exit(9)")
     began = time.monotonic()
-    first, second = agents(path, "--max-restarts", "3")
+    first, second = agents(script(ENDS_LATER), "--max-restarts", "3", first=("-c", TELLS_ITS_RESULT))
     _, log = second.communicate(timeout=90)
     assert second.returncode == 9
     assert "The ranks can't be restarted: another node has ended already" in log

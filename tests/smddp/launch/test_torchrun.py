@@ -72,7 +72,7 @@ def test_a_stop_while_the_other_node_is_awaited_ends_at_once(start, script):
         silent.settimeout(60)
         connection, _ = silent.accept()
         agent.send_signal(signal.SIGTERM)
-        assert agent.wait(timeout=10) == 75
+        assert agent.wait(timeout=60) == 75
         connection.close()
 
 

@@ -35,6 +35,7 @@ def test_what_ends_soon_says_nothing_and_what_does_not_end_is_bounded(
 
     def say(line: str) -> None:
         said.append(line)
+        assert len(said) < 5
         now[0] += 12
 
     said: list[str] = []

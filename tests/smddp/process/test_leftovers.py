@@ -23,13 +23,22 @@ while True:
 """
 
 LAUNCHER = """
-import subprocess, sys
+import signal, subprocess, sys, time
+from pathlib import Path
 from smddp.process import leftovers
-leftovers.LEFTOVER_GRACE = 0.5
+send = leftovers._signal
+
+def send_and_wait(processes, signum):
+    send(processes, signum)
+    while signum == signal.SIGTERM and not Path(sys.argv[2]).exists():  # however late the daemon gets a core
+        time.sleep(0.01)
+
+leftovers._signal, leftovers.LEFTOVER_GRACE, leftovers.PATIENCE_SECONDS = send_and_wait, 0.5, 30.0
 before = subprocess.Popen(["sleep", "60"])
 left = leftovers.Leftovers()
 subprocess.run(["sh", "-c", "sleep 0.1 & exit 0"], check=True)  # it ends by itself, and is not worth a line
 left.end(print)
+leftovers.PATIENCE_SECONDS = 0.5
 daemon = subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2]], check=True, stdout=subprocess.PIPE)
 print(daemon.stdout.decode().strip())
 left.end(print)

@@ -169,7 +169,7 @@ def test_a_text_that_fails_is_an_empty_line_until_it_succeeds_again() -> None:
         line = TerminalLine(text, terminal)
         assert line.start()
         output = b""
-        while b"after" not in output:
+        while b"after\r" not in output:
             output += os.read(ours, 4096)
         line.stop()
     os.close(ours)

@@ -444,7 +444,7 @@ def test_the_parent_outlives_a_stop_and_ends_with_its_own_parent(tmp_path: Path)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             os.kill(each, signum)
     time.sleep(0.3)
-    assert Path(f"/proc/{parent}/stat").read_text().split()[2] == "S"
+    assert Path(f"/proc/{parent}/stat").read_text().split()[2] in ("S", "R", "D")
     owner.kill()
     owner.wait()
     deadline = time.monotonic() + 20

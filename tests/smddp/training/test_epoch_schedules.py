@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,15 @@ from torch.utils.data import TensorDataset
 
 from smddp import CheckpointPolicy, Trainer
 from smddp.checkpoint.parts.script_options import OnChange
+from smddp.distributed import ranks
 from smddp.job import Job
 from smddp.process.preemption import Stopped, stop_signal
+
+
+@pytest.fixture(autouse=True)
+def _slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks look up after each step where steps are slow."""
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=itertools.count().__next__))
 
 
 class Run:

@@ -212,7 +212,9 @@ def test_a_thread_for_which_python_waits_is_told(
     def main() -> None:
         pool.submit(int).result()
         threading.Thread(target=over.wait, name="monitor", daemon=True).start()
-        threading.Thread(target=over.wait, args=(0.01,), name="short").start()
+        short = threading.Thread(target=over.wait, args=(0.01,), name="short")
+        short.join = lambda _=None: threading.Thread.join(short, 60)  # type: ignore[method-assign]  # however late
+        short.start()
         threading.Thread(target=over.wait, name="uploader").start()
         of_pool.start()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from smddp.training import stop_deadline
 from smddp.training.stop_deadline import seconds_left
 
 JOB = {"SLURM_JOB_ID": "7"}
@@ -19,6 +20,7 @@ def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         program.write_text(f"#!/bin/sh\n[ \"$2\" = job ] && echo '{job}' || echo '{wait}'\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        monkeypatch.setattr(stop_deadline, "_ANSWER_SECONDS", 60.0)
 
     return write
 

@@ -298,6 +298,7 @@ def test_who_waits_for_a_checkpoint_hears_that_it_failed(job: Job, broken_disk: 
 
 def test_a_stop_that_is_late_still_has_some_seconds(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_deadline, "STOP_SECONDS", 0.0)
+    monkeypatch.setattr(stop_deadline, "LEAST_SECONDS", 60.0)
     guarded = guard(job)
     step(guarded)
     with pytest.raises(Stopped):

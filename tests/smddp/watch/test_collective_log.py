@@ -118,6 +118,9 @@ def test_a_collective_that_differs_from_another_ranks_waits_before_it_runs(
     tensor = torch.ones(4)
     rank = threading.Thread(target=dist.all_reduce, args=(tensor,), kwargs={"group": group})
     rank.start()
+    deadline = time.monotonic() + 60
+    while log.last(in_call=False)[1] < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
     rank.join(0.5)
     assert rank.is_alive()
     # The main thread may be elsewhere, as here, where it waits for the thread that is held.

@@ -126,7 +126,7 @@ def require_path(path: PurePosixPath, member: str) -> None:
     if max(sizes) > _MOST_NAME_BYTES or sum(sizes) + len(sizes) > _MOST_PATH_BYTES:
         raise invalid(
             f"{member} begins with {str(path)[:60]!r} and is too long: a name in it has at most {_MOST_NAME_BYTES} "
-            f"bytes, and all of it {_MOST_PATH_BYTES}. Give a shorter path."
+            f"bytes, and the whole path {_MOST_PATH_BYTES}. Give a shorter path."
         )
 
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.03
 _NOTE_SECONDS = 10.0
-"""Time limit in seconds for the note of a container's end in Docker's events, where a busy Docker is late."""
+"""Time limit in seconds for Docker's note of a container's end, which a busy Docker writes late."""
 _LINE_END = re.compile(r"[\r\n]")
 _REQUESTS_FAULT = re.compile(r"\bexec: |exec format error|Range of CPUs|memory limit")
 _NEVER = "0001-01-01"
@@ -161,19 +161,30 @@ class HostContainer:
     def _who_killed(self, state: Mapping[str, Any]) -> str:
         """Return the known cause of an exit code 137 that this process did not cause."""
         # Docker notes a kill after it is done, maybe after the attached program has seen the end of the container, but
-        # always before it notes that end: it locks the container for both.
-        filters = (f"--filter=container={self._name}", "--filter=event=kill", "--filter=event=die")
-        form = "{{.Action}} {{.Actor.Attributes.signal}}"
-        deadline = time.monotonic() + _NOTE_SECONDS
+        # always before it notes that end: it locks the container for both. The notes come as a stream without an end,
+        # because Docker's clock may differ from this machine's. A Docker that was started anew has no old notes.
+        words = (f"--since={state['StartedAt']}", f"--filter=container={self._name}", "--filter=event=kill")
+        form = "--format={{.Action}} {{.Actor.Attributes.signal}}"
+        events = subprocess.Popen(
+            [docker_program.program(), "events", *words, "--filter=event=die", form],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert events.stdout is not None
+        late = threading.Timer(_NOTE_SECONDS, events.kill)
+        late.daemon = True
+        late.start()
         notes: list[str] = []
-        try:
-            while time.monotonic() < deadline and not any(note.startswith("die") for note in notes):
-                times = (f"--since={state['StartedAt']}", f"--until={time.time():.3f}")
-                noted = docker("events", *times, *filters, "--format", form, timeout=docker_program.SECONDS)
-                notes = noted.splitlines()
-                time.sleep(_LOOK_SECONDS)
-        except DockerError as error:
-            logger.warning("%s: who ended it is not known: %s", self._name, error)
+        for note in events.stdout:
+            notes.append(note.strip())
+            if note.startswith("die"):
+                break
+        late.cancel()
+        events.kill()
+        events.communicate()
         if f"kill {int(signal.SIGKILL)}" in notes:
             return "its container was killed from outside (exit code 137)"
         return "its container ended with 137 (its first process was killed, or chose that exit code itself)"

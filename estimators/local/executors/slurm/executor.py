@@ -173,13 +173,14 @@ class SlurmHost(Supervised):
             raise
         if "pid" not in answer:
             self._output.close()
-            self.wait()
-            if (
-                "error" not in answer
-            ):  # the supervisor said nothing: Slurm has ended the job, or srun could not start it
-                if (lost := self._loss(srun.returncode)) is not None:
-                    raise ExecutorError(f"{program.name} was lost: {lost}")
-                raise ExecutorError(f"{program.name}: srun started nothing on {node}: {' '.join(self._words)}")
+            ended = self.wait()
+            assert ended is not None
+            if "error" not in answer:
+                # The supervisor said nothing: Slurm has ended the job, or srun could not start it.
+                words = " ".join(self._words) or "it does not say why"
+                if ended.lost is not None:
+                    raise ExecutorError(f"{program.name} was lost: {ended.lost} (srun on {node}: {words})")
+                raise ExecutorError(f"{program.name}: srun started nothing on {node}: {words}")
             remedy = " Give Slurm(isolated=False)." if answer.get("no_namespaces") else ""
             raise not_started(program, f"on {node}: {answer['error']}.{remedy}".replace("..", "."))
 

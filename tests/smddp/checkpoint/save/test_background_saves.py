@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -250,7 +251,15 @@ def test_an_error_of_a_signal_s_handler_waits_for_the_earlier_save_all_the_same(
 
     monkeypatch.setattr(Instant, "save", save_late)
     saves.save(cast("RankSaver", Instant()), Moment(step=1), None)
-    with pytest.raises(HandlerError), handler_error(0.1, then=go.set):
+    wait, once = BackgroundTask.wait, threading.Lock()
+
+    def interrupted(task: BackgroundTask[Any], timeout: float | None = None) -> bool:
+        if once.acquire(blocking=False):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)  # not before somebody waits
+        return wait(task, timeout)
+
+    monkeypatch.setattr(BackgroundTask, "wait", interrupted)
+    with pytest.raises(HandlerError), handler_error(60, then=go.set):
         saves.save(cast("RankSaver", Instant()), Moment(step=2), None)
     report = saves.wait()
     assert report is not None

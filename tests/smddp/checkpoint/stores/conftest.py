@@ -56,10 +56,11 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def through(proxy: FaultProxy, bucket: str, environ: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., S3Store]:
-    """Make a store at the same place that goes through the proxy and loses patience after a second."""
+    """Make a store at the same place that goes through the proxy, where a request waits a second for its answer."""
 
     def make(**options: Any) -> S3Store:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint_url)
-        return S3Store(f"s3://{bucket}/runs/7", connect(timeout=1.0), part_size=PART_SIZE, patience=2.0, **options)
+        chosen = {"patience": 30.0, **options}
+        return S3Store(f"s3://{bucket}/runs/7", connect(timeout=1.0), part_size=PART_SIZE, **chosen)
 
     return make

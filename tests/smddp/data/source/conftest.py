@@ -55,7 +55,7 @@ def environ(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
     yield
-    until = time.monotonic() + 10.0  # a stream that was forgotten, not closed, has a second
+    until = time.monotonic() + 60.0  # a stream that was forgotten, not closed, has some time
     while stream_threads() and time.monotonic() < until:
         time.sleep(0.02)
     assert stream_threads() == 0
@@ -91,7 +91,7 @@ def wait_for() -> Callable[[Callable[[], bool]], None]:
     """Wait until something is so, and look once more whether it stays."""
 
     def wait(is_so: Callable[[], bool]) -> None:
-        until = time.monotonic() + 10.0
+        until = time.monotonic() + 60.0
         while not is_so() and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.1)

@@ -268,8 +268,8 @@ def test_a_container_that_others_end_is_lost(enter: Enter, job: str, command: tu
 def test_a_kill_that_docker_notes_late_is_known(
     enter: Enter, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing_at_first = f'[ "$1" = events ] && mkdir "$0.asked" 2>/dev/null && exit; exec {shutil.which("docker")} "$@"'
-    fake_docker(tmp_path / "bin", nothing_at_first)
+    notes = "{ sleep 2; echo 'kill 9'; sleep 1; echo 'die '; exec sleep 600; }"
+    fake_docker(tmp_path / "bin", f'[ "$1" = events ] && {notes}; exec {shutil.which("docker")} "$@"')
     monkeypatch.setattr(docker_program, "program", lambda: str(tmp_path / "bin" / "docker"))
     host = start(enter(), "sleep", "60")
     docker("kill", container_of(job))
