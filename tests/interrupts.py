@@ -6,6 +6,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import pytest
 
 
 class HandlerError(RuntimeError):
@@ -31,3 +34,15 @@ def handler_error(seconds: float, *, then: Callable[[], object] | None = None) -
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def alarm_at_the_first_call(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Let the error of a `handler_error` come 0.1 s after a method is called first, however late that is."""
+    called, once = getattr(owner, name), threading.Lock()
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if once.acquire(blocking=False):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        return called(*arguments, **options)
+
+    patch.setattr(owner, name, call)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from smddp.checkpoint.stores.directory import DirectoryStore
 from smddp.checkpoint.stores.store import CommitListener
 from smddp.distributed import Ranks
 from smddp.errors import CheckpointError
-from tests.interrupts import handler_error
+from tests.interrupts import alarm_at_the_first_call, handler_error
 
 NewRun = Callable[..., Any]
 
@@ -393,14 +392,7 @@ def test_a_stop_that_kills_the_loaders_workers_too_waits_for_the_save_all_the_sa
     run = new_run()
     run.begin_save(1)
     assert slow_disk.reached.wait(60)
-    wait, once = BackgroundTask.wait, threading.Lock()
-
-    def interrupted(task: BackgroundTask[Any], timeout: float | None = None) -> bool:
-        if once.acquire(blocking=False):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)  # not before somebody waits
-        return wait(task, timeout)
-
-    monkeypatch.setattr(BackgroundTask, "wait", interrupted)
+    alarm_at_the_first_call(monkeypatch, BackgroundTask, "wait")
     with handler_error(60, then=slow_disk.may_go_on.set):
         run.checkpointer.make_durable(Moment(step=1), seconds=60)
     assert run.checkpointer.newest == (1, 0)

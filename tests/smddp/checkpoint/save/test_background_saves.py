@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ import pytest
 from smddp.checkpoint.save.attempt import Moment, SaveReport
 from smddp.checkpoint.save.background_saves import BackgroundSaves, BackgroundTask
 from smddp.errors import CheckpointError
-from tests.interrupts import HandlerError, handler_error
+from tests.interrupts import HandlerError, alarm_at_the_first_call, handler_error
 
 if TYPE_CHECKING:
     from smddp.checkpoint.save.rank_saver import RankSaver
@@ -251,14 +250,7 @@ def test_an_error_of_a_signal_s_handler_waits_for_the_earlier_save_all_the_same(
 
     monkeypatch.setattr(Instant, "save", save_late)
     saves.save(cast("RankSaver", Instant()), Moment(step=1), None)
-    wait, once = BackgroundTask.wait, threading.Lock()
-
-    def interrupted(task: BackgroundTask[Any], timeout: float | None = None) -> bool:
-        if once.acquire(blocking=False):
-            signal.setitimer(signal.ITIMER_REAL, 0.1)  # not before somebody waits
-        return wait(task, timeout)
-
-    monkeypatch.setattr(BackgroundTask, "wait", interrupted)
+    alarm_at_the_first_call(monkeypatch, BackgroundTask, "wait")
     with pytest.raises(HandlerError), handler_error(60, then=go.set):
         saves.save(cast("RankSaver", Instant()), Moment(step=2), None)
     report = saves.wait()
