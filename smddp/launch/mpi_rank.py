@@ -5,8 +5,8 @@
    MPI's own variables for the rank stay.
 2. mpirun copies what a rank writes, write by write, and unbuffered Python writes a line and its newline separately: two
    ranks that print at once would share a line. mpirun gives each rank a terminal as standard output, to which Python
-   writes whole lines at once unless it is unbuffered. So PYTHONUNBUFFERED is removed if there is a terminal. If
-   more than 4 KiB wait for mpirun, another rank's line may still cut one.
+   writes whole lines at once unless it is unbuffered. So PYTHONUNBUFFERED is removed if there is a terminal. If more
+   than 4 KiB wait for mpirun, another rank's line may still cut one.
 
 mpirun starts this file by its path, so it imports nothing outside the standard library.
 """

@@ -61,7 +61,8 @@ class NodeLines:
         self._lock = threading.Lock()
         self._failure: JobFailure | None = None
         self._settled = threading.Event()
-        self._first_left = threading.Event()
+        self._first_ended = threading.Event()
+        self._first_parted = False
         self._lines: dict[int, socket.socket] = {}
         self._connected = threading.Semaphore(0)
         self._listener: socket.socket | None = None
@@ -113,7 +114,7 @@ class NodeLines:
 
     def first_has_left(self, seconds: float = 0.0) -> bool:
         """Return whether the first node, with its store, ended after it parted; wait at most ``seconds``."""
-        return self._first_left.wait(seconds)
+        return self._first_ended.wait(seconds) and self._first_parted
 
     def await_others(self, seconds: float) -> None:
         """Wait until all other agents have ended, at most ``seconds``: they still need the first node's store."""
@@ -176,10 +177,10 @@ class NodeLines:
                 self._failure = JobFailure(**said)
                 self._settled.set()
                 self._tell_failed()
+        self._first_parted = parted
+        self._first_ended.set()  # after `_first_parted`, which its waiter reads
         self._settled.set()  # a lost first node decides nothing
-        if parted:
-            self._first_left.set()
-        else:
+        if not parted:
             self._lost_first()
 
     def _tell_failed(self) -> None:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class OpenRun:
     """A run from its beginning to its script's end, which may outlive its trainer: its checkpoints and progress.
 
-    As a context it ends the saves: after success once all are durable, with an exception within a few seconds.
+    As a context it ends the saves: after success once all are durable, with an exception after ten seconds at most.
     """
 
     def __init__(self, job: Job, checkpointer: Checkpointer, progress: Progress, clock: PartClock) -> None:
@@ -194,7 +194,7 @@ class ActiveRuns:
     def until_script_ends(self, saves: ExitStack, views: ExitStack) -> Iterator[None]:
         """Attach the saves and the view of every run that begins in this context to two stacks.
 
-        Closing ``saves`` after success waits until the last checkpoints are durable; with an exception, some seconds
+        Closing ``saves`` after success waits until the last checkpoints are durable; with an exception, ten seconds
         at most. After success, close ``views`` later: what a view tells of the end depends on the saves.
         """
         self._saves, self._views, Checkpointer.observe = saves, views, self._observe

@@ -34,7 +34,7 @@ _STEADY_SECONDS = 60.0
 """A longer run resets the count of restarts."""
 _POLL_SECONDS = 0.02
 _RELEASE_SECONDS = 2.0
-"""Time in which a platform that is just ending unlocks its data. A user who names a directory in use waits, too."""
+"""Time in which a platform that is just ending unlocks its data. A start on a directory in use waits as long."""
 
 
 class SeaweedFS:

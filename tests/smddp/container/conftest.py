@@ -14,6 +14,16 @@ from typing import Any
 
 import pytest
 
+LEAVES_AN_ORPHAN = """
+import os, subprocess, time
+left = subprocess.check_output(["sh", "-c", "sleep 0.1 >&- 2>&- & echo $!"], text=True).strip()
+end = time.monotonic() + 20
+while os.path.exists(f"/proc/{left}") and time.monotonic() < end:  # a zombie is there, too
+    time.sleep(0.01)
+print(os.path.exists(f"/proc/{left}"))
+"""
+"""A program that leaves an orphan, and prints whether it stays, be it as a zombie, for 20 s."""
+
 
 class OptMl:
     """Writes what the platform would write, and runs the program as an image does."""

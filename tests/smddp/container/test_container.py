@@ -14,6 +14,7 @@ import pytest
 
 from smddp.process.process_tree import started
 from tests.ports import free_port
+from tests.smddp.container.conftest import LEAVES_AN_ORPHAN
 
 STOPPABLE = """
 import os, signal, sys, time
@@ -191,15 +192,7 @@ def test_outside_a_container_nothing_is_written(tmp_path):
 
 @pytest.mark.namespaces
 def test_as_the_first_process_it_reaps_what_the_job_leaves_behind(opt_ml):
-    script = """
-import os, subprocess, time
-left = subprocess.check_output(["sh", "-c", "sleep 0.1 >&- 2>&- & echo $!"], text=True).strip()
-end = time.monotonic() + 20
-while os.path.exists(f"/proc/{left}") and time.monotonic() < end:  # a zombie is there, too
-    time.sleep(0.01)
-print(os.path.exists(f"/proc/{left}"))
-"""
-    opt_ml.code("train.py", script).hyperparameters(sagemaker_program="train.py")
+    opt_ml.code("train.py", LEAVES_AN_ORPHAN).hyperparameters(sagemaker_program="train.py")
     isolate = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount", "--mount-proc"]
     command = [*isolate, sys.executable, "-m", "smddp.container"]
     done = subprocess.run(command, env=opt_ml.environ(), capture_output=True, text=True, timeout=60)

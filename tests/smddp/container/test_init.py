@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.smddp.container.conftest import LEAVES_AN_ORPHAN
+
 RANK = """
 import os, signal, sys, time
 stop = []
@@ -287,16 +289,7 @@ def test_a_rank_that_outlives_its_launchers_is_waited_for(container):
 
 
 def test_orphans_are_reaped_and_the_program_s_end_is_the_end(container):
-    orphan = """
-import os, subprocess, time
-left = subprocess.check_output(["sh", "-c", "sleep 0.1 >&- 2>&- & echo $!"], text=True).strip()
-end = time.monotonic() + 20
-while os.path.exists(f"/proc/{left}") and time.monotonic() < end:  # a zombie is there, too
-    time.sleep(0.01)
-print(os.path.exists(f"/proc/{left}"))
-raise SystemExit(7)
-"""
-    first = container.start(sys.executable, "-c", orphan)
+    first = container.start(sys.executable, "-c", f"{LEAVES_AN_ORPHAN}raise SystemExit(7)")
     assert first.wait(timeout=60) == 7
     assert first.stdout.read() == "False\n", first.stderr.read()
 

@@ -81,7 +81,7 @@ def test_a_node_that_is_lost_is_told_to_the_others_by_its_name(nodes):
 def test_the_loss_of_the_first_node_is_told_to_its_callers(nodes, losses):
     end(nodes[0])
     wait_for(lambda: sorted(losses) == [1, 2])
-    assert not nodes[1].first_has_left()
+    assert not nodes[1].first_has_left(600.0)  # at once
 
 
 def test_the_first_node_can_wait_for_the_others_end_and_for_no_longer(nodes):

@@ -182,6 +182,8 @@ class HostContainer:
             notes.append(note.strip())
             if note.startswith("die"):
                 break
+        else:
+            logger.warning("%s: who ended it is not known, because Docker's events do not tell its end", self._name)
         late.cancel()
         events.kill()
         events.communicate()

@@ -277,6 +277,21 @@ def test_a_kill_that_docker_notes_late_is_known(
     assert host.wait() == Exit(code=137, lost="its container was killed from outside (exit code 137)")
 
 
+def test_a_docker_that_does_not_tell_who_ended_a_container_is_told(
+    enter: Enter, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_docker(tmp_path / "bin", f'[ "$1" = events ] && exit 1; exec {shutil.which("docker")} "$@"')
+    monkeypatch.setattr(docker_program, "program", lambda: str(tmp_path / "bin" / "docker"))
+    host = start(enter(), "sleep", "60")
+    docker("kill", container_of(job))
+    said(host)
+    end = host.wait()
+    assert end is not None
+    assert end.lost is not None
+    assert end.lost.startswith("its container ended with 137")
+    assert "who ended it is not known, because Docker's events do not tell its end" in caplog.text
+
+
 def test_a_program_that_chose_the_exit_code_of_a_kill_is_not_said_to_be_killed(enter: Enter) -> None:
     host = start(enter(), "sh", "-c", "exit 137")
     assert said(host) == ""
